@@ -1,0 +1,244 @@
+"""The typed schema of a run's configuration, and the rules between its fields.
+
+Only the launcher composes and checks; every other process reads the resolved result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from gbactl.errors import ConfigError
+
+ROW_L2_SCOPES = ("touched", "all")
+MODES = ("sync", "async", "gba")
+
+
+@dataclass
+class ModeConfig:
+    """How gradients meet parameters (ALGORITHMS section 1)."""
+
+    name: str = "sync"
+    local_batch: int | None = None
+    prefetch: int = 1
+    decay: str = "hard"
+    iota: float = 3
+    decay_rate: float = 0.5
+    divisor: str = "M"
+    sparse_divisor: str = "global"
+
+
+@dataclass
+class ClusterConfig:
+    """Processes, where they listen and how they talk."""
+
+    name: str = "local"
+    workers: int = 4
+    servers: int = 2
+    transport: str = "shm"
+    bind: str = "127.0.0.1"
+    threads: int | None = None
+    start_timeout: float = 60.0
+
+
+@dataclass
+class CollectiveConfig:
+    """The all-reduce behind `sync`."""
+
+    name: str = "horovod"
+    cycle_time_ms: float = 3.0
+    buckets: int = 1
+
+
+@dataclass
+class ModelConfig:
+    """A click model over looked-up rows."""
+
+    name: str = "deepfm"
+    dim: int = 16
+    hidden: list[int] = field(default_factory=lambda: [400, 400, 400])
+    dropout: float = 0.0
+    batch_norm: bool = False
+    batch_norm_momentum: float = 0.1
+    init_scale: float = 0.01
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate as a function of progress p (global batches finished), never of k."""
+
+    name: str = "constant"
+    warmup: float = 0.0
+    total: float = 0.0
+    floor: float = 0.0
+
+
+@dataclass
+class OptimConfig:
+    """One optimizer for dense block and rows; `row_lr` overrides the rate of rows."""
+
+    name: str = "adam"
+    lr: float = 1e-3
+    row_lr: float | None = None
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    initial_accumulator: float = 0.0
+    weight_decay: float = 0.0
+    row_weight_decay: float = 0.0
+    row_l2: str = "touched"
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+
+@dataclass
+class TrainConfig:
+    """What is trained on, for how long, and when it is judged."""
+
+    global_batch: int = 2048
+    epochs: int = 1
+    patience: int = 0
+    shuffle: bool = False
+    eval_batch: int = 2048
+    days: int | None = None
+    max_eval_samples: int | None = None
+
+
+@dataclass
+class TrackingConfig:
+    """MLflow: where, and under which experiment."""
+
+    uri: str | None = None
+    experiment: str = "gbactl"
+    run_name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    enabled: bool = True
+
+
+@dataclass
+class RunConfig:
+    """A whole run. `data` stays open: each reader validates its own options."""
+
+    mode: ModeConfig = field(default_factory=ModeConfig)
+    data: dict[str, Any] = field(default_factory=dict)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    collective: CollectiveConfig = field(default_factory=CollectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    seed: int = 0
+    precision: str = "fp32"
+    run_dir: str | None = None
+
+    @property
+    def local_batch(self) -> int:
+        """B_a: samples in one worker's gradient (default G / workers)."""
+        if self.mode.local_batch is not None:
+            return self.mode.local_batch
+        return self.train.global_batch // max(1, self.cluster.workers)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """M = G / B_a."""
+        return self.train.global_batch // self.local_batch
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of one worker."""
+        import os
+
+        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.cluster.workers)
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+def _choice(key: str, value: str, options: tuple[str, ...]) -> None:
+    _require(value in options, f"{key}={value} is not known; type {key}= one of: {', '.join(options)}.")
+
+
+def _check_batches(cfg: RunConfig) -> None:
+    total, workers, local = cfg.train.global_batch, cfg.cluster.workers, cfg.mode.local_batch
+    _require(total > 0, "train.global_batch must be a positive number of samples.")
+    if local is None:
+        _require(
+            total % workers == 0,
+            f"train.global_batch={total} cannot be shared by cluster.workers={workers}; type "
+            f"train.global_batch={-(-total // workers) * workers} or set mode.local_batch.",
+        )
+        return
+    _require(
+        local > 0 and total % local == 0,
+        f"train.global_batch={total} is not a multiple of mode.local_batch={local}; type "
+        f"train.global_batch={max(1, -(-total // max(1, local))) * max(1, local)}.",
+    )
+    if cfg.mode.name == "sync":
+        _require(
+            total == local * workers,
+            f"mode=sync needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
+            f"not {total}; leave mode.local_batch out or type train.global_batch={local * workers}.",
+        )
+
+
+def check(cfg: RunConfig) -> RunConfig:
+    """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
+    _choice("mode.name", cfg.mode.name, MODES)
+    _choice("mode.decay", cfg.mode.decay, ("hard", "inverse", "exp"))
+    _choice("mode.divisor", cfg.mode.divisor, ("M", "accepted"))
+    _choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
+    _choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
+    _choice("collective", cfg.collective.name, ("horovod", "gloo"))
+    _choice("precision", cfg.precision, ("fp32", "bf16"))
+    _choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
+    _choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
+    _choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
+    _choice("model.name", cfg.model.name, ("deepfm", "wide_deep"))
+    _require(cfg.cluster.workers >= 1, "cluster.workers must be at least 1.")
+    _require(cfg.cluster.servers >= 1, "cluster.servers must be at least 1.")
+    _require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
+    _require(cfg.mode.iota >= 0, "mode.iota must be 0 or more (use mode.iota=inf for bsp's weights).")
+    _require(cfg.optim.lr > 0, "optim.lr must be positive.")
+    _require(cfg.train.epochs >= 1, "train.epochs must be at least 1.")
+    _require(cfg.train.eval_batch >= 1, "train.eval_batch must be at least 1.")
+    _require(0 <= cfg.model.dropout < 1, "model.dropout must be in [0, 1).")
+    _check_batches(cfg)
+    return cfg
+
+
+def to_dict(cfg: RunConfig) -> dict[str, Any]:
+    """Plain containers, for the resolved file and for MLflow's params."""
+    return dataclasses.asdict(cfg)
+
+
+def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(known))
+    _require(not unknown, f"{path or 'the configuration'} has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
+    nested = {
+        "mode": ModeConfig, "model": ModelConfig, "optim": OptimConfig, "cluster": ClusterConfig,
+        "collective": CollectiveConfig, "train": TrainConfig, "tracking": TrackingConfig,
+        "schedule": ScheduleConfig,
+    }  # fmt: skip
+    made = {
+        key: _build(nested[key], value, f"{path}{key}.") if key in nested else value
+        for key, value in values.items()
+    }
+    return cls(**made)
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Build and check a run's configuration from plain containers. Raises ConfigError."""
+    cfg: RunConfig = _build(RunConfig, values, "")
+    return check(cfg)
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'a': {'b': 1}} -> {'a.b': 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return flat

@@ -1,0 +1,50 @@
+"""The exception tree: one sentence a user can act on, and an exit code.
+
+Everything a user can cause is a GbactlError; anything else that escapes is a bug and shows a traceback.
+"""
+
+from __future__ import annotations
+
+
+class GbactlError(Exception):
+    """A failure that is explained in one sentence. Exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(GbactlError):
+    """The command line or the configuration is wrong. Exit code 2."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration value, or a combination of values, that cannot work."""
+
+
+class DataError(GbactlError):
+    """Input data that is missing, malformed or damaged; names file and line."""
+
+
+class MissingDependencyError(GbactlError):
+    """An optional library is asked for and is not installed."""
+
+
+class ClusterError(GbactlError):
+    """A process of the run died, hung or could not be started."""
+
+
+class AccountingError(ClusterError):
+    """read = trained + decayed + lost does not hold."""
+
+
+class WireError(GbactlError):
+    """A frame that is malformed, not authenticated, or out of bounds."""
+
+
+class TrackingError(GbactlError):
+    """The tracking store cannot be reached or created."""
+
+
+class EventLogError(GbactlError):
+    """An event log that is damaged or of another version."""

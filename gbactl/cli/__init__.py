@@ -1,0 +1,74 @@
+"""The `gbactl` command: verbs are found by name and imported only when one is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from gbactl import __version__
+from gbactl.errors import GbactlError
+
+VERBS = {
+    "train": "train a click model on a cluster in one of the modes",
+    "report": "compare runs: mean, deviation, paired differences",
+    "data": "prepare and describe data sets",
+    "doctor": "check this machine: what is there, what to do",
+    "ui": "open the MLflow UI on the right store",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose verbs live in gbactl.cli.<verb> as `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"gbactl.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "--version", prog_name="gbactl")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Which distributed training mode should this model run in, on this cluster?
+
+    \b
+    First steps:
+      gbactl doctor                               what this machine can do
+      gbactl train experiment=smoke mode=gba      a first run, 20 seconds
+      gbactl report                               compare what has been run
+    """
+    if debug:
+        os.environ["GBACTL_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line; a GbactlError becomes one sentence and its exit code."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.exceptions.Abort:
+        click.echo("gbactl: stopped.", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except GbactlError as error:
+        if os.environ.get("GBACTL_DEBUG"):
+            raise
+        click.echo(f"gbactl: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("gbactl: stopped by Ctrl-C; what was logged is kept.", err=True)
+        sys.exit(130)

@@ -1,0 +1,33 @@
+"""`gbactl train`: Hydra overrides in, one run (or a sweep) out."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    "train",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["-h", "--help"]},
+)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def command(overrides: tuple[str, ...]) -> None:
+    """Train a click model; OVERRIDES are Hydra's (key=value, group=option).
+
+    \b
+    gbactl train experiment=smoke mode=gba
+    gbactl train mode=gba data=criteo data.path=day_0.gz cluster.workers=4 seed=3
+    gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
+    gbactl train --cfg job                              the configuration, not run
+    gbactl train --info                                 Hydra's own information
+
+    \b
+    Groups: mode data model optim cluster collective tracking experiment
+    Keys:   train.global_batch  mode.local_batch  cluster.workers
+            cluster.servers  seed  precision  run_dir  (all: --cfg job)
+
+    On a pipe the last line printed is the result as JSON.
+    """
+    from gbactl.compose import run_hydra
+    from gbactl.launch.run import train
+
+    run_hydra(list(overrides), train)

@@ -1,0 +1,132 @@
+"""The all-reduce behind `sync` as one small interface, and the buckets a vector is cut into.
+
+A dense gradient is one flat float32 vector. It is summed in place over all ranks, in pieces
+("buckets") that are fixed and named for the whole run: nothing is fused or reordered by timing, so the
+same inputs give the same bits every time. Cost: one message round per bucket; a bucket can be started
+while the backward pass still fills the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+ALIGN = 16  # floats: bucket edges fall on cache lines
+
+
+class Handle(Protocol):
+    """What start() returns; only wait() of the same collective understands it."""
+
+
+class Collective(Protocol):
+    """Sums of float32 vectors over the ranks of one group.
+
+    Every rank must start the same names with the same lengths in the same order. A name stands for one
+    length for the life of the collective. Buffers are 1-D contiguous float32, NumPy arrays or CPU torch
+    tensors, and may not be touched between start() and wait().
+    """
+
+    rank: int
+    size: int
+
+    def start(self, name: str, buffer: Any) -> Any:
+        """Begin summing `buffer` (f32[n]) over the ranks and return a handle at once."""
+
+    def wait(self, handle: Any) -> None:
+        """Block until the buffer holds the sum. Raises ClusterError when a peer is gone."""
+
+    def close(self) -> None:
+        """Leave the group and release sockets, threads and memory. Idempotent."""
+
+
+def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
+    """Sum `buffer` in place and block: start() and wait() in one."""
+    collective.wait(collective.start(name, buffer))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Fixed cuts of a flat vector: bucket i is [edges[i], edges[i+1]) and is called `name.i`."""
+
+    name: str
+    edges: tuple[int, ...]
+
+    @classmethod
+    def even(cls, name: str, length: int, count: int) -> Buckets:
+        """`count` pieces of nearly equal length (fewer when the vector is very short)."""
+        blocks = -(-length // ALIGN)
+        count = max(1, min(count, blocks))
+        edges = [min(length, ALIGN * (blocks * i // count)) for i in range(count)]
+        return cls(name, (*edges, length))
+
+    @classmethod
+    def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
+        """At most `count` pieces whose edges fall between parameters, of nearly equal length.
+
+        `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the
+        vector from its end, so the last bucket is ready first.
+        """
+        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+        total = int(ends[-1]) if len(ends) else 0
+        wanted = [total * (i + 1) / count for i in range(count - 1)]
+        inner = {int(ends[np.abs(ends - at).argmin()]) for at in wanted}
+        return cls(name, (0, *sorted(inner - {0, total}), total))
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def label(self, index: int) -> str:
+        """The collective's name of bucket `index`."""
+        return f"{self.name}.{index}"
+
+    def piece(self, buffer: Any, index: int) -> Any:
+        """The view of `buffer` that is bucket `index`."""
+        return buffer[self.edges[index] : self.edges[index + 1]]
+
+    def start(self, collective: Collective, buffer: Any) -> list[Any]:
+        """Start every bucket of `buffer` (f32[edges[-1]]), last one first: the order of a backward pass."""
+        order = reversed(range(len(self)))
+        return [collective.start(self.label(i), self.piece(buffer, i)) for i in order]
+
+    def all_reduce_sum(self, collective: Collective, buffer: Any) -> None:
+        """Sum the whole of `buffer` in place and block."""
+        for handle in self.start(collective, buffer):
+            collective.wait(handle)
+
+
+def as_array(buffer: Any) -> Vector:
+    """A NumPy view of the caller's memory (never a copy). Raises ValueError for anything else."""
+    array = buffer if isinstance(buffer, np.ndarray) else buffer.detach().numpy()
+    if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise ValueError(f"a collective sums contiguous float32[n], not {array.dtype}{list(array.shape)}")
+    return array
+
+
+def as_tensor(buffer: Any) -> Any:
+    """A torch view of the caller's memory (never a copy). Raises ValueError for anything else."""
+    import torch
+
+    return torch.from_numpy(as_array(buffer))
+
+
+class Single:
+    """A group of one rank: every sum is already there."""
+
+    rank = 0
+    size = 1
+
+    def start(self, name: str, buffer: Any) -> Any:
+        """Check the buffer; there is nothing to sum."""
+        as_array(buffer)
+        return name
+
+    def wait(self, handle: Any) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,56 @@
+"""From a configured name to the launcher's rendezvous and the worker's collective.
+
+    launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
+                   spawn(env={**os.environ, **meeting.environment(rank)})
+    worker:    collective = connect()
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gbactl.collective.base import Collective, Single
+from gbactl.collective.gloo import GlooRendezvous
+from gbactl.collective.meeting import Meeting
+from gbactl.collective.rendezvous import HorovodRendezvous
+from gbactl.errors import ConfigError
+
+NAMES = ("horovod", "gloo")
+
+
+def open_rendezvous(
+    name: str,
+    size: int,
+    run_dir: Path,
+    bind: str = "127.0.0.1",
+    cycle_time_ms: float = 3.0,
+    timeout: float = 30.0,
+) -> Meeting:
+    """Start the launcher's side for `size` ranks; `timeout` is in seconds.
+
+    Raises MissingDependencyError when Horovod is asked for and is not there, ConfigError for an unknown
+    name, ClusterError when `bind` cannot be bound.
+    """
+    if name == "horovod":
+        return HorovodRendezvous(size, bind, cycle_time_ms, timeout)
+    if name == "gloo":
+        return GlooRendezvous(size, bind, run_dir, timeout)
+    raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
+
+
+def connect() -> Collective:
+    """Join the group described by this process's environment. A process outside any group is alone.
+
+    Raises ClusterError when the ring does not form.
+    """
+    name = os.environ.get("GBACTL_COLLECTIVE", "")
+    if name == "horovod":
+        from gbactl.collective.horovod import HorovodCollective
+
+        return HorovodCollective()
+    if name == "gloo":
+        from gbactl.collective.gloo import GlooCollective
+
+        return GlooCollective(os.environ)
+    return Single()

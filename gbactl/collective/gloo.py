@@ -1,0 +1,105 @@
+"""The all-reduce on torch.distributed (Gloo): the second implementation, which needs no build.
+
+Cost: one ring all-reduce per bucket, run by torch's own threads, no polling cycle. The ranks find each
+other through a file in the run's private directory, never through a port that anyone can reach.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gbactl.collective.base import as_tensor
+from gbactl.collective.meeting import Meeting, interface_of
+from gbactl.errors import ClusterError
+
+STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a dead peer is noticed at once
+
+
+class GlooRendezvous(Meeting):
+    """A store file with a random name in the run directory (0700), and a per-run key inside it."""
+
+    def __init__(self, size: int, bind: str, run_dir: Path, timeout: float) -> None:
+        self.size, self.timeout = size, timeout
+        self.interface = interface_of(bind)
+        self.secret = secrets.token_hex(16)
+        folder = run_dir / "rendezvous"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = folder / f"gloo-{secrets.token_hex(4)}"
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """See Meeting.environment."""
+        return {
+            "GBACTL_COLLECTIVE": "gloo",
+            "GBACTL_RANK": str(rank),
+            "GBACTL_SIZE": str(self.size),
+            "GBACTL_GLOO_STORE": str(self.path.absolute()),
+            "GBACTL_GLOO_KEY": self.secret,
+            "GBACTL_COLLECTIVE_TIMEOUT": str(self.timeout),
+            "GLOO_SOCKET_IFNAME": self.interface,
+        }
+
+    def close(self) -> None:
+        """See Meeting.close."""
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Handle:
+    name: str
+    work: Any
+    tensor: Any
+
+
+class GlooCollective:
+    """The default process group of this process. One instance a process."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import FileStore, PrefixStore
+
+        self._dist = dist
+        self.rank = int(environment["GBACTL_RANK"])
+        self.size = int(environment["GBACTL_SIZE"])
+        store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
+        store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(environment["GBACTL_GLOO_KEY"], store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=STEP_TIMEOUT,
+            )
+        except Exception as error:
+            raise ClusterError("torch.distributed could not form its ring; see the worker's log.") from error
+        self._open = True
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        """See Collective.start."""
+        tensor = as_tensor(buffer)
+        try:
+            work = self._dist.all_reduce(tensor, async_op=True)
+        except Exception as error:
+            raise self._failure(name) from error
+        return _Handle(name, work, tensor)
+
+    def wait(self, handle: _Handle) -> None:
+        """See Collective.wait."""
+        try:
+            handle.work.wait()
+        except Exception as error:
+            raise self._failure(handle.name) from error
+
+    def _failure(self, name: str) -> ClusterError:
+        return ClusterError(f"all-reduce {name} failed on rank {self.rank}: another rank is gone.")
+
+    def close(self) -> None:
+        """See Collective.close."""
+        if self._open:
+            self._open = False
+            self._dist.destroy_process_group()

@@ -1,0 +1,84 @@
+"""The all-reduce on Horovod (Gloo operations over TCP between the ranks).
+
+Horovod is told not to fuse (HOROVOD_FUSION_THRESHOLD=0): fusion groups whatever happens to be ready, so
+it would change the order of sums from run to run. Cost: a background thread wakes every cycle, so a
+bucket waits on average half a cycle to be noticed, and a short cycle steals the cores from the compute.
+The environment comes from HorovodRendezvous.environment(); see rendezvous.py.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gbactl.collective.base import as_tensor
+from gbactl.errors import ClusterError, MissingDependencyError
+
+POLL_SECONDS = 5e-5
+HOW_TO_GET_IT = (
+    "collective=horovod needs Horovod, which cannot be imported here ({reason}); type `make install` in the "
+    "source tree or `pip install --no-build-isolation 'gbactl[horovod]'`, or use collective=gloo."
+)
+
+
+def missing(reason: BaseException | str) -> MissingDependencyError:
+    """The one sentence for a machine without Horovod."""
+    return MissingDependencyError(HOW_TO_GET_IT.format(reason=str(reason).splitlines()[0].rstrip(".")))
+
+
+def import_horovod() -> Any:
+    """horovod.torch. Raises MissingDependencyError, also for a build against another torch."""
+    try:
+        import horovod.torch as hvd
+    except Exception as error:  # a wheel built for another torch raises all kinds of things
+        raise missing(error or type(error).__name__) from error
+    return hvd
+
+
+@dataclass(frozen=True)
+class _Handle:
+    name: str
+    number: int
+    tensor: Any  # keeps the memory alive until wait()
+
+
+class HorovodCollective:
+    """One Horovod process = one rank. One instance a process."""
+
+    def __init__(self) -> None:
+        self._hvd = import_horovod()
+        try:
+            self._hvd.init()
+        except Exception as error:
+            raise ClusterError("Horovod could not form its ring; see the worker's log.") from error
+        self.rank: int = self._hvd.rank()
+        self.size: int = self._hvd.size()
+        self._open = True
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        """See Collective.start."""
+        tensor = as_tensor(buffer)
+        try:
+            number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
+        except Exception as error:
+            raise self._failure(name) from error
+        return _Handle(name, number, tensor)
+
+    def wait(self, handle: _Handle) -> None:
+        """See Collective.wait. Polls at 50 us: Horovod's own wait sleeps a whole millisecond at a time."""
+        try:
+            while not self._hvd.poll(handle.number):
+                time.sleep(POLL_SECONDS)
+            self._hvd.synchronize(handle.number)
+        except Exception as error:
+            raise self._failure(handle.name) from error
+
+    def _failure(self, name: str) -> ClusterError:
+        return ClusterError(f"all-reduce {name} failed on rank {self.rank}: another rank is gone.")
+
+    def close(self) -> None:
+        """See Collective.close."""
+        if self._open:
+            self._open = False
+            self._hvd.shutdown()

@@ -1,0 +1,49 @@
+"""What every rendezvous offers the launcher, and which network interface carries an address."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from typing import Self
+
+from gbactl.errors import ClusterError
+
+SIOCGIFADDR = 0x8915
+
+
+class Meeting:
+    """The launcher's handle on a group that forms: one environment per rank, a count of refusals."""
+
+    refused = 0
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What the process of `rank` needs in its environment before it starts."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop answering and release what is held. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _address(name: str) -> str:
+    """The IPv4 address of an interface, or '' when it has none (Linux)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that carries the IPv4 `address`. Raises ClusterError."""
+    for _, name in socket.if_nameindex():
+        if _address(name) == address:
+            return name
+    raise ClusterError(f"cluster.bind={address} is no address of this machine; type cluster.bind=127.0.0.1.")

@@ -1,0 +1,110 @@
+"""The in-memory twin: threads of one process, sums in rank order. For tests and the virtual backend.
+
+Costs one copy of each buffer and a condition variable; no sockets, no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gbactl.collective.base import Vector, as_array
+from gbactl.errors import ClusterError
+
+
+@dataclass
+class _Round:
+    parts: dict[int, Vector] = field(default_factory=dict)
+    total: Vector | None = None
+    taken: int = 0
+
+
+@dataclass(frozen=True)
+class _Handle:
+    key: tuple[str, int]
+    buffer: Vector
+
+
+class MemoryGroup:
+    """What the ranks share. `member(rank)` is that rank's Collective."""
+
+    def __init__(self, size: int, timeout: float = 30.0) -> None:
+        self.size = size
+        self.timeout = timeout
+        self.changed = threading.Condition()
+        self.rounds: dict[tuple[str, int], _Round] = {}
+        self.lengths: dict[str, int] = {}
+        self.gone: set[int] = set()
+
+    def member(self, rank: int) -> MemoryCollective:
+        """The collective of one rank, to be used from one thread."""
+        return MemoryCollective(self, rank)
+
+    def put(self, key: tuple[str, int], rank: int, part: Vector) -> None:
+        """File one rank's part; the last one to arrive sums all of them in rank order."""
+        with self.changed:
+            if self.lengths.setdefault(key[0], len(part)) != len(part):
+                raise ValueError(f"{key[0]} has {self.lengths[key[0]]} floats in this group, not {len(part)}")
+            entry = self.rounds.setdefault(key, _Round())
+            entry.parts[rank] = part
+            if len(entry.parts) == self.size:
+                entry.total = sum_in_rank_order([entry.parts[r] for r in range(self.size)])
+                self.changed.notify_all()
+
+    def take(self, key: tuple[str, int], out: Vector) -> None:
+        """Copy the sum out, waiting for the parts that miss. Raises ClusterError."""
+        deadline = time.monotonic() + self.timeout
+        with self.changed:
+            entry = self.rounds[key]
+            while entry.total is None:
+                left = deadline - time.monotonic()
+                missing = sorted(set(range(self.size)) - set(entry.parts))
+                if left <= 0 or self.gone & set(missing):
+                    raise ClusterError(f"rank {missing[0]} did not take part in all-reduce {key[0]}.")
+                self.changed.wait(left)
+            out[:] = entry.total
+            entry.taken += 1
+            if entry.taken == self.size:
+                del self.rounds[key]
+
+    def leave(self, rank: int) -> None:
+        """Tell those who wait that `rank` will not come."""
+        with self.changed:
+            self.gone.add(rank)
+            self.changed.notify_all()
+
+
+def sum_in_rank_order(parts: list[Vector]) -> Vector:
+    """((p0 + p1) + p2) + ... in float32."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        np.add(total, part, out=total)
+    return total
+
+
+class MemoryCollective:
+    """One rank of a MemoryGroup."""
+
+    def __init__(self, group: MemoryGroup, rank: int) -> None:
+        self.group, self.rank, self.size = group, rank, group.size
+        self._rounds: dict[str, int] = {}
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        """See Collective.start."""
+        array = as_array(buffer)
+        number = self._rounds.get(name, 0)
+        self._rounds[name] = number + 1
+        self.group.put((name, number), self.rank, array.copy())
+        return _Handle((name, number), array)
+
+    def wait(self, handle: _Handle) -> None:
+        """See Collective.wait."""
+        self.group.take(handle.key, handle.buffer)
+
+    def close(self) -> None:
+        """See Collective.close."""
+        self.group.leave(self.rank)

@@ -1,0 +1,151 @@
+"""Where the ranks find each other: the launcher's side of a collective.
+
+Horovod's own RendezvousServer binds every interface and answers anyone. This one binds ONE address
+(loopback by default) and answers only requests whose path starts with the run's secret; all others get
+403, are counted and touch nothing. Horovod's C++ client builds its URL as
+`http://$HOROVOD_GLOO_RENDEZVOUS_ADDR:$PORT/scope/key` and splits host, port and path at the first `/`, so
+an address of `127.0.0.1:4711/SECRET` makes it ask for `/SECRET:4711/scope/key` of port 4711: that is how
+the secret travels. What remains: the ring itself (Gloo over TCP) is neither authenticated nor encrypted;
+it listens on the interface of the bind address, loopback unless told otherwise, and a stranger would have
+to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
+Cost: one thread in the launcher, idle after the ring has formed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socketserver
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from gbactl.collective.horovod import missing
+from gbactl.collective.meeting import Meeting, interface_of
+from gbactl.errors import ClusterError
+
+MAX_BODY = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The fields of Horovod's SlotInfo that its server reads. One host: every rank is a local rank."""
+
+    size: int
+    local_rank: int
+    hostname: str = "localhost"
+
+    @property
+    def local_size(self) -> int:
+        return self.size
+
+    cross_size: int = 1
+
+
+def _handler(secret: str, refuse: Any) -> Any:
+    """A request handler class for one secret."""
+    from horovod.runner.http.http_server import RendezvousHandler
+
+    class Handler(RendezvousHandler):  # type: ignore[misc]
+        def _guarded(self, method: Any) -> None:
+            path: str = self.path
+            parts = path.split("/")
+            given = parts[1].rpartition(":")[0] if len(parts) == 4 else ""
+            length = self.headers.get("Content-Length", "0")
+            allowed = hmac.compare_digest(given.encode(), secret.encode())
+            if not allowed or not length.isdigit() or int(length) > MAX_BODY:
+                refuse()
+                self.close_connection = True
+                self.send_status_code(403)
+                return
+            self.path = "/".join(["", *parts[2:]])
+            method(self)
+
+        def do_GET(self) -> None:
+            self._guarded(RendezvousHandler.do_GET)
+
+        def do_PUT(self) -> None:
+            self._guarded(RendezvousHandler.do_PUT)
+
+        def do_DELETE(self) -> None:
+            self._guarded(RendezvousHandler.do_DELETE)
+
+        def do_HEAD(self) -> None:  # the base class would serve files
+            refuse()
+            self.send_status_code(403)
+
+    return Handler
+
+
+def _server(bind: str, handler: Any) -> Any:
+    """Horovod's HTTP server on one address and a port the kernel chooses."""
+    from horovod.runner.http.http_server import RendezvousHTTPServer
+
+    class Server(RendezvousHTTPServer):  # type: ignore[misc]
+        daemon_threads = True
+
+        def server_bind(self) -> None:
+            socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang
+
+    try:
+        return Server((bind, 0), handler, 0)
+    except OSError as error:
+        reason = error.strerror
+        raise ClusterError(f"cannot listen on {bind} ({reason}); type cluster.bind=127.0.0.1.") from error
+
+
+class HorovodRendezvous(Meeting):
+    """Horovod's RendezvousServer for one host, on one address, behind a per-run secret."""
+
+    def __init__(self, size: int, bind: str, cycle_time_ms: float, timeout: float) -> None:
+        try:
+            from horovod.runner.http.http_server import RendezvousServer
+        except ImportError as error:
+            raise missing(error) from error
+        self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
+        self.interface = interface_of(bind)
+        self.secret = secrets.token_hex(16)
+        self._lock = threading.Lock()
+        self._server: Any = RendezvousServer()
+        self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse))
+        self.port: int = httpd.server_address[1]
+        self._server.init([_Slot(size, rank) for rank in range(size)])
+        self._server._listen_thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        self._server._listen_thread.start()
+
+    def _refuse(self) -> None:
+        with self._lock:
+            self.refused += 1
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """See Meeting.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
+        values = {
+            "GBACTL_COLLECTIVE": "horovod",
+            "HOROVOD_RANK": rank,
+            "HOROVOD_SIZE": self.size,
+            "HOROVOD_LOCAL_RANK": rank,
+            "HOROVOD_LOCAL_SIZE": self.size,
+            "HOROVOD_CROSS_RANK": 0,
+            "HOROVOD_CROSS_SIZE": 1,
+            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": self.interface,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.bind}:{self.port}/{self.secret}",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": self.port,
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": int(self.timeout),
+            "HOROVOD_FUSION_THRESHOLD": 0,
+            "HOROVOD_CYCLE_TIME": self.cycle_time_ms,
+            "HOROVOD_AUTOTUNE": 0,
+            "HOROVOD_HIERARCHICAL_ALLREDUCE": 0,
+            "HOROVOD_ELASTIC": 0,
+            "HOROVOD_LOG_LEVEL": "error",
+        }
+        return {key: str(value) for key, value in values.items()}
+
+    def close(self) -> None:
+        """See Meeting.close."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+            server._httpd.server_close()

@@ -1,0 +1,67 @@
+"""AUC, log loss, normalised entropy and calibration over all predictions, in float64.
+
+A quantity that the data do not define (AUC of one class, calibration without a click) is nan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[Any]
+Probabilities = NDArray[Any]
+
+
+def _checked(labels: Labels, p: Probabilities) -> None:
+    if labels.shape != p.shape or labels.ndim != 1 or labels.size == 0:
+        raise ValueError(f"labels and p must be 1-D, not empty, of one length: {labels.shape}, {p.shape}")
+
+
+def _both_classes(labels: Labels) -> bool:
+    return bool(0 < np.count_nonzero(labels) < labels.size)
+
+
+def auc(labels: Labels, p: Probabilities) -> float:
+    """Exact area under the ROC curve of labels uint8[n] and p float32[n]; ties count a half."""
+    from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
+
+    _checked(labels, p)
+    return float(roc_auc_score(labels, p)) if _both_classes(labels) else math.nan
+
+
+def logloss(labels: Labels, p: Probabilities) -> float:
+    """Mean binary cross-entropy in nats. p is kept one float32 rounding away from 0 and 1."""
+    _checked(labels, p)
+    tiny = float(np.finfo(np.float32).eps)
+    kept = np.clip(p.astype(np.float64), tiny, 1.0 - tiny)
+    return float(-np.mean(np.log(np.where(labels > 0, kept, 1.0 - kept))))
+
+
+def ne(labels: Labels, p: Probabilities) -> float:
+    """Normalised entropy: log loss over that of always predicting the base rate. 1 is useless."""
+    _checked(labels, p)
+    if not _both_classes(labels):
+        return math.nan
+    rate = np.count_nonzero(labels) / labels.size
+    entropy = -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+    return logloss(labels, p) / entropy
+
+
+def calibration(labels: Labels, p: Probabilities) -> float:
+    """Mean prediction over mean label; 1 is perfect."""
+    _checked(labels, p)
+    clicks = np.count_nonzero(labels)
+    return float(np.sum(p, dtype=np.float64) / clicks) if clicks else math.nan
+
+
+def evaluate(labels: Labels, p: Probabilities) -> dict[str, float]:
+    """All four, by name."""
+    return {
+        "auc": auc(labels, p),
+        "logloss": logloss(labels, p),
+        "ne": ne(labels, p),
+        "calibration": calibration(labels, p),
+    }

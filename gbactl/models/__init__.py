@@ -1,0 +1,35 @@
+"""Click models over looked-up rows: the embedding lookup itself happens outside, in the kernels.
+
+Importing this package does not import torch; building a model does (1-2 s).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gbactl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gbactl.config import ModelConfig
+    from gbactl.models.base import ClickModel
+
+NAMES = ("deepfm", "wide_deep")
+
+
+def row_width(cfg: ModelConfig) -> int:
+    """W, the floats of one row: `dim` for the factors and the MLP, one first-order weight."""
+    return cfg.dim + 1
+
+
+def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
+    """A model for N numeric and F categorical fields; its start depends on `seed` alone.
+
+    Raises ConfigError for a name that is not known.
+    """
+    from gbactl.models.deepfm import DeepFM
+    from gbactl.models.wide_deep import WideDeep
+
+    known: dict[str, type[ClickModel]] = {"deepfm": DeepFM, "wide_deep": WideDeep}
+    if cfg.name not in known:
+        raise ConfigError(f"model.name={cfg.name} is not known; type model= one of: {', '.join(NAMES)}.")
+    return known[cfg.name](cfg, numeric, fields, seed)

@@ -1,0 +1,96 @@
+"""One flat float32 vector [P parameters | Q buffers] under a whole model: loading it is one memcpy.
+
+Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gbactl.models.base import ClickModel
+
+if TYPE_CHECKING:
+    from gbactl.store.dense import DenseSpec
+
+Vector = NDArray[np.float32]
+
+
+class FlatModel:
+    """Re-homes a model's parameters and batch-norm buffers into one vector, as views of it."""
+
+    def __init__(self, model: ClickModel) -> None:
+        self.model = model
+        self.parameters = list(model.parameters())
+        self._buffers = list(model.buffers())
+        self.params = sum(p.numel() for p in self.parameters)
+        self.buffers = sum(b.numel() for b in self._buffers)
+        self._flat = torch.empty(self.params + self.buffers, dtype=torch.float32)
+        self._numpy: Vector = self._flat.numpy()
+        self._spans = self._adopt()
+        self._initial = self._numpy.copy()
+        self._running = self._numpy[self.params :].copy()
+        self._gradients: tuple[Tensor, ...] = ()
+
+    def _adopt(self) -> list[tuple[int, int]]:
+        spans, low = [], 0
+        for tensor in (*self.parameters, *self._buffers):
+            high = low + tensor.numel()
+            view = self._flat[low:high].view(tensor.shape)
+            view.copy_(tensor.detach())
+            tensor.data = view
+            spans.append((low, high))
+            low = high
+        return spans
+
+    @property
+    def dense_spec(self) -> DenseSpec:
+        """P and Q for whoever stores the vector."""
+        from gbactl.store.dense import DenseSpec
+
+        return DenseSpec(params=self.params, buffers=self.buffers)
+
+    @property
+    def size(self) -> int:
+        """P + Q."""
+        return self.params + self.buffers
+
+    def initial(self) -> Vector:
+        """The vector as built, a copy of float32[P + Q]."""
+        return self._initial.copy()
+
+    def load(self, vector: Vector) -> None:
+        """Copy float32[P + Q] in; its Q part becomes the running statistics."""
+        if vector.shape != self._numpy.shape:
+            raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
+        np.copyto(self._numpy, vector)
+        if self.buffers:
+            np.copyto(self._running, vector[self.params :])
+
+    def restore_running(self) -> None:
+        """Put the loaded running statistics back where a training forward left a batch's own."""
+        if self.buffers:
+            np.copyto(self._numpy[self.params :], self._running)
+
+    def keep_gradients(self, gradients: tuple[Tensor, ...]) -> None:
+        """Hold one gradient per parameter, in order, until the next call."""
+        self._gradients = gradients
+
+    def gradient_into(self, out: Vector) -> None:
+        """Copy the last gradient, then the batch's batch-norm statistics, into out float32[P + Q].
+
+        After a batch of one sample the statistics are the running ones. ValueError if out has
+        another shape or nothing was computed.
+        """
+        if out.shape != self._numpy.shape:
+            raise ValueError(f"out has shape {out.shape}, not ({self.size},)")
+        if not self._gradients:
+            raise ValueError("no gradient was computed yet")
+        for (low, high), gradient in zip(self._spans, self._gradients, strict=False):
+            np.copyto(out[low:high].reshape(gradient.shape), gradient.numpy())
+        if self.buffers:
+            np.copyto(out[self.params :], self._numpy[self.params :])

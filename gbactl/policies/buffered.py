@@ -1,0 +1,65 @@
+"""Policies that apply every M gradients in the order in which they are announced."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from gbactl.policies.base import Grant, Member, Policy, Step
+
+
+class BufferedPolicy(Policy):
+    """Anyone takes the next batch at once; a step closes when `size` gradients were announced."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.buffer: list[Member] = []
+        self.size = self.buffer_size()
+
+    @abstractmethod
+    def buffer_size(self) -> int:
+        """How many gradients make a step."""
+
+    @abstractmethod
+    def factor(self, token_staleness: int) -> float:
+        """f: the weight of a full-sized gradient."""
+
+    def take(self, worker: int) -> Grant | None:
+        """The next batch in data order, re-issued ones first."""
+        fresh = not self.reissue
+        batch = self._next()
+        if batch is None:
+            return None
+        start = batch * self.phase.local_batch
+        token = self.token(batch if fresh else self.next_batch)
+        return self._lease(worker, Grant(batch, token, start, self.phase.size(batch)))
+
+    def token(self, batch: int) -> int:
+        """The global step for which a batch is handed out: k_0 + i // M."""
+        return self.phase.first_step + batch // self.size
+
+    def announce(self, worker: int, batch: int) -> list[Step]:
+        """Put the gradient into the buffer; a full buffer is a step. Duplicates count once."""
+        grant = self._return(worker, batch)
+        if grant is None:
+            return []
+        staleness = max(0, self.step - grant.token)
+        weight = self.factor(staleness) * (grant.samples / self.phase.local_batch)
+        self.buffer.append(Member(batch, worker, weight, grant.samples, staleness))
+        return [self._close()] if len(self.buffer) == self.size else []
+
+    def finish(self) -> list[Step]:
+        """What is left in the buffer is applied as the weighted mean over what is there."""
+        return [self._close()] if self.buffer else []
+
+    def _close(self) -> Step:
+        members, self.buffer = tuple(self.buffer), []
+        return self._emit(Step(self.step, members, self._divisor(members)))
+
+    def _divisor(self, members: tuple[Member, ...]) -> float:
+        """M; the accepted weights; or, in a step with less than M full batches, what is there."""
+        weights = sum(m.weight for m in members)
+        if self.options.divisor == "accepted" or len(members) < self.size:
+            return weights
+        if all(m.samples == self.phase.local_batch for m in members):
+            return float(self.size)
+        return sum(m.samples / self.phase.local_batch for m in members)

@@ -1,0 +1,28 @@
+"""f(staleness): how much a stale gradient still counts, following the idea of GBA."""
+
+from __future__ import annotations
+
+from gbactl.policies.base import PolicyOptions
+
+
+def hard(excess: float, _rate: float) -> float:
+    """1 up to iota, then 0."""
+    return 1.0 if excess <= 0 else 0.0
+
+
+def inverse(excess: float, _rate: float) -> float:
+    """1 / (1 + excess)."""
+    return 1.0 / (1.0 + max(0.0, excess))
+
+
+def exponential(excess: float, rate: float) -> float:
+    """rate ** excess."""
+    return rate ** max(0.0, excess)
+
+
+DECAYS = {"hard": hard, "inverse": inverse, "exp": exponential}
+
+
+def weight(staleness: int, options: PolicyOptions) -> float:
+    """The weight in [0, 1] of a gradient whose token is `staleness` steps old."""
+    return DECAYS[options.decay](staleness - options.iota, options.decay_rate)

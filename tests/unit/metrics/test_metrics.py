@@ -1,0 +1,91 @@
+"""Metrics against counting by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gbactl import metrics
+
+PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20)), min_size=2, max_size=40)
+
+
+def counted(labels: np.ndarray, p: np.ndarray) -> float:
+    pairs = [(a > b) + 0.5 * (a == b) for a in p[labels > 0] for b in p[labels == 0]]
+    return float(np.mean(pairs))
+
+
+@settings(deadline=None)  # the first call imports scikit-learn
+@given(PAIRS)
+def test_both_aucs_equal_counting_pairs(rows: list[tuple[int, int]]) -> None:
+    labels = np.array([row[0] for row in rows], np.uint8)
+    p = np.array([row[1] / 20 for row in rows], np.float32)
+    streaming = metrics.StreamingAuc(bins=1000)
+    streaming.add(labels, p)
+    if labels.min() == labels.max():
+        assert math.isnan(metrics.auc(labels, p))
+        assert math.isnan(streaming.value)
+        return
+    wanted = counted(labels, p)
+    assert metrics.auc(labels, p) == pytest.approx(wanted, abs=1e-12)
+    assert streaming.value == pytest.approx(wanted, abs=1e-12)
+
+
+def test_streaming_is_close_on_real_scores_and_merges() -> None:
+    draw = np.random.default_rng(0)
+    labels = (draw.random(20_000) < 0.3).astype(np.uint8)
+    p = (1 / (1 + np.exp(-draw.standard_normal(20_000) - labels))).astype(np.float32)
+    whole, left, right = (metrics.StreamingAuc() for _ in range(3))
+    whole.add(labels, p)
+    left.add(labels[:5000], p[:5000])
+    right.add(labels[5000:], p[5000:])
+    left.merge(right)
+    assert left.value == whole.value
+    assert whole.value == pytest.approx(metrics.auc(labels, p), abs=3e-6)
+    with pytest.raises(ValueError, match="bins"):
+        left.merge(metrics.StreamingAuc(bins=10))
+
+
+def test_streaming_refuses_what_is_no_probability() -> None:
+    streaming = metrics.StreamingAuc(bins=10)
+    streaming.add(np.array([1, 0], np.uint8), np.array([1.0, 0.0], np.float32))
+    assert streaming.value == 1.0
+    for bad in (1.5, -0.1, math.nan):
+        with pytest.raises(ValueError, match="p must lie"):
+            streaming.add(np.array([1], np.uint8), np.array([bad], np.float32))
+
+
+def test_by_hand() -> None:
+    labels, p = np.array([1, 0, 0, 0], np.uint8), np.array([0.5, 0.25, 0.25, 0.5], np.float64)
+    loss = -(math.log(0.5) + 2 * math.log(0.75) + math.log(0.5)) / 4
+    entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    got = metrics.evaluate(labels, p)
+    assert got["logloss"] == pytest.approx(loss)
+    assert got["ne"] == pytest.approx(loss / entropy)
+    assert got["calibration"] == pytest.approx(1.5)
+    assert got["auc"] == pytest.approx(2.5 / 3)
+
+
+def test_a_certain_and_wrong_prediction_costs_a_finite_amount() -> None:
+    got = metrics.logloss(np.array([0, 1], np.uint8), np.array([1.0, 0.0], np.float32))
+    assert got == pytest.approx(-math.log(np.finfo(np.float32).eps), rel=1e-6)
+
+
+def test_undefined_is_nan() -> None:
+    labels, p = np.zeros(3, np.uint8), np.full(3, 0.5, np.float32)
+    got = metrics.evaluate(labels, p)
+    assert math.isnan(got["auc"])
+    assert math.isnan(got["ne"])
+    assert math.isnan(got["calibration"])
+    assert got["logloss"] == pytest.approx(math.log(2))
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match="one length"):
+        metrics.logloss(np.zeros(2, np.uint8), np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="not empty"):
+        metrics.auc(np.zeros(0, np.uint8), np.zeros(0, np.float32))

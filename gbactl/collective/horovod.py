@@ -17,8 +17,9 @@ from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 5e-5
 HOW_TO_GET_IT = (
-    "collective=horovod needs Horovod, which cannot be imported here ({reason}); type `make install` in the "
-    "source tree or `pip install --no-build-isolation 'gbactl[horovod]'`, or use collective=gloo."
+    "collective=horovod needs Horovod, which cannot be imported here ({reason}); type `make install` in a "
+    "checkout or `python -m gbactl.install.horovod` elsewhere (it builds the extra gbactl[horovod]), or use "
+    "collective=gloo."
 )
 
 

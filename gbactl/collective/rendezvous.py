@@ -47,9 +47,10 @@ def _handler(secret: str, refuse: Any) -> Any:
     from horovod.runner.http.http_server import RendezvousHandler
 
     class Handler(RendezvousHandler):  # type: ignore[misc]
+        path: str
+
         def _guarded(self, method: Any) -> None:
-            path: str = self.path
-            parts = path.split("/")
+            parts = self.path.split("/")
             given = parts[1].rpartition(":")[0] if len(parts) == 4 else ""
             length = self.headers.get("Content-Length", "0")
             allowed = hmac.compare_digest(given.encode(), secret.encode())

@@ -1,0 +1,42 @@
+# Everything a checkout needs. `make help` is made of the comments behind each target.
+# Needs Python 3.11, a C++ compiler and cmake; the rest is installed into .venv.
+
+PYTHON ?= python3.11
+HOROVOD ?= yes
+BIN := .venv/bin
+FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
+
+.DEFAULT_GOAL := help
+.PHONY: demo install test test-slow check bench ui clean help
+
+demo: install ## install, train sync, async and gba on synthetic data, print the comparison (3 minutes)
+	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba
+	$(BIN)/gbactl report --where "tags.demo = '1'"
+	@echo "Every run is in MLflow: type 'make ui' and open the address it prints."
+
+install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it out); seconds when nothing changed
+	@$(PYTHON) -m gbactl.install $(FLAGS)
+
+test: install ## every test that is not marked slow
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: install ## the tests marked slow: quality gates, wheel, long runs
+	$(BIN)/python -m pytest -m slow
+
+check: install ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: install ## the speed ratios of the README, measured here
+	$(BIN)/python experiments/bench/run.py
+
+ui: install ## open the MLflow UI on the store of this directory
+	$(BIN)/gbactl ui
+
+clean: ## remove .venv, builds and caches (runs/ and mlflow.db stay)
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f gbactl/kernels/_native*.so
+	find gbactl tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

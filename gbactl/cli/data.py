@@ -1,0 +1,29 @@
+"""`gbactl data prepare | describe`: the data sets, apart from any training."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group("data")
+def command() -> None:
+    """Prepare and describe data sets (overrides as for `train`: data=criteo data.path=FILE)."""
+
+
+@command.command("prepare")
+@click.argument("overrides", nargs=-1)
+def prepare(overrides: tuple[str, ...]) -> None:
+    """Read or generate the data once, into its cache."""
+    from gbactl.data.commands import run_prepare
+
+    run_prepare(list(overrides))
+
+
+@command.command("describe")
+@click.argument("overrides", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def describe(overrides: tuple[str, ...], as_json: bool) -> None:
+    """Rows, days, CTR, fields with cardinalities and their skew."""
+    from gbactl.data.commands import run_describe
+
+    run_describe(list(overrides), as_json)

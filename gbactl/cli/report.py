@@ -1,0 +1,70 @@
+"""`gbactl report`: runs in MLflow side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+def _split(values: tuple[str, ...]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+@click.command("report", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--experiment", multiple=True, default=["gbactl"], show_default=True, help="May be repeated.")
+@click.option("--where", multiple=True, metavar="FILTER", help="MLflow's filter syntax; may be repeated.")
+@click.option(
+    "--by",
+    multiple=True,
+    default=["mode"],
+    metavar="KEY,...",
+    show_default=True,
+    help="Parameters to group by.",
+)
+@click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
+@click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
+@click.option(
+    "--format",
+    "form",
+    default="table",
+    show_default=True,
+    type=click.Choice(["table", "md", "csv", "tex", "html", "json"]),
+)
+@click.option(
+    "--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR."
+)
+@click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
+@click.option(
+    "--send",
+    "run_dir",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Instead: send to MLflow what a run could not send while it ran.",
+)
+def command(
+    experiment: tuple[str, ...],
+    where: tuple[str, ...],
+    by: tuple[str, ...],
+    baseline: str | None,
+    metric: tuple[str, ...],
+    form: str,
+    plots: Path | None,
+    uri: str | None,
+    run_dir: Path | None,
+) -> None:
+    """Compare runs: mean and deviation over seeds, paired difference to a baseline.
+
+    \b
+    gbactl report
+    gbactl report --where "params.mode = 'gba'" --by mode,cluster.workers
+    gbactl report --format md --plots plots/
+    gbactl report --send runs/RUN_DIR
+    """
+    from gbactl.report.command import Options, report, send
+
+    if run_dir is not None:
+        send(run_dir, uri, click.echo)
+        return
+    options = Options(uri, experiment, where, _split(by), baseline, _split(metric), form, plots)
+    report(options, click.echo, lambda line: click.echo(line, err=True))

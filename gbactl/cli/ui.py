@@ -1,0 +1,15 @@
+"""`gbactl ui`: the MLflow UI on the store that the runs are in."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("ui", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
+def command(port: int, uri: str | None) -> None:
+    """Open the MLflow UI on this machine's loopback address until Ctrl-C."""
+    from gbactl.tracking.ui import serve
+
+    serve(uri, port, click.echo)

@@ -1,0 +1,1 @@
+"""Coordinator, servers and workers, and the wire between them."""

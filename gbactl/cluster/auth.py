@@ -1,0 +1,101 @@
+"""Mutual authentication of a connection with the run's key; one exchange, then keyed frames.
+
+    listener -> connector   MAGIC, nonce L
+    connector -> listener   role, index, nonce C, HMAC(key, "connector" | L | C | role | index)
+    listener -> connector   HMAC(key, "listener" | L | C)
+
+Both then derive one key a direction. Frames carry a MAC and a sequence number, bulk payloads do not: they
+are protected by the host (shared memory) or the network between the hosts. No encryption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass
+
+from gbactl.errors import WireError
+
+GREETING = struct.Struct("<8s16s")
+ANSWER = struct.Struct("<BI16s32s")
+PROOF_BYTES = 32
+MAGIC = b"gbactl-1"
+ROLES = ("launcher", "coordinator", "server", "worker")
+_LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end."""
+
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        letter = _LETTER[self.role]
+        return letter if letter in "LC" else f"{letter}{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKeys:
+    """One key a direction."""
+
+    from_connector: bytes
+    from_listener: bytes
+
+
+def new_key() -> bytes:
+    """A run's key."""
+    return secrets.token_bytes(32)
+
+
+def nonce() -> bytes:
+    """A fresh 16-byte nonce."""
+    return secrets.token_bytes(16)
+
+
+def greeting(listener_nonce: bytes) -> bytes:
+    """The listener's first words."""
+    return GREETING.pack(MAGIC, listener_nonce)
+
+
+def _proof(key: bytes, *parts: bytes) -> bytes:
+    return hmac.new(key, b"|".join(parts), hashlib.sha256).digest()
+
+
+def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) -> bytes:
+    """The connector's words. Raises WireError if the listener is something else."""
+    magic, listener_nonce = GREETING.unpack(greeting_bytes)
+    if magic != MAGIC:
+        raise WireError("The other end is not a gbactl process of this version.")
+    role = ROLES.index(me.role)
+    identity = struct.pack("<BI", role, me.index)
+    proof = _proof(key, b"connector", listener_nonce, connector_nonce, identity)
+    return ANSWER.pack(role, me.index, connector_nonce, proof)
+
+
+def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes) -> tuple[Peer, bytes, SessionKeys]:
+    """Check a connector's words: (peer, the listener's proof, keys). Raises WireError."""
+    role, index, connector_nonce, proof = ANSWER.unpack(answer_bytes)
+    expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[:5])
+    if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
+        raise WireError("A connection does not know this run's key.")
+    mine = _proof(key, b"listener", listener_nonce, connector_nonce)
+    return Peer(ROLES[role], index), mine, _session(key, listener_nonce, connector_nonce)
+
+
+def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes) -> SessionKeys:
+    """Check the listener's proof. Raises WireError."""
+    _, listener_nonce = GREETING.unpack(greeting_bytes)
+    if not hmac.compare_digest(proof, _proof(key, b"listener", listener_nonce, connector_nonce)):
+        raise WireError("The listener does not know this run's key.")
+    return _session(key, listener_nonce, connector_nonce)
+
+
+def _session(key: bytes, listener_nonce: bytes, connector_nonce: bytes) -> SessionKeys:
+    return SessionKeys(
+        _proof(key, b"session-connector", listener_nonce, connector_nonce),
+        _proof(key, b"session-listener", listener_nonce, connector_nonce),
+    )

@@ -1,0 +1,275 @@
+"""How a child process becomes a coordinator, a server or a worker of a run.
+
+The launcher hands it one JSON document on standard input (so that the run's key is on no command line and in
+no environment), and the coordinator its listening socket.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster import frames
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.channel import Channel, Hub
+from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, unpack
+from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.errors import ClusterError
+from gbactl.models import row_width
+from gbactl.policies.base import policy_class
+from gbactl.store.dense import DenseSpec
+from gbactl.store.optim import OptimizerSpec
+from gbactl.store.shard import Shard
+from gbactl.store.spec import ShardSpec
+
+INSTALLED = Ack(0, 0)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """What a child needs to know."""
+
+    role: str
+    index: int
+    key: str
+    coordinator: str
+    run_dir: str
+    dataset: str
+    config: dict[str, Any]
+    listener: int = -1
+
+    def dumps(self) -> bytes:
+        """One line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def loads(cls, line: bytes) -> Bootstrap:
+        """Read what dumps() made."""
+        return cls(**json.loads(line))
+
+    @property
+    def peer(self) -> Peer:
+        """This child's identity."""
+        return Peer(self.role, self.index)
+
+    @property
+    def cfg(self) -> RunConfig:
+        """The run's configuration."""
+        return from_dict(self.config)
+
+
+def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    """The event log's first record: what a replay needs to know it can have the same bits."""
+    from gbactl import __version__
+    from gbactl.kernels import load
+
+    return {
+        "gbactl": __version__,
+        "config": to_dict(cfg),
+        "data": dataset.fingerprint,
+        "machine": platform.machine(),
+        "cpu_flags": _cpu_flags(),
+        "torch": _version("torch"),
+        "threads": cfg.threads,
+        "kernels": load().name,
+    }
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    return " ".join(f for f in flags if f.startswith(("avx", "sse4", "fma", "amx")))
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def run_coordinator(boot: Bootstrap) -> None:
+    """Be the coordinator."""
+    from gbactl.cluster.coordinator import Coordinator
+    from gbactl.cluster.sockets import SocketHub
+
+    listener = socket.socket(fileno=boot.listener)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
+    dataset = open_dataset(Path(boot.dataset))
+    coordinator = Coordinator(hub, boot.cfg, dataset, Path(boot.run_dir), header(boot.cfg, dataset))
+    coordinator.run()
+    hub.close()
+
+
+def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
+    """The configured optimizer with one rate and decay."""
+    o = cfg.optim
+    return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
+
+
+def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
+    """What a server holds, its dense slice left out."""
+    row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
+    return ShardSpec(
+        shard, cfg.cluster.servers, dataset.schema.rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
+        optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
+        dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
+        sparse_divisor=cfg.mode.sparse_divisor,
+    )  # fmt: skip
+
+
+def run_server(boot: Bootstrap) -> None:
+    """Be a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
+    from gbactl.cluster.server import Server
+    from gbactl.cluster.sockets import SocketHub
+
+    cfg = boot.cfg
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=cfg.cluster.bind)
+    coordinator = hub.connect(boot.coordinator)
+    serve(hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
+    hub.close()
+
+
+def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, server_class: Any) -> None:
+    """A server's life on any kind of hub."""
+    import os
+
+    cfg = boot.cfg
+    coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
+    spec = shard_spec(cfg, dataset, boot.index)
+    if policy_class(cfg.mode.name).dense_on == "servers":
+        installed = await_dense(hub, coordinator, spec, cfg)
+        if installed is None:
+            return
+        spec = installed
+    shard = Shard(spec)
+    coordinator.send(Ready("server", boot.index))
+    server_class(hub, coordinator, shard).run()
+
+
+def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
+    """Wait for the first dense values, sent by a worker. None when the run ends before."""
+    while True:
+        for channel, frame in hub.poll(None):
+            if frame.kind == frames.CLOSED and channel is coordinator:
+                return None
+            message = None if frame.kind == frames.CLOSED else unpack(frame.kind, frame.descriptor)
+            if isinstance(message, Stop):
+                return None
+            if isinstance(message, Install):
+                values = frame.payload.view(np.float32).copy()
+                frame.release()
+                channel.send(INSTALLED)
+                dense = DenseSpec(message.params, message.buffers, cfg.model.batch_norm_momentum)
+                return replace(spec, dense=dense, dense_init=values)
+
+
+def await_setup(hub: Hub, coordinator: Channel) -> Setup:
+    """A worker waits for the servers' addresses. Raises ClusterError when the run ends before."""
+    while True:
+        for channel, frame in hub.poll(None):
+            gone = frame.kind == frames.CLOSED
+            message = None if gone else unpack(frame.kind, frame.descriptor)
+            if isinstance(message, Setup):
+                return message
+            if gone and channel is coordinator:
+                raise ClusterError("The coordinator is gone.")
+
+
+def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, vector: Any) -> None:
+    """Send every server its slice of the first dense values and wait until all have it."""
+    from gbactl.store.dense import dense_range
+
+    for shard, channel in enumerate(servers):
+        low, high = dense_range(len(vector), shard, len(servers))
+        channel.send(Install(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
+    waiting = len(servers)
+    while waiting:
+        for _, frame in hub.poll(None):
+            if frame.kind == frames.CLOSED:
+                raise ClusterError("A server is gone.")
+            waiting -= isinstance(unpack(frame.kind, frame.descriptor), Ack)
+
+
+def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
+    """Largest push and largest answer between one worker and one server; (0, 0) over TCP."""
+    if cfg.cluster.transport != "shm":
+        return 0, 0
+    fields, width = dataset.schema.fields, row_width(cfg.model)
+    # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
+    share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
+    slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
+    push = int(cfg.local_batch * fields * share) * 4 * (width + 1) + slice_bytes
+    answer = int(max(cfg.local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
+    return push, answer
+
+
+def run_worker(boot: Bootstrap) -> None:
+    """Be a worker on sockets."""
+    from gbactl.cluster.sockets import SocketHub
+
+    cfg = boot.cfg
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
+    coordinator = hub.connect(boot.coordinator)
+    work(hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
+    hub.close()
+
+
+def work(hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None) -> None:
+    """A worker's life on any kind of hub: build the model, meet the servers, train until told to stop."""
+    import os
+
+    import torch
+
+    from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense
+    from gbactl.cluster.exchange import Exchange
+    from gbactl.cluster.worker import DataSource, Worker
+    from gbactl.collective.factory import connect
+    from gbactl.kernels import load
+    from gbactl.models import build
+    from gbactl.models.compute import GradientComputer
+    from gbactl.store.dense import DenseBlock
+
+    torch.set_num_threads(cfg.threads)
+    kernels, mode = load(), policy_class(cfg.mode.name)
+    coordinator.send(Hello("worker", boot.index, "", os.getpid()))
+    model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
+    computer = GradientComputer(model, precision=cfg.precision)
+    flat, served = computer.flat, mode.dense_on == "servers"
+    setup = await_setup(hub, coordinator)
+    sizes = segment_bytes(cfg, dataset, flat.size if served else 0)
+    servers: list[Channel] = [hub.connect(address, sizes) for address in setup.servers]
+    if served and boot.index == 0:
+        install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
+    source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)
+    exchange = Exchange(
+        hub, coordinator, servers, boot.index, source,
+        served_dense=served, prefetch_rows=mode.prefetch_rows and cfg.mode.prefetch > 0,
+    )  # fmt: skip
+    side: DenseSide
+    if served:
+        side = ServedDense(flat, exchange)
+    else:
+        block = DenseBlock(
+            flat.initial(),
+            DenseSpec(flat.params, flat.buffers, cfg.model.batch_norm_momentum),
+            optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
+        )
+        collective = collective or connect()
+        side = ReplicatedDense(flat, exchange, collective, block, cfg.collective.buckets)
+    coordinator.send(Ready("worker", boot.index))
+    Worker(exchange, computer, side, kernels, row_width(cfg.model), cfg.seed).run(cfg.mode.prefetch)
+    if collective is not None:
+        collective.close()

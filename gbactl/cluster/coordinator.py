@@ -1,0 +1,333 @@
+"""The coordinator: hands out batches, orders steps, evaluates, reports. One thread, no waiting on anybody.
+
+A run is a list of rounds (train a split, evaluate others). What is sent to the launcher are events; the
+launcher alone logs and shows them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gbactl.cluster import eventlog, frames
+from gbactl.cluster.channel import Channel, Hub
+from gbactl.cluster.evaluation import Evaluation
+from gbactl.cluster.eventlog import EventLog
+from gbactl.cluster.frames import Frame
+from gbactl.cluster.members import Members
+from gbactl.cluster.messages import (
+    Announce,
+    Barrier,
+    BeginPhase,
+    Command,
+    Event,
+    Granted,
+    Hello,
+    Inspect,
+    Inspected,
+    Predictions,
+    Reached,
+    Ready,
+    Stop,
+    Take,
+    unpack,
+)
+from gbactl.cluster.plan import EarlyStopping, Round, rounds
+from gbactl.cluster.statistics import Statistics
+from gbactl.cluster.training import Training
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.errors import ClusterError, WireError
+from gbactl.policies import Ledger, Phase, PolicyOptions, make
+from gbactl.store.schedule import factor
+
+PROGRESS_SECONDS = 0.5
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Drives one run. `run()` returns when everything is said; the launcher then stops the processes."""
+
+    def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
+        self.hub, self.cfg, self.dataset = hub, cfg, dataset
+        self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
+        self.statistics = Statistics()
+        self.ledger = Ledger()
+        self.log = EventLog(run_dir / "events.log", header)
+        self.run_dir = run_dir
+        self.launcher: Channel | None = None
+        self.step = 0
+        self.stopped = False
+        self.phases: list[dict[str, Any]] = []
+        self.curve: list[dict[str, Any]] = []
+        self._began = time.monotonic()
+        self._next_progress = 0.0
+        self._phase_number = 0
+        self._waiting: deque[int] = deque()
+        self._training: Training | None = None
+        self._evaluation: Evaluation | None = None
+        self._reached: dict[int, int] = {}
+        self._inspected: dict[str, Inspected] = {}
+        self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
+            Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Announce: self._on_announce,
+            Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
+            Command: self._on_command,
+        }  # fmt: skip
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Gather the nodes, work through the rounds, report the result, dismiss everybody."""
+        plan = rounds(self.dataset, self.cfg.train)
+        self.gather()
+        stopping = EarlyStopping(self.cfg.train.patience)
+        results: list[dict[str, Any]] = []
+        for number, part in enumerate(plan):
+            self.train(part, number, len(plan))
+            scores = {split: self.evaluate(split) for split in part.evaluate}
+            results.append(self._close_round(part, scores))
+            if stopping.update(scores[part.judged_by]["auc"]):
+                break
+        best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
+        self._event("result", self.result(best))
+        self.log.close(step=self.step)
+        self._dismiss("done")
+
+    def gather(self) -> None:
+        """Wait until every node is ready. Raises ClusterError that names those that are not."""
+        limit = self.cfg.cluster.start_timeout
+        if not self._pump(self.members.complete, time.monotonic() + limit):
+            missing = ", ".join(self.members.missing())
+            raise ClusterError(
+                f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
+                f"cluster.start_timeout={2 * limit:.0f}."
+            )
+        self._began = time.monotonic()
+
+    def train(self, part: Round, number: int, of: int) -> None:
+        """One phase of training, to its last applied gradient."""
+        cfg, samples = self.cfg, self.dataset.splits[part.split].rows
+        phase = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, tuple(range(cfg.cluster.workers)))
+        options = PolicyOptions(cfg.mode.decay, cfg.mode.iota, cfg.mode.decay_rate, cfg.mode.divisor)
+        policy = make(cfg.mode.name, phase, options)
+        self._begin(True, part.split, part.epoch, samples, cfg.local_batch)
+        self.statistics.pulled.clear()
+        done = self.ledger.finished
+        training = Training(
+            self._phase_number, policy, self.members, self.log, self.statistics,
+            lambda finished: self._lr_scale(done + finished), self._waiting,
+        )  # fmt: skip
+        self._training = training
+        training.serve()
+        self._round = (part.label, number, of)
+        self._pump(lambda: policy.idle)
+        drained = time.monotonic()
+        training.finish()
+        self.step = policy.step
+        self._barrier()
+        self._training = None
+        self.ledger.add(policy.ledger)
+        self._close_phase(part, training, time.monotonic() - drained)
+
+    def _lr_scale(self, finished: int) -> float:
+        return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
+
+    def evaluate(self, split: int) -> dict[str, float]:
+        """Metrics of the present parameters on a split."""
+        samples = self.dataset.splits[split].rows
+        if self.cfg.train.max_eval_samples is not None:
+            samples = min(samples, self.cfg.train.max_eval_samples)
+        batch = self.cfg.train.eval_batch
+        self._begin(False, split, 0, samples, batch)
+        self._evaluation = evaluation = Evaluation(samples, batch, self.step)
+        for _ in range(len(self._waiting)):
+            self._grant_evaluation(self._waiting.popleft())
+        self._pump(lambda: evaluation.missing == 0)
+        self._evaluation = None
+        return evaluation.metrics(self.dataset.splits[split].slice(0, samples).labels)
+
+    def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int) -> None:
+        self._phase_number += 1
+        message = BeginPhase(
+            self._phase_number, training, self.cfg.mode.name, split, epoch, samples, batch, self.step
+        )
+        self.log.info(eventlog.PHASE, message._asdict())
+        self.members.tell("server", message)
+        self._barrier()
+        self.members.tell("worker", message)
+
+    def _barrier(self) -> None:
+        """Wait until every shard has applied everything ordered so far."""
+        self._reached.clear()
+        self.members.tell("server", Barrier(self.step))
+        servers = self.cfg.cluster.servers
+        self._pump(lambda: len(self._reached) == servers)
+
+    def inspect(self) -> dict[str, Inspected]:
+        """Checksums and memory of every server and worker."""
+        self._inspected.clear()
+        expected = self.cfg.cluster.servers + self.cfg.cluster.workers
+        for role in ("server", "worker"):
+            self.members.tell(role, Inspect("checksum"))
+        self._pump(lambda: len(self._inspected) == expected)
+        return dict(self._inspected)
+
+    # -- the result ---------------------------------------------------------------------------------
+
+    def _close_phase(self, part: Round, training: Training, drain: float) -> None:
+        ledger, seconds = training.policy.ledger, training.clock.seconds
+        self.phases.append(
+            {
+                "day": part.label,
+                "mode": self.cfg.mode.name,
+                "steps": training.policy.step - training.policy.phase.first_step,
+                "samples": ledger.trained,
+                "seconds": seconds,
+                "eps": ledger.trained / seconds if seconds > 0 else 0.0,
+                "drain_seconds": drain,
+            }
+        )
+        self._progress()
+
+    def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
+        last = part.evaluate[-1]
+        self.phases[-1].update(scores[last], evaluated_on=self.dataset.splits[last].name)
+        if self.dataset.kind == "splits":
+            self.phases[-1]["validation_auc"] = scores[part.judged_by]["auc"]
+        self._event("phase", {**self.phases[-1], "samples_finished": self.ledger.finished})
+        return self.phases[-1]
+
+    def result(self, best: dict[str, Any]) -> dict[str, Any]:
+        """What result.json says, but for what only the launcher knows."""
+        inspected = self.inspect()
+        replicas = {v.checksum for k, v in inspected.items() if k.startswith("W") and v.checksum}
+        if len(replicas) > 1:
+            raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")
+        seconds = sum(phase["seconds"] for phase in self.phases)
+        return {
+            **{key: best[key] for key in ("auc", "logloss", "ne", "calibration")},
+            "best_round": best["day"],
+            "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
+            "eps": self.ledger.trained / seconds if seconds else 0.0,
+            "samples": {k: getattr(self.ledger, k) for k in ("read", "trained", "decayed", "lost", "effective")},
+            "global_step": self.step,
+            "phases": self.phases,
+            "curve": self.curve,
+            **self.statistics.summary(),
+            "checksums": {k: v.checksum for k, v in sorted(inspected.items()) if v.checksum},
+            "memory": {k: v.bytes for k, v in sorted(inspected.items()) if v.bytes},
+            "refused_frames": sum(v.counters.get("refused", 0) for v in inspected.values()),
+            "event_log_bytes": self.log.bytes,
+        }
+
+    def _progress(self) -> None:
+        """Tell the launcher how far the run is; twice a second at most."""
+        training = self._training
+        loss = self.statistics.take_loss()
+        finished = self.ledger.finished + (training.policy.ledger.finished if training else 0)
+        now = time.monotonic() - self._began
+        last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
+        rate = (finished - last["samples"]) / max(1e-9, now - last["seconds"])
+        point = {"samples": finished, "seconds": now, "loss": loss, "eps": rate}
+        if loss is not None:
+            self.curve.append(point)
+        fields: dict[str, Any] = {**point, "step": training.policy.step if training else self.step}
+        fields["workers"] = {f"W{w}": rate.samples for w, rate in self.statistics.workers.items()}
+        fields["label"], fields["round"], fields["rounds"] = self._round
+        fields["phase_samples"] = training.policy.phase.samples if training else 0
+        fields["phase_finished"] = training.policy.ledger.finished if training else 0
+        self._event("progress", fields)
+
+    def _event(self, name: str, fields: dict[str, Any]) -> None:
+        if self.launcher is not None:
+            self.launcher.send(Event(name, fields))
+
+    # -- messages -----------------------------------------------------------------------------------
+
+    def _pump(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Handle messages until a condition holds; False when the deadline passes first."""
+        while not until():
+            for channel, frame in self.hub.poll(PROGRESS_SECONDS):
+                self._handle(channel, frame)
+            now = time.monotonic()
+            if self._training is not None and now >= self._next_progress:
+                self._next_progress = now + PROGRESS_SECONDS
+                self._progress()
+            if deadline is not None and now > deadline:
+                return until()
+        return True
+
+    def _handle(self, channel: Channel, frame: Frame) -> None:
+        if frame.kind == frames.CLOSED:
+            self._lost(channel)
+            return
+        try:
+            message = unpack(frame.kind, frame.descriptor)
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
+            handler(channel, message, frame)
+        except WireError as error:
+            log.warning("refused a frame from %s: %s", channel.peer, error)
+        finally:
+            frame.release()
+
+    def _lost(self, channel: Channel) -> None:
+        if channel is self.launcher:
+            raise ClusterError("The launcher is gone.")
+        known = any(channel is c for c in self.members.channels.values())
+        if known and not self.stopped:
+            raise ClusterError(f"{channel.peer} is gone.")
+
+    def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
+        if hello.role == "launcher":
+            self.launcher = channel
+        else:
+            self.members.hello(channel, hello)
+
+    def _on_ready(self, _: Channel, ready: Ready, __: Frame) -> None:
+        self.members.ready.add((ready.role, ready.index))
+        self._event("ready", {"node": f"{ready.role[0].upper()}{ready.index}"})
+
+    def _on_take(self, _: Channel, take: Take, __: Frame) -> None:
+        if self._evaluation is not None:
+            self._grant_evaluation(take.worker)
+        elif self._training is None or not self._training.take(take.worker):
+            self._waiting.append(take.worker)
+
+    def _grant_evaluation(self, worker: int) -> None:
+        evaluation = self._evaluation
+        got = evaluation.take() if evaluation is not None else None
+        if evaluation is None or got is None:
+            self._waiting.append(worker)
+            return
+        batch, start, samples = got
+        channel = self.members.of("worker")[worker]
+        channel.send(Granted(self._phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
+
+    def _on_announce(self, _: Channel, message: Announce, __: Frame) -> None:
+        if self._training is not None:
+            self._training.announce(message)
+
+    def _on_predictions(self, _: Channel, message: Predictions, frame: Frame) -> None:
+        if self._evaluation is not None and message.phase == self._phase_number:
+            self._evaluation.put(message, frame.payload)
+
+    def _on_reached(self, _: Channel, message: Reached, __: Frame) -> None:
+        self._reached[message.shard] = message.version
+
+    def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:
+        self._inspected[message.node] = message
+
+    def _on_command(self, channel: Channel, command: Command, __: Frame) -> None:
+        if channel is self.launcher and command.name == "stop":
+            raise ClusterError("The run was stopped.")
+
+    def _dismiss(self, reason: str) -> None:
+        self.stopped = True
+        for role in ("worker", "server"):
+            self.members.tell(role, Stop(reason))

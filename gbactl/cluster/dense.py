@@ -1,0 +1,115 @@
+"""Who holds the dense parameters, seen from a worker: the servers, or every worker its own copy.
+
+The compute loop does not know which: it calls `load` before and `finish` after a gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from gbactl.cluster.exchange import Exchange, Item
+from gbactl.collective.base import Buckets, Collective
+from gbactl.models.flat import FlatModel
+from gbactl.store.checksum import digest
+from gbactl.store.dense import DenseBlock, dense_range
+
+
+class DenseSide(Protocol):
+    """Where a worker's dense vector comes from and where its gradient goes."""
+
+    def load(self, item: Item) -> None:
+        """Put the dense parameters this batch is to be computed with into the model."""
+
+    def checksum(self) -> str:
+        """Of the dense parameters and moments held here; empty where the servers hold them."""
+
+    def finish(self, item: Item, row_gradient: Any) -> None:
+        """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
+
+
+class ServedDense:
+    """The servers hold it: pulled with the rows, pushed with their gradients."""
+
+    def __init__(self, flat: FlatModel, exchange: Exchange) -> None:
+        self.flat, self.exchange = flat, exchange
+        shards = len(exchange.servers)
+        self.cuts = [dense_range(flat.size, s, shards) for s in range(shards)]
+        self.vector = flat.initial()
+        self.gradient = np.empty_like(self.vector)
+
+    def size(self, shard: int) -> int:
+        """See exchange.DenseParts."""
+        low, high = self.cuts[shard]
+        return high - low
+
+    def write(self, shard: int, out: Any) -> None:
+        """See exchange.DenseParts."""
+        if len(self.cuts) == 1:
+            self.flat.gradient_into(out)
+            return
+        low, high = self.cuts[shard]
+        if shard == 0:
+            self.flat.gradient_into(self.gradient)
+        out[:] = self.gradient[low:high]
+
+    def load(self, item: Item) -> None:
+        """Copy the slices that changed."""
+        changed = False
+        for shard, (rows, frame) in item.answers.items():
+            if rows.dense:
+                low, high = self.cuts[shard]
+                self.vector[low:high] = frame.payload.view(np.float32)[-rows.dense :]
+                changed = True
+        if changed:
+            self.flat.load(self.vector)
+
+    def checksum(self) -> str:
+        """See DenseSide."""
+        return ""
+
+    def finish(self, item: Item, row_gradient: Any) -> None:
+        """Push rows and dense slices; ask for the next batch."""
+        if row_gradient is not None:
+            self.exchange.push(item, row_gradient, self)
+        self.exchange.take()
+
+
+class ReplicatedDense:
+    """Every worker holds it: gradients are summed by an all-reduce, every worker applies the same step."""
+
+    def __init__(
+        self, flat: FlatModel, exchange: Exchange, collective: Collective, block: DenseBlock, buckets: int
+    ) -> None:
+        self.flat, self.exchange, self.collective, self.block = flat, exchange, collective, block
+        self.gradient = np.zeros(flat.size, np.float32)
+        sizes = [p.numel() for p in flat.parameters] + [flat.buffers] * bool(flat.buffers)
+        self.buckets = Buckets.of_parameters("dense", sizes, buckets)
+
+    def load(self, item: Item) -> None:
+        """The model already holds it."""
+
+    def checksum(self) -> str:
+        """See DenseSide."""
+        return digest([self.block.value, *self.block.moments.values()])
+
+    def finish(self, item: Item, row_gradient: Any) -> None:
+        """All-reduce the dense gradient while rows are pushed and the next batch's rows are asked for."""
+        grant = item.grant
+        if row_gradient is None:
+            self.gradient[:] = 0.0
+        else:
+            self.flat.gradient_into(self.gradient)
+            weight = grant.samples / item.phase.local_batch
+            if weight != 1.0:
+                self.gradient *= np.float32(weight)
+        handles = self.buckets.start(self.collective, self.gradient)
+        if row_gradient is not None:
+            self.exchange.push(item, row_gradient, None)
+        self.exchange.take()
+        self.exchange.pull_ahead()
+        for handle in handles:
+            self.collective.wait(handle)
+        self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
+        self.flat.load(self.block.value)

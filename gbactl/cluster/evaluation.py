@@ -1,0 +1,42 @@
+"""Evaluation shared by the workers: fixed batches, so predictions do not depend on who computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster.messages import Predictions
+from gbactl.errors import WireError
+from gbactl.metrics import evaluate
+
+
+class Evaluation:
+    """Hands out evaluation batches and collects float32[samples] predictions."""
+
+    def __init__(self, samples: int, batch: int, version: int) -> None:
+        self.samples, self.batch, self.version = samples, batch, version
+        self.predictions = np.full(samples, np.nan, np.float32)
+        self.missing = samples
+        self._next = 0
+
+    def take(self) -> tuple[int, int, int] | None:
+        """(batch, start, samples) of the next batch; None when all are handed out."""
+        start = self._next * self.batch
+        if start >= self.samples:
+            return None
+        self._next += 1
+        return self._next - 1, start, min(self.batch, self.samples - start)
+
+    def put(self, message: Predictions, payload: Any) -> None:
+        """Store a batch's predictions. Raises WireError when they do not fit."""
+        expected = min(self.batch, self.samples - message.batch * self.batch)
+        if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
+            raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")
+        start = message.batch * self.batch
+        self.predictions[start : start + expected] = payload.view(np.float32)
+        self.missing -= expected
+
+    def metrics(self, labels: Any) -> dict[str, float]:
+        """auc (exact), logloss, ne, calibration over all predictions."""
+        return evaluate(labels, self.predictions)

@@ -1,0 +1,268 @@
+"""A worker's side of the wire: takes batches, fetches rows, pushes gradients, announces them.
+
+One thread reads the network while the compute thread computes, so the next batch's data and rows are there
+when they are wanted, a push does not block, and a gradient is announced the moment the last shard has it.
+Costs about 0.3 ms of CPU a batch, most of it deduplicating ids.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from gbactl.cluster import frames
+from gbactl.cluster.channel import Channel, Hub
+from gbactl.cluster.frames import Frame
+from gbactl.cluster.messages import (
+    Ack,
+    Announce,
+    BeginPhase,
+    Granted,
+    Inspect,
+    Inspected,
+    Predictions,
+    Pull,
+    Push,
+    Rows,
+    Stop,
+    Take,
+    unpack,
+)
+from gbactl.data.dataset import Batch
+from gbactl.errors import ClusterError
+from gbactl.kernels.base import Floats, Unique
+
+MAX_UNACKNOWLEDGED = 2
+
+
+@dataclass(slots=True)
+class Item:
+    """A granted batch on its way: its data, its distinct rows, and the shards' answers."""
+
+    grant: Granted
+    phase: BeginPhase
+    batch: Batch
+    unique: Unique
+    pulled: bool = False
+    answers: dict[int, tuple[Rows, Frame]] = field(default_factory=dict)
+    dense_seen: dict[int, int] = field(default_factory=dict)
+    row_versions: list[int] = field(default_factory=list)
+    dense_versions: list[int] = field(default_factory=list)
+    acknowledged: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+
+    def release(self) -> None:
+        """Give the answers' memory back."""
+        for _, frame in self.answers.values():
+            frame.release()
+
+
+class DenseParts(Protocol):
+    """The dense gradient, cut for the shards."""
+
+    def size(self, shard: int) -> int:
+        """Floats of one shard's slice."""
+
+    def write(self, shard: int, out: Floats) -> None:
+        """Copy one shard's slice into float32[size]."""
+
+
+class Source(Protocol):
+    """Where a worker's batches come from: phases, data and deduplication (see worker.DataSource)."""
+
+    def begin(self, phase: BeginPhase) -> None:
+        """A phase starts."""
+
+    def prepare(self, grant: Granted) -> tuple[Batch, Unique]:
+        """The batch of a grant and its distinct rows."""
+
+
+class Exchange:
+    """See the module."""
+
+    def __init__(
+        self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source,
+        *, served_dense: bool, prefetch_rows: bool,
+    ) -> None:  # fmt: skip
+        self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
+        self.source, self.served_dense, self.prefetch_rows = source, served_dense, prefetch_rows
+        self.error: BaseException | None = None
+        self._shard = {id(channel): s for s, channel in enumerate(servers)}
+        self._cv = threading.Condition()
+        self._queue: deque[Item] = deque()
+        self._tickets: dict[int, Item] = {}
+        self._pushed: dict[tuple[int, int], Item] = {}
+        self._next_ticket = 0
+        self._computing = False
+        self._have_dense = [-1] * len(servers)
+        self._phase: BeginPhase | None = None
+        self._inspections = 0
+        self._stopped = False
+        self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
+
+    # -- the compute thread -------------------------------------------------------------------------
+
+    def start(self, ahead: int) -> None:
+        """Begin reading, and ask for `ahead` batches more than the one to compute."""
+        self._thread.start()
+        for _ in range(1 + ahead):
+            self.coordinator.send(Take(self.index))
+
+    def next(self, inspect: Callable[[], Inspected]) -> Item | None:
+        """The next batch with its rows there; None when the run is over.
+
+        Between batches the coordinator's questions are answered with `inspect()`.
+        """
+        with self._cv:
+            self._computing = False
+            if self._queue:
+                self._pull(self._queue[0])
+            self._cv.wait_for(self._due)
+            while self._inspections and not self._over():
+                self._inspections -= 1
+                self.coordinator.send(inspect())
+                self._cv.wait_for(self._due)
+            if self.error is not None:
+                raise self.error
+            if self._stopped:
+                return None
+            self._computing = True
+            item = self._queue.popleft()
+        return item
+
+    def _due(self) -> bool:
+        if self._over() or self._inspections:
+            return True
+        return bool(self._queue) and len(self._queue[0].answers) == len(self.servers)
+
+    def take(self) -> None:
+        """Ask for another batch."""
+        self.coordinator.send(Take(self.index))
+
+    def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:
+        """Send each shard its part: row_gradient float32[U, W] in the order of the item's distinct rows.
+
+        Waits while two pushes are unacknowledged."""
+        with self._cv:
+            self._cv.wait_for(lambda: len(self._pushed) < MAX_UNACKNOWLEDGED or self._over())
+            self._pushed[item.grant.phase, item.grant.batch] = item
+        low = 0
+        for s, (channel, count) in enumerate(zip(self.servers, item.unique.counts.tolist(), strict=True)):
+            size = dense.size(s) if dense is not None else 0
+            width = row_gradient.shape[1]
+            out = channel.reserve(4 * (count + count * width + size))
+            out[: 4 * count].view(np.int32)[:] = item.unique.index[low : low + count]
+            values = out.view(np.float32)
+            values[count : count * (1 + width)] = row_gradient[low : low + count].reshape(-1)
+            if dense is not None:
+                dense.write(s, values[count * (1 + width) :])
+            channel.send(Push(item.grant.phase, item.grant.batch, count, size), out)
+            low += count
+
+    def pull_ahead(self) -> None:
+        """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
+        with self._cv:
+            if self._queue:
+                self._pull(self._queue[0])
+
+    def predictions(self, item: Item, probabilities: Any) -> None:
+        """Send an evaluation batch's predictions to the coordinator."""
+        grant = item.grant
+        message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
+        self.coordinator.send(message, np.ascontiguousarray(probabilities, np.float32).view(np.uint8))
+
+    # -- the reading thread -------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        return self._stopped or self.error is not None
+
+    def _read(self) -> None:
+        try:
+            while not self._stopped:
+                for channel, frame in self.hub.poll(None):
+                    with self._cv:
+                        self._handle(channel, frame)
+        except BaseException as error:  # handed to the compute thread
+            with self._cv:
+                self.error = error
+                self._cv.notify_all()
+
+    def _handle(self, channel: Channel, frame: Frame) -> None:
+        if frame.kind == frames.CLOSED:
+            name = "the coordinator" if channel is self.coordinator else f"S{self._shard[id(channel)]}"
+            raise ClusterError(f"W{self.index} lost its connection to {name}.")
+        message = unpack(frame.kind, frame.descriptor)
+        if isinstance(message, Rows):
+            self._rows(channel, message, frame)
+        elif isinstance(message, Ack):
+            self._acknowledge(message)
+        elif isinstance(message, Granted):
+            self._granted(message)
+        elif isinstance(message, BeginPhase):
+            self._phase = message
+            self.source.begin(message)
+        elif isinstance(message, Inspect):
+            self._inspections += 1
+            self._cv.notify_all()
+        elif isinstance(message, Stop):
+            self._stopped = True
+            self._cv.notify_all()
+
+    def _granted(self, grant: Granted) -> None:
+        assert self._phase is not None
+        batch, unique = self.source.prepare(grant)
+        item = Item(grant, self._phase, batch, unique)
+        self._queue.append(item)
+        first = len(self._queue) == 1 and not self._computing
+        if first or self.prefetch_rows or not self._phase.training:
+            self._pull(item)
+
+    def _pull(self, item: Item) -> None:
+        if item.pulled:
+            return
+        item.pulled = True
+        self._next_ticket += 1
+        self._tickets[self._next_ticket] = item
+        low = 0
+        for s, (channel, count) in enumerate(zip(self.servers, item.unique.counts.tolist(), strict=True)):
+            index = item.unique.index[low : low + count]
+            pull = Pull(self._next_ticket, count, self.served_dense, item.grant.after, self._have_dense[s])
+            channel.send(pull, index.view(np.uint8))
+            low += count
+
+    def _rows(self, channel: Channel, rows: Rows, frame: Frame) -> None:
+        item = self._tickets[rows.ticket]
+        shard = self._shard[id(channel)]
+        item.answers[shard] = (rows, frame)
+        if rows.dense:
+            self._have_dense[shard] = rows.version
+        item.dense_seen[shard] = self._have_dense[shard]
+        if len(item.answers) == len(self.servers):
+            del self._tickets[rows.ticket]
+            shards = range(len(self.servers))
+            item.row_versions = [item.answers[s][0].version for s in shards]
+            item.dense_versions = [item.dense_seen[s] for s in shards]
+            self._cv.notify_all()
+
+    def _acknowledge(self, ack: Ack) -> None:
+        item = self._pushed.get((ack.phase, ack.batch))
+        if item is None:
+            return
+        item.acknowledged += 1
+        if item.acknowledged < len(self.servers):
+            return
+        del self._pushed[ack.phase, ack.batch]
+        grant = item.grant
+        self.coordinator.send(
+            Announce(
+                grant.phase, self.index, grant.batch, item.loss, item.seconds,
+                item.row_versions, item.dense_versions,
+            )  # fmt: skip
+        )
+        self._cv.notify_all()

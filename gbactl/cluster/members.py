@@ -1,0 +1,57 @@
+"""Who belongs to a run: channels of servers, workers and the launcher, as the coordinator sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gbactl.cluster.channel import Channel
+from gbactl.cluster.messages import Hello, Setup
+
+
+class Members:
+    """Collects the nodes of a run of `workers` workers and `servers` servers."""
+
+    def __init__(self, workers: int, servers: int) -> None:
+        self.expected = {"worker": workers, "server": servers}
+        self.channels: dict[tuple[str, int], Channel] = {}
+        self.addresses: dict[int, str] = {}
+        self.ready: set[tuple[str, int]] = set()
+        self._told: set[int] = set()
+
+    def hello(self, channel: Channel, hello: Hello) -> None:
+        """A node has come; workers learn the servers' addresses once all are known."""
+        self.channels[hello.role, hello.index] = channel
+        if hello.role == "server":
+            self.addresses[hello.index] = hello.address
+        if len(self.addresses) == self.expected["server"]:
+            self._tell_workers()
+
+    def _tell_workers(self) -> None:
+        servers = [self.addresses[s] for s in range(self.expected["server"])]
+        for index, channel in self.of("worker").items():
+            if index not in self._told:
+                self._told.add(index)
+                channel.send(Setup(servers))
+
+    def of(self, role: str) -> dict[int, Channel]:
+        """index -> channel of the nodes of a role that have come."""
+        return {index: c for (r, index), c in self.channels.items() if r == role}
+
+    def complete(self) -> bool:
+        """Whether everybody is ready for work."""
+        count = {role: sum(r == role for r, _ in self.ready) for role in self.expected}
+        return count == self.expected
+
+    def missing(self) -> list[str]:
+        """Names of the nodes that are not ready."""
+        return [
+            f"{role[0].upper()}{index}"
+            for role, count in self.expected.items()
+            for index in range(count)
+            if (role, index) not in self.ready
+        ]
+
+    def tell(self, role: str, message: Any) -> None:
+        """Send a message to every node of a role, in order of index."""
+        for _, channel in sorted(self.of(role).items()):
+            channel.send(message)

@@ -1,0 +1,85 @@
+"""The in-memory twin of the sockets: hubs in threads of one process, frames through queues.
+
+Messages are packed and unpacked as on the wire, so that a test on it exercises the same descriptors.
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.channel import NO_BYTES, Channel
+from gbactl.cluster.frames import CLOSED, Bytes, Frame
+from gbactl.cluster.messages import kind_of, pack
+from gbactl.errors import WireError
+
+
+class MemoryChannel:
+    """One direction pair between two hubs."""
+
+    def __init__(self, mine: MemoryHub, peer: Peer) -> None:
+        self.peer = peer
+        self._hub = mine
+        self.other: MemoryChannel | None = None
+
+    def reserve(self, nbytes: int) -> Bytes:
+        """Fresh memory."""
+        return np.empty(nbytes, np.uint8)
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        """Put a frame into the peer's inbox; the payload is copied, as a wire would."""
+        if self.other is not None:
+            data = NO_BYTES if payload is None else payload.copy()
+            self.other._hub.inbox.put((self.other, Frame(kind_of(message), pack(message), data)))
+
+    def close(self) -> None:
+        """Tell the peer that the connection is gone."""
+        if self.other is not None:
+            other, self.other = self.other, None
+            other.other = None
+            other._hub.inbox.put((other, Frame(CLOSED, b"", NO_BYTES)))
+
+
+class MemoryHub:
+    """A node's end; `network` maps addresses to hubs and is shared by the test's nodes."""
+
+    def __init__(self, network: dict[str, MemoryHub], me: Peer) -> None:
+        self.network = network
+        self.me = me
+        self.address = str(me)
+        self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
+        self._channels: list[MemoryChannel] = []
+        network[self.address] = self
+
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0)) -> MemoryChannel:
+        """Connect two hubs of one network."""
+        if address not in self.network:
+            raise WireError(f"No gbactl process answers at {address}.")
+        there = self.network[address]
+        near, far = MemoryChannel(self, there.me), MemoryChannel(there, self.me)
+        near.other, far.other = far, near
+        self._channels.append(near)
+        there._channels.append(far)
+        return near
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See channel.Hub."""
+        try:
+            found = [self.inbox.get(timeout=timeout) if timeout != 0 else self.inbox.get_nowait()]
+            while True:
+                found.append(self.inbox.get_nowait())
+        except queue.Empty:
+            return found if "found" in locals() else []
+
+    def drop(self, channel: MemoryChannel) -> None:
+        """Close one channel."""
+        channel.close()
+
+    def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels:
+            channel.close()
+        self.network.pop(self.address, None)

@@ -1,0 +1,65 @@
+"""What a run trains on and is judged by, in order: days with next-day evaluation, or epochs with validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gbactl.config import TrainConfig
+from gbactl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Round:
+    """Train on one split, then evaluate on others; `judged_by` is the one early stopping looks at."""
+
+    split: int
+    epoch: int
+    label: str
+    evaluate: tuple[int, ...]
+    judged_by: int
+
+
+class Splits(Protocol):
+    """The part of a Dataset that a plan needs."""
+
+    @property
+    def kind(self) -> str:
+        """days or splits."""
+
+    @property
+    def splits(self) -> tuple[object, ...]:
+        """The days or splits."""
+
+
+def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
+    """The rounds of a run. Raises ConfigError where there is nothing to evaluate on."""
+    if dataset.kind == "splits":
+        return [Round(0, epoch, f"epoch {epoch}", (1, 2), 1) for epoch in range(train.epochs)]
+    if train.epochs != 1:
+        raise ConfigError("train.epochs is for data with a validation set; days are passed once: type train.epochs=1.")
+    days = len(dataset.splits) - 1
+    if days < 1:
+        raise ConfigError("One day cannot be judged by the next; give two days or more, or type data.days=2.")
+    if train.days is not None:
+        if not 1 <= train.days <= days:
+            raise ConfigError(f"train.days={train.days} is not possible with {days + 1} days; type 1 to {days}.")
+        days = train.days
+    return [Round(day, 0, f"day {day}", (day + 1,), day + 1) for day in range(days)]
+
+
+@dataclass
+class EarlyStopping:
+    """Stop after `patience` rounds without a better score; 0 never stops."""
+
+    patience: int
+    best: float = float("-inf")
+    best_round: int = -1
+    seen: int = 0
+
+    def update(self, score: float) -> bool:
+        """Note a round's score; True when it is time to stop."""
+        if score > self.best:
+            self.best, self.best_round = score, self.seen
+        self.seen += 1
+        return self.patience > 0 and self.seen - 1 - self.best_round >= self.patience

@@ -1,0 +1,100 @@
+"""What the coordinator counts while a run goes on: staleness, rates, losses. Pure; a microsecond a gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gbactl.policies import Member, Step
+
+
+def quantiles(histogram: Counter[int]) -> dict[str, float]:
+    """mean, p50 and p99 of a histogram of integers; zeros where it is empty."""
+    if not histogram:
+        return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
+    values = np.array(sorted(histogram))
+    counts = np.array([histogram[int(v)] for v in values])
+    ranks = np.cumsum(counts) / counts.sum()
+    return {
+        "mean": float((values * counts).sum() / counts.sum()),
+        "p50": float(values[np.searchsorted(ranks, 0.5)]),
+        "p99": float(values[np.searchsorted(ranks, 0.99)]),
+    }
+
+
+@dataclass
+class WorkerRate:
+    """What one worker has delivered."""
+
+    batches: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Statistics:
+    """Staleness is k_apply - k_pull, in steps and in samples; token staleness stands beside it."""
+
+    staleness: Counter[int] = field(default_factory=Counter)
+    token_staleness: Counter[int] = field(default_factory=Counter)
+    samples_behind: float = 0.0
+    gradients: Counter[str] = field(default_factory=Counter)
+    workers: dict[int, WorkerRate] = field(default_factory=dict)
+    samples_at: list[int] = field(default_factory=lambda: [0])
+    loss_sum: float = 0.0
+    loss_samples: int = 0
+    pulled: dict[int, int] = field(default_factory=dict)
+
+    def announced(self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int) -> None:
+        """A gradient of `samples`, computed in `seconds` from version `pulled`."""
+        rate = self.workers.setdefault(worker, WorkerRate())
+        rate.batches += 1
+        rate.samples += samples
+        rate.seconds += seconds
+        self.loss_sum += loss * samples
+        self.loss_samples += samples
+        self.pulled[batch] = pulled
+
+    def applied(self, step: Step) -> None:
+        """A step was ordered."""
+        before = self.samples_at[step.step]
+        for member in step.members:
+            self._member(step, member, before)
+        self.samples_at.append(before + sum(m.samples for m in step.members))
+
+    def _member(self, step: Step, member: Member, before: int) -> None:
+        pulled = self.pulled.pop(member.batch)
+        self.staleness[step.step - pulled] += 1
+        self.samples_behind += before - self.samples_at[pulled]
+        self.token_staleness[member.token_staleness] += 1
+        self.gradients["applied" if member.weight > 0 else "decayed"] += 1
+
+    def take_loss(self) -> float | None:
+        """Mean loss since the last call."""
+        if not self.loss_samples:
+            return None
+        mean = self.loss_sum / self.loss_samples
+        self.loss_sum, self.loss_samples = 0.0, 0
+        return mean
+
+    def summary(self) -> dict[str, Any]:
+        """The part of result.json that this class knows."""
+        gradients = sum(self.staleness.values())
+        behind = self.samples_behind / gradients if gradients else 0.0
+        return {
+            "staleness": {**quantiles(self.staleness), "samples_mean": behind},
+            "token_staleness": quantiles(self.token_staleness),
+            "staleness_histogram": {str(k): n for k, n in sorted(self.staleness.items())},
+            "gradients": {name: self.gradients[name] for name in ("applied", "decayed", "dropped")},
+            "per_worker": {
+                f"W{w}": {
+                    "batches": rate.batches,
+                    "samples": rate.samples,
+                    "eps": rate.samples / rate.seconds if rate.seconds else 0.0,
+                }
+                for w, rate in sorted(self.workers.items())
+            },
+        }

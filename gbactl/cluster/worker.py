@@ -1,0 +1,135 @@
+"""A worker: takes a batch, computes its gradient, hands it on. The loop knows no mode.
+
+The cost of a batch beside its forward and backward pass is about 5 % at 512 samples.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster.dense import DenseSide
+from gbactl.cluster.exchange import Exchange, Item
+from gbactl.cluster.messages import BeginPhase, Granted, Inspected
+from gbactl.data.dataset import Batch, Dataset, Split
+from gbactl.data.shuffle import permuted
+from gbactl.kernels.base import Kernels, Unique
+from gbactl.models.compute import GradientComputer
+
+_MIX = 0x9E3779B97F4A7C15
+
+
+def key_of(*parts: int) -> int:
+    """A 63-bit key from (seed, epoch, ...): the same everywhere, unlike for each argument."""
+    state = 0
+    for part in parts:
+        state = ((state ^ (part & 0xFFFFFFFFFFFFFFFF)) * _MIX + 0x632BE59BD9B4E019) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 29
+    return state >> 1
+
+
+class DataSource:
+    """Cuts batches out of the mapped data, shuffled by (seed, epoch) where asked for, and deduplicates ids."""
+
+    def __init__(self, dataset: Dataset, kernels: Kernels, servers: int, seed: int, shuffle: bool) -> None:
+        self.dataset, self.kernels, self.servers = dataset, kernels, servers
+        self.seed, self.shuffle = seed, shuffle
+        self.phase: BeginPhase | None = None
+        self.split: Split | None = None
+
+    def begin(self, phase: BeginPhase) -> None:
+        """See exchange.Source."""
+        self.phase, self.split = phase, self.dataset.splits[phase.split]
+
+    def prepare(self, grant: Granted) -> tuple[Batch, Unique]:
+        """See exchange.Source."""
+        assert self.phase is not None and self.split is not None
+        low, high = grant.start, grant.start + grant.samples
+        if grant.samples == 0:
+            low = high = 0
+        if self.shuffle and self.phase.training:
+            key = key_of(self.seed, self.phase.epoch, self.phase.split)
+            batch = self.split.take(permuted(low, high, self.split.rows, key))
+        else:
+            batch = self.split.slice(low, high)
+        return batch, self.kernels.dedupe(batch.ids, self.dataset.schema.offsets, self.servers)
+
+
+class Worker:
+    """The compute loop of one worker."""
+
+    def __init__(
+        self, exchange: Exchange, computer: GradientComputer, dense: DenseSide, kernels: Kernels, width: int,
+        seed: int,
+    ) -> None:  # fmt: skip
+        self.exchange, self.computer, self.dense = exchange, computer, dense
+        self.kernels, self.width, self.seed = kernels, width, seed
+        self._rows = np.empty((0, width), np.float32)
+        self._emb = np.empty((0, width), np.float32)
+        self._sums = np.empty((0, width), np.float32)
+
+    def run(self, ahead: int) -> None:
+        """Work until the coordinator says stop; `ahead` batches are asked for early."""
+        self.exchange.start(ahead)
+        while (item := self.exchange.next(self._inspect)) is not None:
+            self.dense.load(item)
+            if item.phase.training:
+                self._train(item)
+            else:
+                self._evaluate(item)
+
+    def _inspect(self) -> Inspected:
+        memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        return Inspected(f"W{self.exchange.index}", self.dense.checksum(), memory, {})
+
+    def _train(self, item: Item) -> None:
+        if item.grant.samples == 0:
+            item.release()
+            self.dense.finish(item, None)
+            return
+        began = time.perf_counter()
+        emb = self._embed(item)
+        item.release()
+        batch, grant = item.batch, item.grant
+        key = key_of(self.seed, item.phase.epoch, item.phase.split, grant.batch)
+        item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
+        sums = self._sums = _room(self._sums, len(item.unique.index))
+        out = sums[: len(item.unique.index)]
+        self.kernels.segment_sum(gradient, item.unique.inverse, out)
+        item.seconds = time.perf_counter() - began
+        self.dense.finish(item, out)
+
+    def _evaluate(self, item: Item) -> None:
+        emb = self._embed(item)
+        item.release()
+        self.exchange.predictions(item, self.computer.predict(item.batch.numeric, emb))
+        self.exchange.take()
+
+    def _embed(self, item: Item) -> Any:
+        """float32[B, F, W]: the looked-up rows of every id of the batch."""
+        count, fields = item.batch.ids.shape
+        self._emb = _room(self._emb, count * fields)
+        emb = self._emb[: count * fields]
+        self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
+        return emb.reshape(count, fields, self.width)
+
+    def _gathered(self, item: Item) -> Any:
+        """float32[U, W]: the shards' answers in the order of the item's distinct rows."""
+        views = []
+        for shard in range(len(self.exchange.servers)):
+            rows, frame = item.answers[shard]
+            values = frame.payload.view(np.float32)[: rows.rows * self.width]
+            views.append(values.reshape(rows.rows, self.width))
+        if len(views) == 1:
+            return views[0]
+        self._rows = _room(self._rows, len(item.unique.index))
+        out = self._rows[: len(item.unique.index)]
+        return np.concatenate(views, out=out)
+
+
+def _room(array: Any, rows: int) -> Any:
+    """`array` if it has so many rows, else a larger one."""
+    return array if len(array) >= rows else np.empty((rows, array.shape[1]), np.float32)

@@ -1,0 +1,154 @@
+"""A prepared data set: three memory-mapped arrays and the row ranges of its days or splits.
+
+Opening one reads meta.json and a few sampled pages (about a millisecond); a slice is a view, so a worker
+copies and parses nothing. Memory is the page cache's, shared by all workers of a host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.data.integrity import check_files
+from gbactl.errors import DataError
+
+META = "meta.json"
+FORMAT = 1
+ARRAYS = ("labels", "numeric", "ids")
+KEYS = {
+    "name", "fingerprint", "kind", "numeric", "cardinalities", "shared_ids", "splits", "numeric_names",
+    "field_names", "bad_lines", "best_auc", "files",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Shape of a row: N numeric features and F categorical fields.
+
+    `cardinalities[f]` bounds the ids of field f. With `shared_ids` all fields draw from one id space.
+    """
+
+    numeric: int
+    cardinalities: tuple[int, ...]
+    shared_ids: bool = False
+
+    @property
+    def fields(self) -> int:
+        """F, the number of categorical fields."""
+        return len(self.cardinalities)
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64[F]: first row of each field in the fused table; all 0 with shared ids."""
+        ends = np.cumsum(self.cardinalities, dtype=np.int64)
+        return np.zeros_like(ends) if self.shared_ids else ends - np.array(self.cardinalities, np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the fused table."""
+        return max(self.cardinalities, default=0) if self.shared_ids else sum(self.cardinalities)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """labels uint8[n], numeric float32[n, N], ids int32[n, F] (0 <= id < cardinality of its field).
+
+    A batch from `Split.slice` is read-only (it is the cache itself); `torch.tensor(batch.numeric)` copies it.
+    """
+
+    labels: NDArray[np.uint8]
+    numeric: NDArray[np.float32]
+    ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One day or split: a range of rows of the mapped arrays."""
+
+    name: str
+    whole: Batch
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return len(self.whole)
+
+    def slice(self, lo: int, hi: int) -> Batch:
+        """Rows lo..hi as views. Raises IndexError outside 0 <= lo <= hi <= rows."""
+        if not 0 <= lo <= hi <= self.rows:
+            raise IndexError(f"rows {lo}..{hi} of split {self.name}, which has {self.rows}")
+        return Batch(self.whole.labels[lo:hi], self.whole.numeric[lo:hi], self.whole.ids[lo:hi])
+
+    def take(self, index: NDArray[np.int64]) -> Batch:
+        """Rows in the order of `index` (int64[n]), copied. Raises IndexError outside 0 <= index < rows."""
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
+            raise IndexError(f"an index outside split {self.name}, which has {self.rows} rows")
+        return Batch(self.whole.labels[index], self.whole.numeric[index], self.whole.ids[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Splits in time order. kind "days": train on d, evaluate on d+1; "splits": train, validation, test."""
+
+    schema: Schema
+    splits: tuple[Split, ...]
+    kind: str
+    fingerprint: str
+    best_auc: dict[str, float]
+    path: Path
+    meta: dict[str, Any]
+
+    def __iter__(self) -> Iterator[Split]:
+        return iter(self.splits)
+
+    @property
+    def rows(self) -> int:
+        """Samples in all splits."""
+        return sum(split.rows for split in self.splits)
+
+    def split(self, name: str) -> Split:
+        """The split of that name. Raises KeyError."""
+        return {split.name: split for split in self.splits}[name]
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """meta.json of a cache directory. Raises DataError where it is missing, unreadable or of old format."""
+    try:
+        meta = json.loads((path / META).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a complete data cache ({error}); prepare it again.") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT or KEYS - meta.keys():
+        raise DataError(f"{path} was written in another cache format; prepare it again.")
+    return meta
+
+
+def _map(path: Path) -> Batch:
+    try:
+        labels, numeric, ids = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); prepare it again.") from None
+    return Batch(labels.view(np.ndarray), numeric.view(np.ndarray), ids.view(np.ndarray))
+
+
+def open_dataset(path: Path, *, full: bool = False) -> Dataset:
+    """Map a cache directory made by `prepare`. Raises DataError if it is damaged.
+
+    Sizes and sampled pages are checked; `full` reads every byte (about 1 GB/s).
+    """
+    path = Path(path)
+    meta = read_meta(path)
+    check_files(path, meta["files"], full=full)
+    mapped = Split("", _map(path))
+    schema = Schema(meta["numeric"], tuple(meta["cardinalities"]), meta["shared_ids"])
+    splits = tuple(Split(s["name"], mapped.slice(s["lo"], s["hi"])) for s in meta["splits"])
+    return Dataset(schema, splits, meta["kind"], meta["fingerprint"], meta["best_auc"], path, meta)

@@ -1,0 +1,114 @@
+"""Criteo's TSV (Kaggle and 1TB): label, 13 integers, 26 hexadecimal ids, each of which may be empty.
+
+An integer x becomes log(1 + x), or -log(1 - x) where it is negative, 0 where it is missing. An id is hashed
+into its field's buckets, 0 being "missing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gbactl.data.columns import to_ids, to_numbers
+from gbactl.data.dataset import Batch, Schema
+from gbactl.data.days import check_days, days_between, equal_days
+from gbactl.data.files import Progress, find, read_all
+from gbactl.data.options import at_least
+from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
+from gbactl.data.writer import Built, write_all
+from gbactl.errors import DataError
+
+NUMERIC = [f"I{i}" for i in range(1, 14)]
+FIELDS = [f"C{i}" for i in range(1, 27)]
+HEX = set("0123456789abcdefABCDEF")
+
+
+def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """sign(x) * log(1 + |x|), NaN (missing) becoming 0."""
+    logs: NDArray[np.float32] = np.nan_to_num(np.sign(values) * np.log1p(np.abs(values))).astype(np.float32)
+    return logs
+
+
+@dataclass(frozen=True)
+class CriteoLines:
+    """The format, for ids hashed into `buckets`."""
+
+    buckets: int
+
+    def fast(self, data: bytes, lines: int) -> Batch:
+        """labels, numeric and ids of whole lines."""
+        if b" " in data or b"+" in data:
+            raise Mismatch("characters that Criteo does not use")
+        schema = {"label": pl.Int64, **dict.fromkeys(NUMERIC, pl.Int64), **dict.fromkeys(FIELDS, pl.String)}
+        frame = table(data, lines, "\t", schema)
+        labels = frame["label"]
+        if labels.null_count() or not labels.is_in([0, 1]).all():
+            raise Mismatch("label")
+        numbers = np.stack([frame[name].cast(pl.Float64).to_numpy() for name in NUMERIC], axis=1)
+        ids = np.empty((lines, len(FIELDS)), np.int32)
+        for f, name in enumerate(FIELDS):
+            number = to_numbers(frame[name])
+            if number.null_count() != frame[name].null_count() or (number < 0).any():
+                raise Mismatch(name)
+            ids[:, f] = to_ids(frame[name], f, self.buckets, number)
+        return Batch(labels.to_numpy().astype(np.uint8), signed_log(numbers), ids)
+
+    def explain(self, line: str) -> str | None:
+        """What is wrong with this line."""
+        cells = line.split("\t")
+        if len(cells) != 40:
+            return f"{len(cells)} columns where Criteo has 40 (label, 13 integers, 26 ids, tab-separated)"
+        if not is_integer(cells[0]) or int(cells[0]) not in (0, 1):
+            return f"the label is {cells[0]!r}, not 0 or 1"
+        for name, cell in zip(NUMERIC, cells[1:14], strict=True):
+            if cell and not is_integer(cell):
+                return f"{name} is {cell!r}, not an integer"
+        for name, cell in zip(FIELDS, cells[14:], strict=True):
+            if not HEX.issuperset(cell) or len(cell) > 15:
+                return f"{name} is {cell!r}, not a hexadecimal id"
+        return None
+
+
+@dataclass(frozen=True)
+class Criteo:
+    """Options of data=criteo; each file is a day, or `days` equal parts of all rows in order."""
+
+    path: str | list[str] | None = None
+    patterns: list[str] = field(default_factory=lambda: ["day_*", "*.tsv*", "*.txt*"])
+    days: int | None = None
+    buckets: int = 131072
+    max_bad_lines: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        at_least(self, buckets=2, max_bad_lines=0)
+        check_days(self.days)
+
+    def sources(self) -> list[Path]:
+        """The files, in time order."""
+        return find(self.path, self.patterns)
+
+    def build(self, folder: Path, progress: Progress) -> Built:
+        """Write the arrays. Raises DataError."""
+        paths, bad, ends = self.sources(), BadLines(self.max_bad_lines), list[int]()
+
+        def chunks() -> Iterator[Batch]:
+            rows = np.zeros(len(paths), np.int64)
+            for i, block in read_all(paths, progress):
+                chunk = parse(CriteoLines(self.buckets), block, bad)
+                if chunk is not None:
+                    rows[i] += len(chunk)
+                    yield chunk
+            if not rows.all():
+                raise DataError(f"{paths[int(np.argmin(rows))]} has no readable line.")
+            ends.extend(np.cumsum(rows).tolist())
+
+        total = write_all(folder, len(NUMERIC), len(FIELDS), chunks())
+        per_file = self.days is None and len(paths) > 1
+        splits = days_between(ends) if per_file else equal_days(total, self.days)
+        return Built("days", Schema(13, (self.buckets,) * 26), splits, NUMERIC, FIELDS, bad.count)

@@ -1,0 +1,122 @@
+"""libfm text with one-hot fields (Frappe and the like): label 1/-1 or 1/0, then `id:1` pairs.
+
+Every line has as many pairs. Ids are used as they are and shared by all fields (one table of the largest
+id + 1 rows). Three files: train, validation, test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from gbactl.data.dataset import Batch, Schema
+from gbactl.data.files import Block, Progress, find, read_all
+from gbactl.data.options import at_least, require
+from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
+from gbactl.data.writer import Built, write_all
+from gbactl.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+LARGEST = 2**31 - 2
+
+
+@dataclass(frozen=True)
+class LibfmLines:
+    """The format, for lines of `fields` pairs."""
+
+    fields: int
+
+    def fast(self, data: bytes, lines: int) -> Batch:
+        """labels and ids of whole lines."""
+        data = data.replace(b" \n", b"\n")
+        pairs = data.count(b":")
+        if pairs != lines * self.fields or data.count(b":1 ") + data.count(b":1\n") != pairs or b"+" in data:
+            raise Mismatch("pairs")
+        bare = data.replace(b":1 ", b" ").replace(b":1\n", b"\n")
+        names = [f"f{i}" for i in range(self.fields)]
+        frame = table(bare, lines, " ", {"label": pl.Int64, **dict.fromkeys(names, pl.Int64)})
+        label = frame["label"]
+        if not label.is_in([-1, 0, 1]).fill_null(False).all():
+            raise Mismatch("label")
+        wide = frame.select(names).fill_null(-1).to_numpy()
+        if wide.min() < 0 or wide.max() > LARGEST:
+            raise Mismatch("id")
+        labels = (label.to_numpy() == 1).astype(np.uint8)
+        return Batch(labels, np.empty((lines, 0), np.float32), np.ascontiguousarray(wide, np.int32))
+
+    def explain(self, line: str) -> str | None:
+        """What is wrong with this line."""
+        label, *pairs = line.removesuffix(" ").split(" ")
+        if not is_integer(label) or int(label) not in (-1, 0, 1):
+            return f"the label is {label!r}, not 1, 0 or -1"
+        if len(pairs) != self.fields:
+            return f"{len(pairs)} id:1 pairs where the first line has {self.fields}"
+        for pair in pairs:
+            identity, _, value = pair.partition(":")
+            if not is_integer(identity) or not 0 <= int(identity) <= LARGEST:
+                return f"{pair!r} has no id from 0 to {LARGEST}"
+            if value != "1":
+                return f"{pair!r} has a value other than 1, which is not a one-hot field"
+        return None
+
+
+@dataclass(frozen=True)
+class Libfm:
+    """Options of data=libfm."""
+
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    max_bad_lines: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        at_least(self, max_bad_lines=0)
+        for name in SPLITS:
+            require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")
+
+    def sources(self) -> list[Path]:
+        """The files of train, validation and test."""
+        paths = [find(getattr(self, name), ["*.libfm*"], f"data.{name}") for name in SPLITS]
+        for name, found in zip(SPLITS, paths, strict=True):
+            require(len(found) == 1, f"data.{name} stands for {len(found)} files; name one.")
+        return [found[0] for found in paths]
+
+    def build(self, folder: Path, progress: Progress) -> Built:
+        """Write the arrays. Raises DataError."""
+        paths, bad = self.sources(), BadLines(self.max_bad_lines)
+        rows, largest = np.zeros(len(paths), np.int64), 0
+        blocks = read_all(paths, progress)
+        first = next(blocks)
+        form = LibfmLines(_fields(first[1]))
+
+        def chunks() -> Iterator[Batch]:
+            nonlocal largest
+            for i, block in chain([first], blocks):
+                chunk = parse(form, block, bad)
+                if chunk is not None:
+                    rows[i] += len(chunk)
+                    largest = max(largest, int(chunk.ids.max()))
+                    yield chunk
+
+        write_all(folder, 0, form.fields, chunks())
+        for path, count in zip(paths, rows, strict=True):
+            if not count:
+                raise DataError(f"{path} has no readable line.")
+        ends = np.cumsum(rows).tolist()
+        schema = Schema(0, (largest + 1,) * form.fields, shared_ids=True)
+        splits = list(zip(SPLITS, [0, *ends[:-1]], ends, strict=True))
+        return Built("splits", schema, splits, [], [f"field{i}" for i in range(form.fields)], bad.count)
+
+
+def _fields(block: Block) -> int:
+    line = block.data.partition(b"\n")[0]
+    count = line.count(b":")
+    if not count:
+        raise DataError(f"{block.path}, line 1: no id:1 pair; this is not libfm text.")
+    return count

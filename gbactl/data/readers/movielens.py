@@ -1,0 +1,144 @@
+"""MovieLens ratings (ratings.dat, u.data, ratings.csv): rating >= 4 is a click.
+
+Fields are user, item, hour of the day and weekday (UTC). Rows are sorted by time (stable) and cut into days.
+One copy of the arrays waits on the disk meanwhile; only times and sort order are in memory (16 bytes a
+rating).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from gbactl.data.dataset import Batch, Schema
+from gbactl.data.days import check_days, equal_days
+from gbactl.data.files import Block, Progress, find, read_all
+from gbactl.data.options import at_least
+from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
+from gbactl.data.writer import Built, reorder, write_all
+from gbactl.errors import DataError
+
+FIELDS = ["user", "item", "hour", "weekday"]
+CLICK = 4.0
+LIMITS = (2**31 - 2, 2**31 - 2, 2**40)
+HEADER = b"userId,movieId,rating,timestamp"
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """A chunk and the time of each of its rows, seconds since 1970 UTC."""
+
+    batch: Batch
+    times: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RatingLines:
+    """The format, for one separator: `::`, a tab or a comma."""
+
+    separator: str
+
+    def fast(self, data: bytes, lines: int) -> Ratings:
+        """Rows of whole lines."""
+        if b" " in data or b"+" in data:
+            raise Mismatch("characters that polars would skip")
+        if data.count(self.separator.encode()) != 3 * lines:
+            raise Mismatch("columns")
+        bare = data.replace(b"::", b"\t")
+        kinds = {"user": pl.Int64, "item": pl.Int64, "rating": pl.Float64, "time": pl.Int64}
+        frame = table(bare, lines, "," if self.separator == "," else "\t", kinds)
+        if sum(frame.null_count().row(0)) or not frame["rating"].is_between(0, 10).all():
+            raise Mismatch("rating")
+        user, item, time = (frame[name].to_numpy() for name in ("user", "item", "time"))
+        if not all(
+            a.min() >= 0 and a.max() <= top for a, top in zip((user, item, time), LIMITS, strict=True)
+        ):
+            raise Mismatch("range")
+        ids = np.stack([user, item, time // 3600 % 24, (time // 86400 + 3) % 7], axis=1).astype(np.int32)
+        labels = (frame["rating"].to_numpy() >= CLICK).astype(np.uint8)
+        return Ratings(Batch(labels, np.empty((lines, 0), np.float32), ids), time)
+
+    def explain(self, line: str) -> str | None:
+        """What is wrong with this line."""
+        cells = line.split(self.separator)
+        if len(cells) != 4:
+            return f"{len(cells)} columns where there are 4 (user, item, rating, time)"
+        for name, at, limit in zip(("user", "item", "time"), (0, 1, 3), LIMITS, strict=True):
+            cell = cells[at]
+            if not is_integer(cell) or not 0 <= int(cell) <= limit:
+                return f"the {name} is {cell!r}, not a number from 0 to {limit}"
+        whole, _, part = cells[2].partition(".")
+        if not (whole + part).isdigit() or not cells[2].isascii() or not 0 <= float(cells[2]) <= 10:
+            return f"the rating is {cells[2]!r}, not a number from 0 to 10"
+        return None
+
+
+def _format(block: Block) -> tuple[RatingLines, bytes]:
+    line = block.data.partition(b"\n")[0].rstrip(b"\r")
+    for separator in ("::", "\t", ","):
+        if line.count(separator.encode()) == 3:
+            return RatingLines(separator), line if line == HEADER else b""
+    raise DataError(
+        f"{block.path}, line 1: not ratings (user, item, rating, time; apart by ::, tab or comma)."
+    )
+
+
+def _without(block: Block, header: bytes) -> Block:
+    if block.first_line == 1 and header and block.data.startswith(header):
+        return Block(block.path, 2, block.data.partition(b"\n")[2])
+    return block
+
+
+@dataclass(frozen=True)
+class Movielens:
+    """Options of data=movielens."""
+
+    path: str | list[str] | None = None
+    patterns: list[str] = field(default_factory=lambda: ["ratings.dat*", "u.data*", "ratings.csv*"])
+    days: int | None = None
+    max_bad_lines: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        at_least(self, max_bad_lines=0)
+        check_days(self.days)
+
+    def sources(self) -> list[Path]:
+        """The ratings files."""
+        return find(self.path, self.patterns)
+
+    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[Ratings]:
+        form, header = None, b""
+        for _, block in read_all(self.sources(), progress):
+            if block.first_line == 1:
+                form, header = _format(block)
+            block = _without(block, header)
+            assert form is not None
+            rows = parse(form, block, bad) if block.data else None
+            if rows is not None:
+                yield rows
+
+    def build(self, folder: Path, progress: Progress) -> Built:
+        """Write the arrays, in time order. Raises DataError."""
+        bad, times = BadLines(self.max_bad_lines), list[NDArray[np.int64]]()
+        largest = np.zeros(2, np.int64)
+
+        def chunks() -> Iterator[Batch]:
+            for rows in self._parsed(progress, bad):
+                times.append(rows.times)
+                np.maximum(largest, rows.batch.ids[:, :2].max(axis=0), out=largest)
+                yield rows.batch
+
+        with TemporaryDirectory(dir=folder, prefix="unsorted-") as unsorted:
+            total = write_all(Path(unsorted), 0, len(FIELDS), chunks())
+            splits = equal_days(total, self.days)
+            progress("sorting by time", 1.0)
+            reorder(Path(unsorted), folder, np.argsort(np.concatenate(times), kind="stable"))
+        schema = Schema(0, (int(largest[0]) + 1, int(largest[1]) + 1, 24, 7))
+        return Built("days", schema, splits, [], FIELDS, bad.count)

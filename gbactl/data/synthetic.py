@@ -1,0 +1,152 @@
+"""Criteo-shaped clicks from a hidden factorisation model, made in parallel, the same bytes from a seed.
+
+Chunks of 65,536 rows are seeded by (seed, day, chunk), so the bytes do not depend on the number of threads
+(numpy releases the interpreter lock, so threads use all cores). Memory is a few MB a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.data.dataset import Batch, Schema
+from gbactl.data.files import Progress
+from gbactl.data.hidden import HiddenModel, sigmoid
+from gbactl.data.options import at_least, require
+from gbactl.data.writer import Built, allocate
+
+CHUNK = 1 << 16
+BINS = 1 << 14
+SMALLEST = 10
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Options of data=synthetic."""
+
+    rows_per_day: int = 200_000
+    days: int = 5
+    numeric: int = 13
+    fields: int = 26
+    max_cardinality: int = 100_000
+    skew: float = 1.05
+    signal: float = 1.6
+    noise: float = 0.3
+    drift: float = 0.1
+    ctr: float = 0.25
+    seed: int = 1
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        at_least(self, rows_per_day=1, days=2, numeric=0, fields=1, seed=0)
+        at_least(self, skew=0, signal=0, noise=0, drift=0)
+        top = 2**31 - 1
+        require(
+            SMALLEST <= self.max_cardinality <= top, f"data.max_cardinality must be from {SMALLEST} to {top}."
+        )
+        require(0 < self.ctr < 1, "data.ctr must be between 0 and 1.")
+
+    def sources(self) -> list[Path]:
+        """No files."""
+        return []
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """From 10 to `max_cardinality`, evenly on a logarithmic scale."""
+        return tuple(int(c) for c in np.geomspace(SMALLEST, self.max_cardinality, self.fields).round())
+
+    def build(self, folder: Path, progress: Progress) -> Built:
+        """Write the arrays."""
+        maps = allocate(folder, self.rows_per_day * self.days, self.numeric, self.fields)
+        seen = Generator(self).fill(maps, progress)
+        names = [f"day{d}" for d in range(self.days)]
+        splits = [(name, d * self.rows_per_day, (d + 1) * self.rows_per_day) for d, name in enumerate(names)]
+        numeric, fields = _names("I", self.numeric), _names("C", self.fields)
+        best = {name: best_auc(seen[d]) for d, name in enumerate(names)}
+        return Built("days", Schema(self.numeric, self.cardinalities), splits, numeric, fields, best_auc=best)
+
+
+def _names(letter: str, count: int) -> list[str]:
+    return [f"{letter}{i + 1}" for i in range(count)]
+
+
+def zipf(uniform: NDArray[np.float64], size: int, skew: float) -> NDArray[np.int32]:
+    """Bounded Zipf ids in [0, size), id 0 the most frequent, by inverting the continuous power law.
+
+    `skew` is the exponent: 0 is uniform, 1 is Zipf's law.
+    """
+    power = 1.0 - skew
+    if abs(power) < 1e-6:
+        x = np.exp(uniform * np.log(size + 1.0))
+    else:
+        x = (1.0 + uniform * ((size + 1.0) ** power - 1.0)) ** (1.0 / power)
+    ids: NDArray[np.int32] = np.clip(x.astype(np.int64) - 1, 0, size - 1).astype(np.int32)
+    return ids
+
+
+def best_auc(seen: NDArray[np.int64]) -> float:
+    """AUC of the true probabilities on the drawn labels, from counts int64[2, bins] by label, true logit."""
+    negatives, positives = seen.astype(np.float64)
+    below = np.cumsum(negatives) - negatives / 2
+    pairs = negatives.sum() * positives.sum()
+    return float((positives * below).sum() / pairs) if pairs else float("nan")
+
+
+class Generator:
+    """Draws chunks of rows; holds the hidden model and nothing that grows."""
+
+    def __init__(self, options: Synthetic) -> None:
+        self.options = options
+        self.hidden = HiddenModel(options.cardinalities, options.numeric, options.seed, options.drift)
+        _, numeric, ids = self._features(self._random(0, 0), min(CHUNK, 1 << 15))
+        self.hidden.calibrate(numeric, ids, options.signal, options.ctr)
+
+    def _random(self, day: int, chunk: int) -> np.random.Generator:
+        return np.random.Generator(np.random.SFC64([self.options.seed, day, chunk]))
+
+    def _features(
+        self, random: np.random.Generator, rows: int
+    ) -> tuple[np.random.Generator, NDArray[np.float32], NDArray[np.int32]]:
+        o = self.options
+        numeric = random.standard_normal((rows, o.numeric), dtype=np.float32)
+        ids = np.empty((rows, o.fields), np.int32)
+        for f, size in enumerate(o.cardinalities):
+            ids[:, f] = zipf(random.random(rows), size, o.skew)
+        return random, numeric, ids
+
+    def chunk(self, day: int, chunk: int, rows: int) -> tuple[Batch, NDArray[np.int64]]:
+        """A chunk's rows, and their counts by (label, bin of the true logit)."""
+        random, numeric, ids = self._features(self._random(day, chunk), rows)
+        logit = self.hidden.logits(numeric, ids, day)
+        noisy = logit + np.float32(self.options.noise) * random.standard_normal(rows, dtype=np.float32)
+        labels = (random.random(rows, dtype=np.float32) < sigmoid(noisy)).astype(np.uint8)
+        bins = np.clip((logit + 12) * (BINS / 24), 0, BINS - 1).astype(np.int64)
+        return Batch(labels, numeric, ids), np.bincount(bins + labels * np.int64(BINS), minlength=2 * BINS)
+
+    def fill(self, maps: Batch, progress: Progress) -> NDArray[np.int64]:
+        """Fill the maps with all days; counts int64[days, 2, bins]."""
+        o, seen = self.options, np.zeros((self.options.days, 2 * BINS), np.int64)
+        tasks = [(d, c, lo) for d in range(o.days) for c, lo in enumerate(range(0, o.rows_per_day, CHUNK))]
+
+        def work(day: int, chunk: int, lo: int) -> tuple[int, NDArray[np.int64]]:
+            rows = min(CHUNK, o.rows_per_day - lo)
+            batch, counts = self.chunk(day, chunk, rows)
+            at = slice(day * o.rows_per_day + lo, day * o.rows_per_day + lo + rows)
+            maps.labels[at], maps.numeric[at], maps.ids[at] = batch.labels, batch.numeric, batch.ids
+            return day, counts
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            done = [pool.submit(work, *task) for task in tasks]
+            try:
+                for i, future in enumerate(as_completed(done)):
+                    day, counts = future.result()
+                    seen[day] += counts
+                    progress("generating", (i + 1) / len(tasks))
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return seen.reshape(o.days, 2, BINS)

@@ -1,0 +1,112 @@
+"""Blocks of text to arrays: the whole block at once by polars, line by line only where that fails.
+
+The fast path runs at polars' speed. A block it refuses is scanned in Python (about 100 k lines/s) to name the
+bad line, or, where bad lines are tolerated, to drop and count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+import polars as pl
+
+from gbactl.data.files import Block
+from gbactl.errors import DataError
+
+C_co = TypeVar("C_co", covariant=True)
+C = TypeVar("C")
+
+
+class Mismatch(Exception):
+    """The fast path met something it does not read."""
+
+
+class LineFormat(Protocol[C_co]):
+    """One text format, told twice: for a block, and for one line."""
+
+    def fast(self, data: bytes, lines: int) -> C_co:
+        """Arrays of `lines` whole lines. Raises Mismatch or a polars error."""
+
+    def explain(self, line: str) -> str | None:
+        """What is wrong with this line, in words; None if it can be read."""
+
+
+class BadLines:
+    """Counts unreadable lines, up to `data.max_bad_lines`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+
+    def add(self, block: Block, offset: int, reason: str) -> None:
+        """Count one. Raises DataError past the limit."""
+        self.count += 1
+        if self.count > self.limit:
+            hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
+            line = block.first_line + offset
+            raise DataError(f"{block.path}, line {line}: {reason}; {hint}")
+
+
+def _explain(form: LineFormat[C], line: bytes) -> str | None:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    if "\0" in text or "\r" in text:
+        return "it holds a control character"
+    return form.explain(text)
+
+
+def _scan(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
+    good = []
+    for offset, line in enumerate(block.data.split(b"\n")[:-1]):
+        line = line.removesuffix(b"\r")
+        reason = _explain(form, line)
+        if reason:
+            bad.add(block, offset, reason)
+        else:
+            good.append(line)
+    if not good:
+        return None
+    try:
+        return form.fast(b"\n".join([*good, b""]), len(good))
+    except (Mismatch, pl.exceptions.PolarsError) as error:
+        last = block.first_line + block.lines - 1
+        raise DataError(
+            f"{block.path}, lines {block.first_line} to {last} cannot be read: {error}."
+        ) from None
+
+
+def parse(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
+    """Arrays of the readable lines, None if there are none. Raises DataError at a bad line past the limit."""
+    data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
+    try:
+        if b"\0" in data or b"\r" in data:
+            raise Mismatch("control characters")
+        return form.fast(data, block.lines)
+    except (Mismatch, pl.exceptions.PolarsError):
+        return _scan(form, block, bad)
+
+
+def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    """Read delimited text with exactly these columns. Raises Mismatch unless every line has all of them."""
+    if data.count(separator.encode()) != lines * (len(schema) - 1):
+        raise Mismatch("a line with another number of columns")
+    frame = pl.read_csv(
+        data,
+        has_header=False,
+        separator=separator,
+        quote_char=None,
+        schema=schema,
+        truncate_ragged_lines=False,
+    )
+    if frame.height != lines:
+        raise Mismatch("a line that is not a row")
+    return frame
+
+
+def is_integer(text: str) -> bool:
+    """Whether polars reads the text as a 64-bit integer."""
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63

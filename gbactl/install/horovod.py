@@ -1,0 +1,137 @@
+"""`python -m gbactl.install.horovod`: builds Horovod for this Python and torch, once, and installs it.
+
+The wheel stays in ${XDG_CACHE_HOME:-~/.cache}/gbactl/wheels/<torch>-<python>-<arch>, so that a second
+environment takes seconds. Cost of the first time: 3.5 minutes on two cores. Safe to start twice at once:
+the second waits for the first and takes its wheel, which appears under its name only when complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from gbactl.errors import GbactlError, MissingDependencyError
+from gbactl.install.progress import InstallError, heartbeat, run, say
+from gbactl.install.toolchain import cxx20_wrapper, require_cmake, require_compiler
+
+HOROVOD = "0.28.1"
+BUILD_NEEDS = ("setuptools<81", "wheel", "packaging", "pyyaml", "psutil", "cloudpickle", "cffi")
+SWITCHES = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # its cmake files are older than what cmake 4 accepts
+}
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def cache_root() -> Path:
+    """${XDG_CACHE_HOME:-~/.cache}/gbactl."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gbactl"
+
+
+def wheel_dir(torch_version: str) -> Path:
+    """Where the wheel for this torch, Python and machine is kept."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return cache_root() / "wheels" / f"{torch_version}-{python}-{platform.machine()}"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; says so when it has to wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with heartbeat("waiting for another installation"):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def works() -> str:
+    """'' when horovod.torch imports and has Gloo, else the reason why not."""
+    code = "import horovod.torch as h; assert h.gloo_built(), 'built without Gloo'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (lines[-1] if lines else "it crashed")
+
+
+def _build(folder: Path) -> Path:
+    """Build into a temporary directory beside `folder`, then rename the wheel into it."""
+    compiler, cmake = require_compiler(), require_cmake()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "build.log"
+    run("installing what Horovod's build needs", [*PIP, "install", *BUILD_NEEDS], log)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as name:
+        scratch = Path(name)
+        env = {
+            **os.environ,
+            **SWITCHES,
+            "CXX": str(cxx20_wrapper(scratch, compiler)),
+            "HOROVOD_CMAKE": cmake,
+            "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+            "TMPDIR": name,
+        }
+        # pip's own wheel cache does not know which torch a wheel was built for.
+        options = ["--no-cache-dir", "--no-build-isolation", "--no-deps", "--no-binary", "horovod"]
+        command = [*PIP, "wheel", *options, "-w", name, f"horovod=={HOROVOD}"]
+        about = "3.5 minutes on two cores; once for this torch and Python"
+        run(f"building Horovod {HOROVOD} from source", command, log, env, about)
+        made = next(scratch.glob("horovod-*.whl"))
+        return made.replace(folder / made.name)
+
+
+def _install(wheel: Path) -> str:
+    log = wheel.parent / "install.log"
+    run("installing what Horovod needs", [*PIP, "install", *BUILD_NEEDS], log)
+    options = ["--no-deps", "--no-index", "--force-reinstall"]
+    run(f"installing {wheel.name}", [*PIP, "install", *options, str(wheel)], log)
+    return works()
+
+
+def ensure() -> None:
+    """Make `import horovod.torch` work in this Python. Raises InstallError or MissingDependencyError."""
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise MissingDependencyError("Horovod is built against torch; install torch first.") from None
+    folder = wheel_dir(torch_version)
+    with locked(folder / "lock"):
+        if not works():
+            say(f"Horovod {HOROVOD} is installed and works")
+            return
+        wheel = next(folder.glob(f"horovod-{HOROVOD}-*.whl"), None)
+        if wheel is not None:
+            say(f"using the cached {wheel}")
+            if not _install(wheel):
+                return
+            say("the cached wheel does not work here and is built again")
+            wheel.unlink()
+        reason = _install(_build(folder))
+        if reason:
+            raise InstallError(f"Horovod was built but cannot be imported: {reason}")
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        ensure()
+    except GbactlError as error:
+        say(f"error: {error}")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

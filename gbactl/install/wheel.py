@@ -1,0 +1,37 @@
+"""Puts conf/ into the wheel as gbactl/conf: it stands beside the package in a checkout.
+
+Named in pyproject.toml; setuptools calls it. An editable installation copies nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setuptools.command.build_py import build_py
+
+CONF = Path("conf")
+
+
+class BuildWithConf(build_py):  # type: ignore[misc]
+    """build_py that also copies conf/**/*.yaml."""
+
+    def _conf_files(self) -> list[Path]:
+        return sorted(CONF.rglob("*.yaml"))
+
+    def run(self) -> None:
+        """Build as usual, then copy."""
+        super().run()
+        if not self.editable_mode:
+            for source in self._conf_files():
+                target = Path(self.build_lib) / "gbactl" / source
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(source), str(target))
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution must carry."""
+        return [*super().get_source_files(), *map(str, self._conf_files())]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        """What was built."""
+        made = [] if self.editable_mode else self._conf_files()
+        return [*super().get_outputs(include_bytecode), *(f"{self.build_lib}/gbactl/{f}" for f in made)]

@@ -1,0 +1,56 @@
+"""The row kernels: compiled where the library was built, else their torch twin with the same bits.
+
+Importing costs nothing; `load` opens a library of 200 KB, or imports torch for the twin.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from gbactl.errors import ConfigError, MissingDependencyError
+from gbactl.kernels.base import Kernels
+
+ENVIRONMENT = "GBACTL_KERNELS"
+
+
+@functools.cache
+def _native() -> Kernels:
+    from gbactl.kernels.build import find_library
+    from gbactl.kernels.native import NativeKernels
+
+    path = find_library()
+    if path is None:
+        raise MissingDependencyError(
+            "The compiled kernels are not there; install a C++ compiler and type "
+            "`python -m gbactl.kernels.build`, or set GBACTL_KERNELS=twin."
+        )
+    return NativeKernels(path)
+
+
+@functools.cache
+def _twin() -> Kernels:
+    from gbactl.kernels.twin import TwinKernels
+
+    return TwinKernels()
+
+
+def load(which: str | None = None) -> Kernels:
+    """The kernels named `native` or `twin`; by default what GBACTL_KERNELS says, else the best there is.
+
+    Raises ConfigError on another name, MissingDependencyError when `native` is demanded and missing.
+    """
+    which = which or os.environ.get(ENVIRONMENT) or "auto"
+    if which not in ("auto", "native", "twin"):
+        raise ConfigError(f"{ENVIRONMENT}={which} is not known; set it to native or twin, or leave it out.")
+    if which == "twin":
+        return _twin()
+    try:
+        return _native()
+    except MissingDependencyError:
+        if which == "native":
+            raise
+        return _twin()
+
+
+__all__ = ["ENVIRONMENT", "Kernels", "load"]

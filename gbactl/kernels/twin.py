@@ -1,0 +1,168 @@
+"""The kernels in torch and NumPy, for a machine without a compiler: same bits, 3 to 10 times slower.
+
+Each expression is one IEEE operation at a time, in the order of kernels.cpp; torch's fused forms (add with
+alpha, addcmul, lerp) contract to FMA and are avoided. Whole-table work goes by chunks of `CHUNK` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gbactl.kernels.base import (
+    FLOAT,
+    INT,
+    LONG,
+    Aggregate,
+    DensePart,
+    Floats,
+    Ints,
+    Longs,
+    RowPart,
+    Rule,
+    Unique,
+    Workspace,
+    float32,
+    require,
+)  # fmt: skip
+from gbactl.kernels.twin_steps import TwinDenseStep, TwinRowStep, combine
+
+CHUNK = 1 << 15
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _check_range(index: Ints, rows: int) -> None:
+    if len(index) and (int(index.min()) < 0 or int(index.max()) >= rows):
+        raise ValueError("Refused: an index lies outside the table.")
+
+
+def _first_seen(keys: Longs) -> tuple[Longs, Longs]:
+    """Distinct keys in the order of their first occurrence, and the position of every key among them."""
+    distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return distinct[order], place[inverse.reshape(-1)]
+
+
+def _add_rows(out: Floats, at: Longs, grad: Floats, weight: float) -> None:
+    scaled = torch.from_numpy(grad)
+    if weight != 1.0:
+        scaled = scaled * weight
+    torch.from_numpy(out).index_add_(0, torch.from_numpy(at), scaled)
+
+
+def _mix64(x: Any) -> Any:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _init_chunk(out: Floats, key: int, rows: Any, scale: float) -> None:
+    mixed = _mix64(np.uint64(key) + np.uint64(GOLDEN) * rows.astype(np.uint64))[:, None]
+    low, high = mixed.astype(np.uint32), (mixed >> np.uint64(32)).astype(np.uint32)
+    x = low + np.arange(out.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ high ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    x = (x ^ (x >> np.uint32(16))) >> np.uint32(8)
+    out[:] = np.float32(scale) * (x.astype(np.float32) * np.float32(2.0**-23) - np.float32(1))
+
+
+class TwinKernels:
+    """The same functions as the compiled library."""
+
+    name = "twin"
+
+    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
+        """See `Kernels.dedupe`."""
+        require(ids, INT, (-1, len(offsets)), "ids")
+        require(offsets, LONG, (-1,), "offsets")
+        if shards < 1:
+            raise ValueError("shards must be at least 1.")
+        keys = (ids + offsets).reshape(-1)
+        if ids.size and (ids.min() < 0 or keys.min() < 0 or keys.max() >= 1 << 31):
+            raise ValueError("Refused: an index lies outside the table.")
+        distinct, inverse = _first_seen(keys)
+        owner = distinct % shards
+        grouped = np.argsort(owner, kind="stable")
+        place = np.empty(len(grouped), INT)
+        place[grouped] = np.arange(len(grouped), dtype=INT)
+        index = (distinct[grouped] // shards).astype(INT)
+        return Unique(index, np.bincount(owner, minlength=shards).astype(LONG), place[inverse])
+
+    def gather(self, table: Floats, index: Ints, out: Floats) -> None:
+        """See `Kernels.gather`."""
+        require(table, FLOAT, (-1, -1), "A table")
+        require(index, INT, (-1,), "An index")
+        require(out, FLOAT, (len(index), table.shape[1]), "The output")
+        _check_range(index, len(table))
+        torch.index_select(
+            torch.from_numpy(table), 0, torch.from_numpy(index.copy()), out=torch.from_numpy(out)
+        )
+
+    def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
+        """See `Kernels.segment_sum`."""
+        require(grad, FLOAT, (-1, -1), "A gradient")
+        require(inverse, INT, (len(grad),), "inverse")
+        require(out, FLOAT, (-1, grad.shape[1]), "The output")
+        _check_range(inverse, len(out))
+        out.fill(0.0)
+        _add_rows(out, inverse.astype(LONG), grad, 1.0)
+
+    def aggregate(self, parts: Sequence[RowPart], workspace: Workspace | None = None) -> Aggregate:
+        """See `Kernels.aggregate`."""
+        if not parts:
+            raise ValueError("Nothing to aggregate.")
+        width = parts[0][1].shape[1]
+        for index, grad, _ in parts:
+            require(index, INT, (-1,), "An index")
+            require(grad, FLOAT, (len(index), width), "A gradient")
+        live = [part for part in parts if part[2] != 0]
+        rows = [index.astype(LONG) for index, _, _ in live] or [np.empty(0, LONG)]
+        distinct, place = _first_seen(np.concatenate(rows))
+        total = np.full((len(distinct), width), -0.0, FLOAT)  # -0.0 + x is x, to the sign of zero
+        contributors = np.zeros(len(distinct), FLOAT)
+        start = 0
+        for index, grad, weight in live:
+            at = place[start : start + len(index)]
+            _add_rows(total, at, grad, float(np.float32(weight)))
+            contributors[np.unique(at)] += 1
+            start += len(index)
+        return Aggregate(distinct.astype(INT), total, contributors)
+
+    def check_index(self, index: Ints, rows: int) -> None:
+        """See `Kernels.check_index`."""
+        require(index, INT, (-1,), "An index")
+        _check_range(index, rows)
+        if len(np.unique(index)) != len(index):
+            raise ValueError("Refused: an index occurs twice.")
+
+    def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
+        """See `Kernels.init_rows`."""
+        require(table, FLOAT, (-1, -1), "A table")
+        with np.errstate(over="ignore"):
+            key = int(_mix64(np.uint64((seed + GOLDEN) & ((1 << 64) - 1))))
+            for low in range(0, len(table), CHUNK):
+                chunk = table[low : low + CHUNK]
+                rows = first + stride * np.arange(low, low + len(chunk), dtype=LONG)
+                _init_chunk(chunk, key, rows, scale)
+
+    def average(
+        self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
+    ) -> None:
+        """See `Kernels.average`."""
+        require(running, FLOAT, (-1,), "Running statistics")
+        to = torch.from_numpy(running)
+        mean = combine(parts, 0, len(running)) / float32(weight_sum)
+        to += float32(momentum) * (mean - to)
+
+    def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> TwinRowStep:
+        """See `Kernels.bind_rows`."""
+        return TwinRowStep(rule, table, moments, counts)
+
+    def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> TwinDenseStep:
+        """See `Kernels.bind_dense`."""
+        return TwinDenseStep(rule, value, moments)

@@ -1,0 +1,141 @@
+"""The child processes of a run: started together, watched, and all gone at the end whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from gbactl.cluster.bootstrap import Bootstrap
+from gbactl.cluster.process import FAILED_LINE
+from gbactl.config import RunConfig
+
+GRACE_SECONDS = 3.0
+
+
+@dataclass
+class Child:
+    """A started process and its name (W3, S0, C)."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def exit_sentence(self) -> str | None:
+        """Why it ended, in one sentence; None while it runs or if it ended well."""
+        code = self.process.poll()
+        if code is None or code == 0:
+            return None
+        if code < 0:
+            return f"{self.name} (pid {self.process.pid}) was killed by {_signal(-code)}."
+        return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
+
+    def _reason(self) -> str:
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        told = [line.split(FAILED_LINE, 1)[1] for line in lines if FAILED_LINE in line]
+        return told[-1] if told else f"it left no message; look into {self.log}."
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Two pools of spinning threads on the same cores cost most of the speed: fixed counts, passive waiting."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+class Children:
+    """Starts and stops the processes of one run."""
+
+    def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
+        self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
+        self.running: list[Child] = []
+        self.coordinator = ""
+
+    def start(self, worker_environment: list[dict[str, str]]) -> None:
+        """Start coordinator, servers and workers."""
+        with socket.create_server((self.cfg.cluster.bind, 0), backlog=128) as listener:
+            host, port = listener.getsockname()[:2]
+            self.coordinator = f"{host}:{port}"
+            self._spawn("coordinator", 0, 1, {}, listener)
+        for index in range(self.cfg.cluster.servers):
+            self._spawn("server", index, 1, {})
+        for index, environment in enumerate(worker_environment):
+            self._spawn("worker", index, self.cfg.threads, environment)
+
+    def _spawn(
+        self, role: str, index: int, threads: int, environment: dict[str, str], listener: socket.socket | None = None
+    ) -> None:
+        fd = -1 if listener is None else listener.fileno()
+        boot = Bootstrap(
+            role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
+            dict(self.config), fd,
+        )  # fmt: skip
+        name = str(boot.peer)
+        log = self.run_dir / "logs" / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
+                stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
+                env={**os.environ, **thread_environment(threads), **environment},
+                pass_fds=() if listener is None else (fd,),
+            )  # fmt: skip
+        self.running.append(Child(name, process, log))
+        assert process.stdin is not None
+        _write(process.stdin, boot.dumps())
+
+    def failure(self) -> str | None:
+        """The sentence of the first child that ended badly; a killed one before one that only noticed."""
+        sentences = [s for child in self.running if (s := child.exit_sentence())]
+        killed = [s for s in sentences if "was killed by" in s]
+        return (killed or sentences or [None])[0]
+
+    def ended(self) -> bool:
+        """Whether every child has ended."""
+        return all(child.process.poll() is not None for child in self.running)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until every child has ended; False if some have not."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.ended()
+
+    def stop(self) -> None:
+        """Terminate, then kill, whatever still runs; reap all."""
+        for child in self.running:
+            if child.process.poll() is None:
+                child.process.terminate()
+        if not self.wait(GRACE_SECONDS):
+            for child in self.running:
+                if child.process.poll() is None:
+                    child.process.kill()
+        for child in self.running:
+            child.process.wait()
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    try:
+        with pipe:
+            pipe.write(data)
+    except BrokenPipeError:
+        pass  # it died at once; failure() tells why

@@ -1,0 +1,201 @@
+"""`train`: one run from a checked configuration to result.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gbactl.cluster.auth import Peer, new_key
+from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.sockets import SocketHub
+from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.errors import ClusterError
+from gbactl.launch import rundir
+from gbactl.launch.children import Children
+from gbactl.launch.show import Show
+from gbactl.policies.base import policy_class
+from gbactl.tracking.run import TrackedRun
+from gbactl.tracking.store import tracking_uri
+from gbactl.tracking.summary import metrics_of, tags_of
+
+EXIT_SECONDS = 15.0
+
+
+class Stopped(BaseException):
+    """SIGTERM, treated like Ctrl-C."""
+
+
+def train(cfg: RunConfig) -> dict[str, Any]:
+    """Run one training; prints the result and returns it. Raises GbactlError."""
+    show = Show()
+    path = prepare(cfg.data, show.step)
+    show.clear()
+    dataset = open_dataset(path)
+    run_dir = rundir.create(cfg)
+    show.say(_headline(cfg, dataset))
+    with _sigterm_raises():
+        result = Run(cfg, dataset, run_dir, show).go()
+    if sys.stdout.isatty():
+        show.result(result)
+    else:
+        print(json.dumps(result), flush=True)
+    return result
+
+
+def _headline(cfg: RunConfig, dataset: Dataset) -> str:
+    return (
+        f"mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, G {cfg.train.global_batch}, "
+        f"local batch {cfg.local_batch}, M {cfg.gradients_per_step}, seed {cfg.seed}, {dataset.rows:,} samples"
+    )
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Run:
+    """The launcher's side of one run."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show) -> None:
+        self.cfg, self.dataset, self.run_dir, self.show = cfg, dataset, run_dir, show
+        self.key = new_key()
+        self.began = time.monotonic()
+        self.result: dict[str, Any] | None = None
+        self.phases: list[dict[str, Any]] = []
+        self.tracked: TrackedRun | None = None
+
+    def go(self) -> dict[str, Any]:
+        """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
+        self._begin_tracking()
+        try:
+            self._train()
+        except (KeyboardInterrupt, Stopped):
+            self._end("KILLED", {"error": "stopped by a signal"})
+            raise KeyboardInterrupt from None
+        except BaseException as error:
+            self._end("FAILED", {"error": str(error)})
+            raise
+        assert self.result is not None
+        return self._end("FINISHED", self.result)
+
+    def _train(self) -> None:
+        children = Children(self.cfg, self.run_dir, self.key, self.dataset.path, to_dict(self.cfg))
+        try:
+            with self._collective() as environments:
+                children.start(environments)
+                self._follow(children)
+        finally:
+            self.show.clear()
+            children.stop()
+
+    @contextlib.contextmanager
+    def _collective(self) -> Iterator[list[dict[str, str]]]:
+        """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
+        workers, c = self.cfg.cluster.workers, self.cfg.collective
+        if policy_class(self.cfg.mode.name).dense_on == "servers":
+            yield [{} for _ in range(workers)]
+            return
+        from gbactl.collective.factory import open_rendezvous
+
+        with open_rendezvous(c.name, workers, self.run_dir, self.cfg.cluster.bind, c.cycle_time_ms) as meeting:
+            yield [meeting.environment(rank) for rank in range(workers)]
+
+    def _follow(self, children: Children) -> None:
+        """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
+        hub = SocketHub(self.key, Peer("launcher", 0))
+        try:
+            channel = hub.connect(children.coordinator)
+            channel.send(Hello("launcher", 0, "", 0))
+            while not (self.result is not None and children.ended()):
+                for _, frame in hub.poll(0.1):
+                    if frame.kind != 0:
+                        self._event(unpack(frame.kind, frame.descriptor))
+                self._check(children)
+        finally:
+            hub.close()
+
+    def _check(self, children: Children) -> None:
+        if children.failure() is not None and self.result is None:
+            # give the process that really failed a moment to be seen before those that only noticed
+            children.wait(0.5)
+            raise ClusterError(f"{children.failure()} Logs: {self.run_dir / 'logs'}")
+        if children.ended() and self.result is None:
+            raise ClusterError(f"Every process ended without a result; look into {self.run_dir / 'logs'}.")
+        if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
+            raise ClusterError("The processes did not end after the result; they were killed.")
+
+    def _event(self, event: Event) -> None:
+        if event.name == "progress":
+            self.show.progress(event.fields)
+            self._log_progress(event.fields)
+        elif event.name == "phase":
+            self.phases.append(event.fields)
+            self.show.phase(event.fields)
+            keys = ("auc", "logloss", "ne", "calibration")
+            metrics = {key: event.fields[key] for key in keys} | {"phase_eps": event.fields["eps"]}
+            self._log(metrics, event.fields["samples_finished"])
+        elif event.name == "result":
+            self._result_at = time.monotonic()
+            self.result = event.fields
+
+    def _log_progress(self, fields: dict[str, Any]) -> None:
+        metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
+        metrics |= {f"worker_samples/{w}": float(n) for w, n in fields["workers"].items()}
+        self._log(metrics, fields["samples"])
+
+    # -- tracking -----------------------------------------------------------------------------------
+
+    def _begin_tracking(self) -> None:
+        if not self.cfg.tracking.enabled:
+            return
+        config, t = to_dict(self.cfg), self.cfg.tracking
+        tags = {**tags_of(config, self.dataset.fingerprint), **t.tags, "gbactl.run_dir": str(self.run_dir)}
+        name = t.run_name or self.run_dir.name
+        self.tracked = TrackedRun(
+            tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say
+        )
+
+    def _log(self, metrics: dict[str, float | None], step: int) -> None:
+        if self.tracked is not None:
+            self.tracked.log(metrics, step, time.monotonic() - self.began)
+
+    def _end(self, status: str, found: dict[str, Any]) -> dict[str, Any]:
+        from gbactl import __version__
+
+        result = {
+            "mode": self.cfg.mode.name, "seed": self.cfg.seed, "status": status, **found,
+            "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
+            "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
+        }  # fmt: skip
+        if status != "FINISHED":
+            result["phases"] = self.phases
+        written = rundir.write_result(self.run_dir, result)
+        if self.tracked is not None:
+            self._finish_tracking(status, result, written)
+        return result
+
+    def _finish_tracking(self, status: str, result: dict[str, Any], written: Path) -> None:
+        assert self.tracked is not None
+        if status == "FINISHED":
+            self._log(dict(metrics_of(result)), result["samples"]["read"])
+        for artifact in (written, self.run_dir / rundir.CONFIG):
+            self.tracked.artifact(artifact)
+        unsent = self.tracked.finish(status)
+        if unsent:
+            self.show.say(unsent)

@@ -1,0 +1,47 @@
+"""The run directory: resolved configuration, logs, event log, result. One per run, never shared."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from gbactl.config import RunConfig, to_dict
+from gbactl.errors import UsageError
+
+RESULT = "result.json"
+CONFIG = "config.yaml"
+
+
+def create(cfg: RunConfig) -> Path:
+    """Make the directory. Raises UsageError when run_dir= names one that already holds a run."""
+    if cfg.run_dir is not None:
+        path = Path(cfg.run_dir)
+        if (path / CONFIG).exists():
+            raise UsageError(f"{path} already holds a run; type another run_dir= or remove it.")
+    else:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
+    try:
+        (path / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"The run directory {path} cannot be made ({error.strerror}); type another run_dir=.") from error
+    write_config(path, cfg)
+    return path.resolve()
+
+
+def write_config(path: Path, cfg: RunConfig) -> None:
+    """The resolved configuration, as YAML that `gbactl train` understands."""
+    import yaml
+
+    (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
+
+
+def write_result(path: Path, result: dict[str, Any]) -> Path:
+    """result.json, complete or not there at all."""
+    target, partial = path / RESULT, path / f".{RESULT}.partial"
+    partial.write_text(json.dumps(result, indent=2) + "\n")
+    partial.replace(target)
+    return target

@@ -1,0 +1,102 @@
+"""What a person sees while a run goes on: a bar on a terminal, a line now and then on a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+LINE_SECONDS = 5.0
+
+
+class Show:
+    """Everything goes to standard error; standard output is for the result."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._last_line = 0.0
+        self._last_text = ""
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self.console.print(text, soft_wrap=not sys.stderr.isatty())
+
+    def step(self, text: str, fraction: float) -> None:
+        """Progress of a long step before training, 0 to 1."""
+        self._update(text, fraction, "")
+
+    def progress(self, fields: dict[str, Any]) -> None:
+        """Progress of training."""
+        share = fields["phase_finished"] / fields["phase_samples"] if fields["phase_samples"] else 1.0
+        loss = "" if fields["loss"] is None else f"loss {fields['loss']:.4f}"
+        text = f"{fields['label']} of {fields['rounds']}"
+        self._update(text, share, f"step {fields['step']}  {loss}  {fields['eps']:,.0f} samples/s")
+
+    def _update(self, text: str, fraction: float, detail: str) -> None:
+        if self.console.is_terminal:
+            self._draw(text, fraction, detail)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= LINE_SECONDS or (fraction >= 1 and text != self._last_text):
+            self._last_line = now
+            self._last_text = text if fraction >= 1 else ""
+            self.say(f"  {text}: {100 * fraction:3.0f} %  {detail}".rstrip())
+
+    def _draw(self, text: str, fraction: float, detail: str) -> None:
+        if self._bar is None:
+            columns = (
+                TextColumn("  {task.description}"), BarColumn(20), TextColumn("{task.percentage:>3.0f} %"),
+                TimeRemainingColumn(compact=True), TextColumn("{task.fields[detail]}"),
+            )  # fmt: skip
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(text, total=1.0, detail="")
+        assert self._task is not None
+        self._bar.update(self._task, completed=fraction, description=text, detail=detail)
+
+    def clear(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def phase(self, fields: dict[str, Any]) -> None:
+        """The line of a finished round."""
+        self.clear()
+        self.say(
+            f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} samples/s; on "
+            f"{fields['evaluated_on']}: AUC {fields['auc']:.5f}, log loss {fields['logloss']:.5f}"
+        )
+
+    def result(self, result: dict[str, Any]) -> None:
+        """A summary table on standard output, for a terminal."""
+        self.clear()
+        table = Table(title=f"{result['mode']}, seed {result['seed']}", title_justify="left")
+        table.add_column("what")
+        table.add_column("value", justify="right")
+        for name, value in _summary(result):
+            table.add_row(name, value)
+        Console().print(table)
+
+
+def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
+    samples, stale = result["samples"], result["staleness"]
+    best = [] if result.get("best_auc") is None else [("best possible AUC", f"{result['best_auc']:.5f}")]
+    return [
+        ("AUC", f"{result['auc']:.5f}"),
+        *best,
+        ("log loss", f"{result['logloss']:.5f}"),
+        ("normalised entropy", f"{result['ne']:.5f}"),
+        ("samples/s", f"{result['eps']:,.0f}"),
+        ("wall seconds", f"{result['wall_seconds']:.1f}"),
+        ("samples read", f"{samples['read']:,}"),
+        ("trained / decayed / lost", f"{samples['trained']:,} / {samples['decayed']:,} / {samples['lost']:,}"),
+        ("staleness mean / p50 / p99", f"{stale['mean']:.2f} / {stale['p50']:.0f} / {stale['p99']:.0f}"),
+        ("run directory", str(result["run_dir"])),
+    ]

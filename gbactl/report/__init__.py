@@ -1,0 +1,1 @@
+"""Comparing runs: read from MLflow, aggregated over seeds, rendered as text, markup or plots."""

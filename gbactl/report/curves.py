@@ -1,0 +1,48 @@
+"""What the plots show, taken from a run's result.json: AUC after each phase, staleness counts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One run. auc[i] was measured after samples[i] samples and seconds[i] of training and draining."""
+
+    group: str
+    seed: str
+    samples: tuple[float, ...]
+    seconds: tuple[float, ...]
+    auc: tuple[float, ...]
+    eps: float | None
+    staleness: Mapping[int, int]
+
+
+def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
+    """Phases add up; one without an evaluation adds samples and time but no point."""
+    samples = seconds = 0.0
+    points: list[tuple[float, float, float]] = []
+    for phase in result.get("phases") or []:
+        samples += phase.get("samples") or 0
+        seconds += (phase.get("seconds") or 0) + (phase.get("drain_seconds") or 0)
+        if phase.get("auc") is not None:
+            points.append((samples, seconds, phase["auc"]))
+    counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
+    return Curves(
+        group=group,
+        seed=seed,
+        samples=tuple(point[0] for point in points),
+        seconds=tuple(point[1] for point in points),
+        auc=tuple(point[2] for point in points),
+        eps=result.get("eps"),
+        staleness=counts,
+    )
+
+
+def shares(runs: Sequence[Curves]) -> dict[int, float]:
+    """Percent of the gradients of all runs together, by staleness in steps."""
+    total = sum(sum(run.staleness.values()) for run in runs)
+    steps = sorted({step for run in runs for step in run.staleness})
+    return {step: 100.0 * sum(run.staleness.get(step, 0) for run in runs) / total for step in steps if total}

@@ -1,0 +1,106 @@
+"""The dense block: a slice of the vector [P parameters | Q batch-norm buffers] with its optimizer.
+
+Every operation is elementwise, so a vector cut anywhere gives the same bits. Servers hold a slice, the
+workers of `sync` the whole. A step is one pass over value, moments and the gradients (0.3 ms for 0.5 M).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gbactl.kernels import load
+from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
+from gbactl.store.optim import DenseOptimizer, OptimizerSpec
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """`params` P and `buffers` Q of the vector; `momentum` of the running statistics."""
+
+    params: int
+    buffers: int = 0
+    momentum: float = 0.1
+
+    @property
+    def size(self) -> int:
+        """P + Q."""
+        return self.params + self.buffers
+
+
+def dense_range(size: int, shard: int, shards: int) -> tuple[int, int]:
+    """The contiguous slice [lo, hi) of a vector of `size` values that shard `shard` holds."""
+    return size * shard // shards, size * (shard + 1) // shards
+
+
+class DenseBlock:
+    """The slice of the vector that starts at `lo`; `value` f32[n] is held, and updated in place."""
+
+    def __init__(
+        self,
+        value: Floats,
+        spec: DenseSpec,
+        optimizer: OptimizerSpec,
+        lo: int = 0,
+        kernels: Kernels | None = None,
+    ) -> None:
+        require(value, FLOAT, (-1,), "The dense slice")
+        if not 0 <= lo <= lo + len(value) <= spec.size:
+            raise ValueError(f"A slice [{lo}, {lo + len(value)}) is outside a vector of {spec.size}.")
+        self.value, self.spec, self.lo = value, spec, lo
+        self._kernels = kernels or load()
+        self._params = min(max(spec.params - lo, 0), len(value))
+        self._running = value[self._params :]
+        self._optimizer = DenseOptimizer(optimizer, value[: self._params], self._kernels)
+
+    @property
+    def moments(self) -> dict[str, Floats]:
+        """The optimizer's moments, f32[parameters in the slice] each."""
+        return self._optimizer.moments
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self._optimizer.step
+
+    def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
+        """One step from a sum: parameters with total / divisor, buffers with total / weight_sum."""
+        self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
+
+    def apply_parts(
+        self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0
+    ) -> None:
+        """One step from (gradient f32[n], weight > 0) pairs, summed in their order on the way.
+
+        Raises ValueError, before anything is changed, on a gradient of another shape.
+        """
+        for gradient, _ in parts:
+            require(gradient, FLOAT, self.value.shape, "A dense gradient")
+        if not parts or not divisor > 0 or not weight_sum > 0:
+            raise ValueError("A dense step needs gradients, a positive divisor and a positive weight sum.")
+        cut = self._params
+        if cut == len(self.value):
+            self._optimizer.apply(parts, divisor, lr_scale)
+            return
+        self._optimizer.apply([(g[:cut], w) for g, w in parts], divisor, lr_scale)
+        momentum = float(np.float32(self.spec.momentum))
+        self._kernels.average(self._running, [(g[cut:], w) for g, w in parts], weight_sum, momentum)
+
+    def state(self) -> dict[str, Any]:
+        """Copies of everything that has to move with the slice: value, moments, step (int64[1])."""
+        moments = {f"moment.{name}": moment.copy() for name, moment in self.moments.items()}
+        return {"value": self.value.copy(), **moments, "step": np.array([self.step], np.int64)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave. Raises ValueError when it is of another slice or optimizer."""
+        own = {"value": self.value, **{f"moment.{name}": moment for name, moment in self.moments.items()}}
+        if set(state) != {*own, "step"}:
+            raise ValueError(f"Dense state holds {sorted(state)}, expected {sorted([*own, 'step'])}.")
+        for name, array in own.items():
+            require(state[name], FLOAT, array.shape, f"Dense state {name}")
+        for name, array in own.items():
+            np.copyto(array, state[name])
+        self._optimizer.step = int(state["step"][0])

@@ -1,0 +1,61 @@
+"""What a worker pushes for one batch, and the order in which staged batches are applied.
+
+A part's arrays may be views of shared memory: they are held, not copied, until `close` or `detach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gbactl.kernels.base import FLOAT, INT, Floats, Ints
+
+
+@dataclass(slots=True)
+class Part:
+    """One shard's part of a gradient: `index` int32[n] distinct local rows, `grad` f32[n, W], `dense` f32 of
+    the shard's slice. `release`, if given, is called once when the arrays are no longer needed."""
+
+    index: Ints
+    grad: Floats
+    dense: Floats | None = None
+    release: Callable[[], None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.index.nbytes + self.grad.nbytes + (0 if self.dense is None else self.dense.nbytes)
+
+    def detach(self) -> None:
+        """Copy the arrays to the heap and release what they were views of."""
+        if self.release is None:
+            return
+        self.index, self.grad = self.index.copy(), self.grad.copy()
+        self.dense = None if self.dense is None else self.dense.copy()
+        self._let_go()
+
+    def close(self) -> None:
+        """Forget the arrays and release what they were views of; more calls do nothing."""
+        self.index, self.grad, self.dense = np.empty(0, INT), np.empty((0, 0), FLOAT), None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        release, self.release = self.release, None
+        if release is not None:
+            release()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Step `step` applies `members` ((batch, weight >= 0), ...) in this order.
+
+    Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`.
+    """
+
+    step: int
+    members: tuple[tuple[int, float], ...]
+    divisor: float
+    weight_sum: float
+    lr_scale: float = 1.0

@@ -1,0 +1,38 @@
+"""Learning-rate schedules: pure functions of progress p, never of the step k.
+
+p counts global batches finished before the step; the value is a factor on the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gbactl.config import ScheduleConfig
+from gbactl.errors import ConfigError
+
+
+def _warm(progress: float, warmup: float) -> float:
+    return min(1.0, (progress + 1) / warmup) if warmup > 0 else 1.0
+
+
+def factor(schedule: ScheduleConfig, progress: float) -> float:
+    """The factor at `progress` >= 0.
+
+    constant: 1. linear: rises over `warmup`, then 1. inverse_sqrt: rises, then sqrt(warmup / p).
+    cosine: rises, then half a cosine from 1 to `floor` at `total`, and `floor` after it.
+    Raises ConfigError on an unknown name, or a cosine that ends before it begins.
+    """
+    warm, warmup = _warm(progress, schedule.warmup), schedule.warmup
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "linear":
+        return warm
+    if schedule.name == "inverse_sqrt":
+        start = max(warmup, 1.0)
+        return warm * math.sqrt(start / max(progress, start))
+    if schedule.name != "cosine":
+        raise ConfigError(f"optim.schedule.name={schedule.name} is not known.")
+    if schedule.total <= warmup:
+        raise ConfigError("optim.schedule.total must be greater than optim.schedule.warmup for a cosine.")
+    done = min(max((progress - warmup) / (schedule.total - warmup), 0.0), 1.0)
+    return warm * (schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * done)))

@@ -1,0 +1,182 @@
+"""A server's state: rows, dense slice, their optimizers, staged gradients. No I/O, no sockets, no clock.
+
+Memory: rows x width x 4 x (1 + moments) bytes, 4 a row for Adam's counts (and 4 for row_l2=all), the dense
+slice with its moments, and the staged parts. A step from one gradient is one pass without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gbactl.kernels import Kernels, load
+from gbactl.kernels.base import FLOAT, INT, Floats, Ints, require
+from gbactl.store.checksum import digest
+from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.memory import zeros
+from gbactl.store.part import Order, Part
+from gbactl.store.rows import RowBlock
+from gbactl.store.spec import ShardSpec
+
+
+class Shard:
+    """One server's parameters. Not thread-safe: one thread owns it."""
+
+    def __init__(self, spec: ShardSpec, kernels: Kernels | None = None) -> None:
+        spec.check()
+        self.spec, self.kernels = spec, kernels or load()
+        self.version = 0
+        self.rows = RowBlock(
+            spec.local_rows, spec.width, spec.row_optimizer, self.kernels, decay=spec.row_weight_decay,
+            every=spec.row_l2 == "all", per_row=spec.sparse_divisor == "contributors",
+        )  # fmt: skip
+        self.rows.initialise(spec.seed, spec.shard, spec.shards, spec.init_scale)
+        size = 0 if spec.dense is None else spec.dense.size
+        self.dense_range = dense_range(size, spec.shard, spec.shards)
+        self.dense = self._make_dense()
+        self._staged: dict[int, Part] = {}
+        self._applied: set[int] = set()
+
+    def _make_dense(self) -> DenseBlock | None:
+        spec, (lo, hi) = self.spec, self.dense_range
+        if spec.dense is None:
+            return None
+        value = zeros((hi - lo,))
+        if spec.dense_init is not None:
+            require(spec.dense_init, FLOAT, (hi - lo,), "dense_init")
+            np.copyto(value, spec.dense_init)
+        return DenseBlock(value, spec.dense, spec.dense_optimizer, lo, self.kernels)
+
+    @property
+    def table(self) -> Floats:
+        """The rows f32[local rows, W]; row i is global row shard + i * shards."""
+        return self.rows.table
+
+    def pull_rows(self, index: Ints, out: Floats) -> None:
+        """out f32[n, W] = rows `index` int32[n]. Raises ValueError on an index outside."""
+        self.kernels.gather(self.rows.table, index, out)
+
+    def pull_dense(self, out: Floats) -> None:
+        """out f32[hi - lo] = the dense slice. Raises ValueError without one, or on another shape."""
+        require(out, FLOAT, self._dense().value.shape, "The output")
+        np.copyto(out, self._dense().value)
+
+    def _dense(self) -> DenseBlock:
+        if self.dense is None:
+            raise ValueError("This shard holds no dense parameters.")
+        return self.dense
+
+    def stage(self, batch: int, part: Part) -> bool:
+        """Keep a gradient until it is ordered; it is the shard's from here on. False for a repetition.
+
+        The index, which a worker could still write, is copied; the gradients are held. Raises ValueError on a
+        bad index or layout; nothing is changed then and the part stays the caller's.
+        """
+        if batch in self._applied or batch in self._staged:
+            part.close()
+            return False
+        require(part.grad, FLOAT, (len(part.index), self.spec.width), "A row gradient")
+        require(part.index, INT, (-1,), "An index")
+        if part.dense is not None:
+            require(part.dense, FLOAT, self._dense().value.shape, "A dense gradient")
+        index = part.index.copy()
+        self.kernels.check_index(index, self.spec.local_rows)
+        part.index = index
+        self._staged[batch] = part
+        return True
+
+    def detach(self, batch: int) -> bool:
+        """Move a staged part out of shared memory. False if it is not staged."""
+        if batch not in self._staged:
+            return False
+        self._staged[batch].detach()
+        return True
+
+    def drop(self, batch: int) -> bool:
+        """Forget a staged part, which may be staged again later. False if it is not staged."""
+        part = self._staged.pop(batch, None)
+        if part is not None:
+            part.close()
+        return part is not None
+
+    @property
+    def staged(self) -> tuple[int, ...]:
+        """Batches staged and not yet ordered, in the order of their arrival."""
+        return tuple(self._staged)
+
+    def apply(self, order: Order) -> tuple[int, ...]:
+        """Take step `order.step`; returns the batches applied and freed.
+
+        Members of weight 0 touch nothing; if all are, only the version advances. Raises ValueError, before
+        anything is changed, on a step out of turn, a member that is not staged, or numbers that cannot be.
+        """
+        parts = self._members(order)
+        live = [(part, weight) for part, weight in parts if weight > 0]
+        if live:
+            self._step(live, order)
+        self.version += 1
+        batches = tuple(batch for batch, _ in order.members)
+        self._applied.update(batches)
+        for batch in batches:
+            self._staged.pop(batch).close()
+        return batches
+
+    def _members(self, order: Order) -> list[tuple[Part, float]]:
+        if order.step != self.version:
+            raise ValueError(f"Step {order.step} was ordered at version {self.version}.")
+        batches = [batch for batch, _ in order.members]
+        missing = [batch for batch in batches if batch not in self._staged]
+        if missing or len(set(batches)) != len(batches):
+            raise ValueError(f"Step {order.step} names batches {batches}; not staged: {missing}.")
+        if not all(0 <= weight < np.inf for _, weight in order.members):
+            raise ValueError(f"Step {order.step} has a weight that is negative or not finite.")
+        live = any(weight > 0 for _, weight in order.members)
+        if live and not (0 < order.divisor < np.inf and 0 < order.weight_sum < np.inf):
+            raise ValueError(f"Step {order.step} has a divisor or weight sum that is not positive.")
+        return [(self._staged[batch], weight) for batch, weight in order.members]
+
+    def _step(self, live: list[tuple[Part, float]], order: Order) -> None:
+        dense = [(part.dense, weight) for part, weight in live if part.dense is not None]
+        if dense and len(dense) != len(live):
+            raise ValueError(f"Step {order.step}: some gradients have a dense part and some have none.")
+        rows = [(part.index, part.grad, weight) for part, weight in live]
+        self.rows.apply(rows, order.divisor, order.lr_scale)
+        if dense:
+            self._dense().apply_parts(dense, order.divisor, order.weight_sum, order.lr_scale)
+
+    def begin_phase(self) -> None:
+        """Forget which batch numbers were applied: the next phase counts from 0 again."""
+        self._applied.clear()
+
+    def dense_state(self) -> dict[str, Any]:
+        """Copies of the dense slice, its moments and step. Raises ValueError without a dense block."""
+        return self._dense().state()
+
+    def load_dense(self, state: Mapping[str, Any]) -> None:
+        """Take over a dense state of this slice. Raises ValueError when it does not fit."""
+        self._dense().load_state(state)
+
+    def checksum(self) -> str:
+        """BLAKE2b over rows, their moments and counts, and the dense slice with its moments (1 GB/s)."""
+        arrays = [self.rows.table, *self.rows.moments.values()]
+        if self.rows.counts is not None:
+            arrays.append(self.rows.counts)
+        if self.dense is not None:
+            arrays += [self.dense.value, *self.dense.moments.values()]
+        return digest(arrays)
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes held, by kind."""
+        dense = self.dense
+        return {
+            **self.rows.nbytes,
+            "dense": 0 if dense is None else dense.value.nbytes,
+            "dense_moments": 0 if dense is None else sum(m.nbytes for m in dense.moments.values()),
+            "staged": sum(part.nbytes for part in self._staged.values()),
+        }
+
+
+__all__ = ["Order", "Part", "Shard", "ShardSpec"]

@@ -1,0 +1,1 @@
+"""MLflow, from the launcher alone. Importing this package does not import mlflow (1 s)."""

@@ -1,0 +1,79 @@
+"""What a run has to tell its tracking store, on disk before it is sent: one JSON object a line.
+
+Kinds: run (first), metrics, artifact, finish; between them `opened` (the store's run id) and `sent` (how
+many records the store has taken). The file is removed when everything was taken.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gbactl.errors import TrackingError
+
+FILE_NAME = "tracking_backlog.jsonl"
+Record = dict[str, Any]
+
+
+@dataclass
+class Contents:
+    """A backlog as read: all records, the run id if the store gave one, how many it has taken."""
+
+    records: list[Record] = field(default_factory=list)
+    run_id: str | None = None
+    sent: int = 0
+
+
+class Backlog:
+    """Appends and flushes; survives the process, not a power cut (no fsync)."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / FILE_NAME
+
+    def _write(self, records: list[Record]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+
+    def append(self, records: list[Record]) -> None:
+        """Keep records that are to be sent."""
+        if records:
+            self._write(records)
+
+    def opened(self, run_id: str) -> None:
+        """The store knows the run by this id; what it took under another id does not count."""
+        self._write([{"kind": "opened", "run_id": run_id}])
+
+    def sent(self, count: int) -> None:
+        """The store has taken the first `count` records."""
+        self._write([{"kind": "sent", "count": count}])
+
+    def remove(self) -> None:
+        """Everything was taken."""
+        self.path.unlink(missing_ok=True)
+
+    def read(self) -> Contents:
+        """All of it. A last line that was cut off is ignored; any other damage raises TrackingError."""
+        contents = Contents()
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise TrackingError(f"{self.path}, line {number}, is damaged; remove that line.") from error
+            _take(contents, record)
+        return contents
+
+
+def _take(contents: Contents, record: Record) -> None:
+    if record["kind"] == "opened":
+        if contents.run_id not in (None, record["run_id"]):
+            contents.sent = 0
+        contents.run_id = record["run_id"]
+    elif record["kind"] == "sent":
+        contents.sent = record["count"]
+    else:
+        contents.records.append(record)

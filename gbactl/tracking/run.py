@@ -1,0 +1,159 @@
+"""One training as one MLflow run, told by one background thread: no call here waits for the store.
+
+Everything is kept in the run directory first, so that a store that goes away loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gbactl.tracking.backlog import Backlog, Record
+from gbactl.tracking.delivery import Delivery
+from gbactl.tracking.sender import MlflowSender, Sender
+
+LOCK_NAME = ".tracking.lock"
+_FLUSH_SECONDS = 1.0
+_LONGEST_PAUSE = 30.0
+_NOT_ALLOWED = re.compile(r"[^\w\-. /]")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _name(key: str) -> str:
+    return _NOT_ALLOWED.sub("_", key)
+
+
+def _run_record(
+    local_id: str, experiment: str, run_name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]
+) -> Record:
+    known = {_name(key): str(value)[:6000] for key, value in params.items()}
+    if "mode.name" in known:
+        known.setdefault("mode", known["mode.name"])  # so that a filter needs no quotes
+    return {
+        "kind": "run",
+        "local_id": local_id,
+        "experiment": experiment,
+        "run_name": run_name,
+        "start_ms": _now_ms(),
+        "params": known,
+        "tags": {_name(key): str(value)[:5000] for key, value in tags.items()},
+    }
+
+
+class TrackedRun:
+    """Starts telling the store at once. Call `finish` in every case (a second call only waits again)."""
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        run_name: str | None,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        run_dir: Path,
+        sender: Sender | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        """`params`: the flattened configuration. `warn` gets a sentence when the store goes away."""
+        self._uri, self._run_dir = uri, Path(run_dir)
+        self._local_id = uuid.uuid4().hex
+        self._warn = warn or logging.getLogger("gbactl.tracking").warning
+        self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
+        self._lock.acquire(timeout=5)
+        self._delivery = Delivery(sender or MlflowSender(uri), Backlog(self._run_dir))
+        first = _run_record(self._local_id, experiment, run_name, params, tags)
+        self._start_ms: int = first["start_ms"]
+        self._delivery.add([first | {"uri": uri}])
+        self._queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        self._tried, self._ending = threading.Event(), threading.Event()
+        self._warned, self._pause, self._next_try = False, 1.0, 0.0
+        self._thread = threading.Thread(target=self._loop, name="tracking", daemon=True)
+        self._thread.start()
+
+    @property
+    def run_id(self) -> str:
+        """The store's id; the local one while the store has not answered (waits up to 15 s)."""
+        self._tried.wait(15)
+        return self._delivery.run_id or self._local_id
+
+    def log(self, metrics: Mapping[str, float | None], step: int, seconds: float) -> None:
+        """Values at `step`, `seconds` after the run's start. None is left out. Returns at once."""
+        at = self._start_ms + int(seconds * 1000)
+        rows = [[_name(key), float(value), at, step] for key, value in metrics.items() if value is not None]
+        if rows:
+            self._queue.put({"kind": "metrics", "rows": rows})
+
+    def artifact(self, path: Path) -> None:
+        """A file that stays where it is until it was sent. Returns at once."""
+        self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})
+
+    def finish(self, status: str, wait: float = 20.0) -> str | None:
+        """End the run as FINISHED, FAILED or KILLED; None, or a sentence if something was not sent.
+
+        Waits for the store `wait` seconds at most; what it did not take stays in the run directory.
+        """
+        if not self._ending.is_set():
+            self._queue.put({"kind": "finish", "status": status, "end_ms": _now_ms()})
+            self._ending.set()
+            self._queue.put({})  # wakes the thread
+        self._thread.join(wait)
+        if not self._thread.is_alive():
+            self._lock.release()
+        return None if self._delivery.done else self._sentence()
+
+    def _sentence(self) -> str:
+        return (
+            f"The tracking store {self._uri} did not take everything; the rest is kept, send it later with: "
+            f"gbactl report --send {self._run_dir}"
+        )
+
+    def _loop(self) -> None:
+        while True:
+            ending = self._ending.is_set()
+            self._delivery.add(self._collected())
+            if ending or time.monotonic() >= self._next_try:
+                self._try()
+            self._tried.set()
+            if ending:
+                return
+
+    def _collected(self) -> list[Record]:
+        """What arrived within the flush interval, or at once when the run ends."""
+        records: list[Record] = []
+        until = time.monotonic() + (_FLUSH_SECONDS if self._tried.is_set() else 0.0)
+        while True:
+            left = 0.0 if self._ending.is_set() else until - time.monotonic()
+            try:
+                record = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                return records
+            if record:
+                records.append(record)
+
+    def _try(self) -> None:
+        try:
+            self._delivery.push()
+        except Exception as error:  # whatever it is, the run goes on without its store
+            self._next_try = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            if not self._warned:
+                self._warned = True
+                self._warn(f"{self._sentence()} ({type(error).__name__}: {_first_line(error)})")
+            return
+        self._pause, self._next_try = 1.0, 0.0
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,133 @@
+"""One run's conversation with an MLflow store. Every call may be repeated without harm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gbactl.errors import TrackingError
+from gbactl.tracking.backlog import Record
+from gbactl.tracking.store import connect, ensure_store, experiment_id, sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LOCAL_ID_TAG = "gbactl.local_id"
+MetricRow = tuple[str, float, int, int]
+"""name, value, milliseconds since the epoch, step"""
+
+
+class Sender(Protocol):
+    """What a run needs of a store. Any exception means: not taken, try again later."""
+
+    def open(self, run: Record, run_id: str | None) -> str:
+        """Find the run (by id, else by its local id) or create it; the store's id for it."""
+
+    def metrics(self, rows: Sequence[MetricRow]) -> None:
+        """At most 1,000 rows."""
+
+    def artifact(self, path: Path) -> None:
+        """A file; one that does not exist is skipped."""
+
+    def finish(self, status: str, end_ms: int) -> None:
+        """FINISHED, FAILED or KILLED."""
+
+
+def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of at most `size`."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+class MlflowSender:
+    """Over MlflowClient. A SQLite file that was removed or replaced under us counts as unreachable."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+        self._file: tuple[int, int] | None = None
+
+    def open(self, run: Record, run_id: str | None) -> str:
+        """See Sender. Creates the store and the experiment if need be."""
+        if self._client is None:
+            ensure_store(self.uri)
+            self._file = self._identity()
+            self._client = connect(self.uri)
+        self._check()
+        experiment = experiment_id(self._client, run["experiment"], self.uri)
+        self._run_id = self._found(experiment, run["local_id"], run_id) or self._created(experiment, run)
+        self._describe(run)
+        return self._run_id
+
+    def metrics(self, rows: Sequence[MetricRow]) -> None:
+        """See Sender."""
+        from mlflow.entities import Metric
+
+        entities = [Metric(name, value, time, step) for name, value, time, step in rows]
+        self._live().log_batch(self._run_id, metrics=entities)
+
+    def artifact(self, path: Path) -> None:
+        """See Sender."""
+        client = self._live()
+        if path.is_file():
+            client.log_artifact(self._run_id, str(path))
+
+    def finish(self, status: str, end_ms: int) -> None:
+        """See Sender."""
+        self._live().set_terminated(self._run_id, status=status, end_time=end_ms)
+
+    def _identity(self) -> tuple[int, int] | None:
+        path = sqlite_path(self.uri)
+        if path is None:
+            return None
+        state = os.stat(path)
+        return state.st_dev, state.st_ino
+
+    def _check(self) -> None:
+        try:
+            same = self._identity() == self._file
+        except OSError:
+            same = False
+        if not same:
+            raise TrackingError(f"The tracking store {self.uri} was removed or replaced.")
+
+    def _live(self) -> MlflowClient:
+        assert self._client is not None, "open() comes first"
+        self._check()
+        return self._client
+
+    def _found(self, experiment: str, local_id: str, run_id: str | None) -> str | None:
+        from mlflow.exceptions import MlflowException
+
+        client = self._live()
+        if run_id is not None:
+            try:
+                return str(client.get_run(run_id).info.run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        runs = client.search_runs([experiment], f"tags.`{LOCAL_ID_TAG}` = '{local_id}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+    def _created(self, experiment: str, run: Record) -> str:
+        made = self._live().create_run(
+            experiment,
+            start_time=run["start_ms"],
+            tags={LOCAL_ID_TAG: run["local_id"]},
+            run_name=run["run_name"],
+        )
+        return str(made.info.run_id)
+
+    def _describe(self, run: Record) -> None:
+        from mlflow.entities import Param, RunTag
+
+        client = self._live()
+        for pairs in batches(run["params"].items(), 100):
+            client.log_batch(self._run_id, params=[Param(key, value) for key, value in pairs])
+        for pairs in batches(run["tags"].items(), 100):
+            client.log_batch(self._run_id, tags=[RunTag(key, value) for key, value in pairs])

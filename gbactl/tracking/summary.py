@@ -1,0 +1,99 @@
+"""What of a run goes to MLflow: the names of its final metrics, and its tags."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_TOP = ("auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "best_auc", "global_step")
+_LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
+_NOT_CONFIGURATION = ("tracking", "run_dir")
+
+
+def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in _TOP:
+        yield name, result.get(name)
+    for group in ("samples", "gradients"):
+        for name, value in (result.get(group) or {}).items():
+            yield f"{group}_{name}", value
+    for group in ("staleness", "token_staleness"):
+        for name, value in (result.get(group) or {}).items():
+            yield f"{group}_{name}", value
+    for worker, values in (result.get("per_worker") or {}).items():
+        for name, value in values.items():
+            yield f"worker_{name}/{worker}", value
+
+
+def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_eps/W0, ...
+
+    What is missing, None or not a number is left out.
+    """
+    numbers = {
+        name: float(value)
+        for name, value in _pairs(result)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """12 hex digits of the nested configuration, without where it runs and is tracked."""
+    kept = {key: value for key, value in config.items() if key not in _NOT_CONFIGURATION}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def git_tags(folder: Path) -> dict[str, str]:
+    """The commit of the working tree around `folder` and whether it was changed; {} without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return {}
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"mlflow.source.git.commit": commit, "gbactl.git_changed": str(bool(changed)).lower()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of gbactl, Python and the libraries that decide about numbers; what is missing is left out."""
+    from gbactl import __version__
+
+    found = {"gbactl": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name.removesuffix("-skinny")] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def tags_of(config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None) -> dict[str, str]:
+    """Tags of a run: git commit, versions, data fingerprint, host, configuration hash.
+
+    `config` is nested; its tracking.tags win over all others. `folder`: whose commit (default: here).
+    """
+    tags = {
+        "gbactl.config_hash": config_hash(config),
+        "gbactl.host": platform.node(),
+        **{f"gbactl.version.{name}": version for name, version in versions().items()},
+        **git_tags(folder or Path.cwd()),
+    }
+    if fingerprint:
+        tags["gbactl.data_fingerprint"] = fingerprint
+    return tags | dict((config.get("tracking") or {}).get("tags") or {})

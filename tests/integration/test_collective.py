@@ -1,0 +1,211 @@
+"""All-reduce between real processes: right sums, the same bits every time, and an end when a rank dies."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gbactl.collective import open_rendezvous
+from gbactl.collective.meeting import Meeting, interface_of
+from gbactl.collective.memory import sum_in_rank_order
+from gbactl.errors import ClusterError, ConfigError
+
+WORKER = Path(__file__).with_name("collective_worker.py")
+LIMIT = 60  # seconds for a whole group
+KINDS = ("horovod", "gloo", "local")
+
+
+@pytest.fixture
+def meeting_of(tmp_path: Path):
+    """Opens a rendezvous by kind; 'local' is the shared-memory stage. Skips Horovod where it is not."""
+
+    def make(kind: str, size: int) -> Meeting:
+        if kind == "horovod":
+            pytest.importorskip("horovod.torch", exc_type=ImportError)
+        return open_rendezvous(
+            "gloo" if kind == "local" else kind, size, tmp_path, local_stage=kind == "local"
+        )
+
+    return make
+
+
+@contextmanager
+def group(meeting: Meeting, size: int, *args: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """`size` worker processes that are gone when the block ends, however it ends."""
+    common = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(WORKER), *map(str, args)]
+    ranks: list[subprocess.Popen[str]] = []
+    with meeting:
+        try:
+            for rank in range(size):
+                env = {**common, **meeting.environment(rank)}
+                ranks.append(
+                    subprocess.Popen(
+                        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                    )
+                )
+            yield ranks
+        finally:
+            for process in ranks:
+                process.kill()
+                process.communicate()
+
+
+def outputs(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    deadline = time.monotonic() + LIMIT
+    texts = []
+    for process in ranks:
+        out, err = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+        assert process.returncode == 0, out + err
+        texts.append(out.strip())
+    return texts
+
+
+@contextmanager
+def hogs(count: int) -> Iterator[None]:
+    """Processes that burn every core they get."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_two_runs_give_the_same_bits_on_every_rank_with_a_hog_beside_the_second(
+    kind: str, size: int, meeting_of
+) -> None:
+    with group(meeting_of(kind, size), size, 12, 20_011, 3, -1) as ranks:
+        quiet = outputs(ranks)
+    with hogs(2), group(meeting_of(kind, size), size, 12, 20_011, 3, -1) as ranks:
+        strained = outputs(ranks)
+    assert len(set(quiet)) == 1
+    assert quiet == strained
+    assert quiet[0].endswith("grpc=False")
+
+
+def expected_digest(size: int, rounds: int, length: int) -> str:
+    digest = hashlib.sha256()
+    for step in range(rounds):
+        parts = []
+        for rank in range(size):
+            rng = np.random.default_rng([step, rank])
+            parts.append(
+                (rng.standard_normal(length) * 10.0 ** rng.integers(-3, 4, length)).astype(np.float32)
+            )
+        digest.update(sum_in_rank_order(parts).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("local", 4), ("local", 2), ("gloo", 2), ("horovod", 2)])
+def test_the_bits_are_those_of_the_sum_in_rank_order(kind: str, size: int, meeting_of) -> None:
+    """Always for the shared-memory stage; for a ring with two ranks, where a + b has only one order."""
+    with group(meeting_of(kind, size), size, 3, 4_001, 2, -1) as ranks:
+        got = outputs(ranks)
+    assert {text.split()[1] for text in got} == {expected_digest(size, 3, 4_001)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_rank_ends_the_others_with_one_sentence(kind: str, meeting_of) -> None:
+    with group(meeting_of(kind, 3), 3, 50, 4_001, 2, 5) as ranks:
+        texts = [ranks[rank].communicate(timeout=LIMIT)[0] for rank in (0, 1)]
+        codes = [process.wait(LIMIT) for process in ranks]
+    assert codes == [1, 1, -9]
+    assert all(text.startswith("error all-reduce dense.") for text in texts)
+    assert all("is gone." in text for text in texts)
+
+
+def test_the_local_stage_leaves_nothing_in_shared_memory(meeting_of) -> None:
+    meeting = meeting_of("local", 2)
+    with group(meeting, 2, 5, 1000, 2, 3) as ranks:
+        for process in ranks:
+            process.communicate(timeout=LIMIT)
+        assert list(meeting.folder.iterdir()) == []
+    assert not meeting.folder.exists()
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, body)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_rendezvous_answers_only_who_knows_the_secret(meeting_of) -> None:
+    with meeting_of("horovod", 2) as meeting:
+        good = f"/{meeting.secret}:{meeting.port}/global/key"
+        assert ask(meeting.port, "PUT", good, b"value") == 200
+        assert ask(meeting.port, "GET", good) == 200
+        for path in ("/global/key", f"/{'0' * 32}:1/global/key", "/", f"/{meeting.secret}:1/global/key/more"):
+            assert ask(meeting.port, "GET", path) == 403
+        assert ask(meeting.port, "PUT", "/x:1/global/key", b"other") == 403
+        assert ask(meeting.port, "DELETE", "/x:1/global/key") == 403
+        assert ask(meeting.port, "HEAD", "/") == 403
+        assert meeting.refused == 7
+        assert ask(meeting.port, "GET", good) == 200
+
+
+def test_a_rank_with_the_wrong_secret_is_refused_and_counted(meeting_of) -> None:
+    import urllib.error
+    import urllib.request
+
+    with meeting_of("horovod", 2) as meeting:
+        address = meeting.environment(0)["HOROVOD_GLOO_RENDEZVOUS_ADDR"].replace(meeting.secret, "wrong")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"http://{address}:{meeting.port}/global/0", timeout=5)
+        assert meeting.refused == 1
+
+
+def test_the_rendezvous_listens_on_one_address_only(meeting_of) -> None:
+    with meeting_of("horovod", 2) as meeting:
+        listening = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        mine = {line.split()[1] for line in listening if line.split()[1].endswith(f":{meeting.port:04X}")}
+        assert {entry.split(":")[0] for entry in mine} == {"0100007F"}
+        assert meeting.environment(0)["HOROVOD_GLOO_IFACE"] == interface_of("127.0.0.1")
+
+
+def test_two_meetings_share_neither_port_nor_secret_nor_file(meeting_of) -> None:
+    with meeting_of("horovod", 2) as one, meeting_of("horovod", 2) as two:
+        assert one.port != two.port
+        assert one.secret != two.secret
+    with meeting_of("gloo", 2) as one, meeting_of("gloo", 2) as two:
+        assert one.path != two.path
+        assert one.secret != two.secret
+        assert one.path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_an_address_of_another_machine_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"203\.0\.113\.7 is no address of this machine"):
+        open_rendezvous("gloo", 2, tmp_path, bind="203.0.113.7")
+
+
+def test_an_unknown_name_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="horovod, gloo"):
+        open_rendezvous("nccl", 2, tmp_path)
+
+
+def test_without_horovod_the_sentence_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("horovod")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    from gbactl.errors import MissingDependencyError
+
+    with pytest.raises(MissingDependencyError, match=r"make install.*gbactl\[horovod\].*collective=gloo"):
+        open_rendezvous("horovod", 2, tmp_path)

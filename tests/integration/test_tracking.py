@@ -1,0 +1,214 @@
+"""Tracking against real stores: four launchers at once, a store that goes away, a server that dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gbactl
+from gbactl.errors import TrackingError
+from gbactl.tracking.backlog import FILE_NAME
+from gbactl.tracking.run import TrackedRun
+from gbactl.tracking.send import send_backlog
+from gbactl.tracking.store import connect, ensure_store, tracking_uri
+
+ONE_RUN = """
+import sys
+from pathlib import Path
+from gbactl.tracking.run import TrackedRun
+from gbactl.tracking.store import tracking_uri
+run_dir = Path(sys.argv[1])
+run_dir.mkdir()
+(run_dir / "result.json").write_text("{}")
+sys.stdin.readline()
+params = {"mode.name": "gba", "seed": run_dir.name}
+run = TrackedRun(tracking_uri(), "four", run_dir.name, params, {}, run_dir)
+for step in range(20):
+    run.log({"auc": step / 20, "eps": 1.0}, step=step, seconds=step)
+run.artifact(run_dir / "result.json")
+sentence = run.finish("FINISHED", wait=100)
+print(sentence or run.run_id)
+"""
+
+
+def environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    return kept | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1])}
+
+
+@pytest.mark.timeout(180)
+def test_four_launchers_start_at_once_on_an_empty_store(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_RUN, str(tmp_path / f"run{number}")],
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=150) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, said
+    assert [error for _, error in said] == [""] * 4  # no migration chatter, no warning
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("four")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.run_id for run in runs} == {out.strip() for out, _ in said}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {len(client.get_metric_history(run.info.run_id, "auc")) for run in runs} == {20}
+    assert len(list((tmp_path / "mlartifacts").glob("*/artifacts/result.json"))) == 4
+    assert not list(tmp_path.glob(f"*/{FILE_NAME}"))
+    assert not list(tmp_path.glob(".mlflow.db.*"))
+
+
+def history(uri: str, run_id: str) -> list[float]:
+    return sorted(point.value for point in connect(uri).get_metric_history(run_id, "auc"))
+
+
+def until_known(uri: str, run_id: str, wanted: list[float]) -> None:
+    deadline = time.monotonic() + 60
+    while history(uri, run_id) != wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(120)
+def test_a_sqlite_store_that_is_moved_away_and_back_loses_nothing(tmp_path: Path) -> None:
+    uri = tracking_uri(uri=f"sqlite:///{tmp_path}/store/mlflow.db")
+    ensure_store(uri)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "plot.png").write_bytes(b"p")
+    said: list[str] = []
+    run = TrackedRun(uri, "moved", None, {"seed": 1}, {}, run_dir, warn=said.append)
+    run.log({"auc": 0.5}, step=1, seconds=1.0)
+    until_known(uri, run.run_id, [0.5])
+    shutil.move(tmp_path / "store", tmp_path / "elsewhere")
+    run.log({"auc": 0.6}, step=2, seconds=2.0)
+    run.artifact(run_dir / "plot.png")
+    sentence = run.finish("FINISHED")
+    assert sentence is not None
+    assert "gbactl report --send" in sentence
+    assert len(said) == 1
+    assert "removed or replaced" in said[0]
+    assert (run_dir / FILE_NAME).exists()
+    assert not (tmp_path / "store").exists()
+
+    shutil.move(tmp_path / "elsewhere", tmp_path / "store")
+    sent = send_backlog(run_dir)
+    assert sent is not None
+    assert sent.run_id == run.run_id
+    assert send_backlog(run_dir) is None
+    client = connect(uri)
+    assert history(uri, run.run_id) == [0.5, 0.6]
+    assert client.get_run(run.run_id).info.status == "FINISHED"
+    assert [file.path for file in client.list_artifacts(run.run_id)] == ["plot.png"]
+
+
+@pytest.mark.timeout(120)
+def test_a_store_that_was_deleted_gets_the_whole_run_again(tmp_path: Path) -> None:
+    uri = tracking_uri(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    run = TrackedRun(uri, "deleted", None, {"mode.name": "gba"}, {"a": "b"}, run_dir, warn=lambda _: None)
+    run.log({"auc": 0.5}, step=1, seconds=1.0)
+    until_known(uri, run.run_id, [0.5])
+    (tmp_path / "mlflow.db").unlink()
+    run.log({"auc": 0.6}, step=2, seconds=2.0)
+    assert run.finish("FINISHED") is not None
+    other = f"sqlite:///{tmp_path}/other.db"
+    sent = send_backlog(run_dir, uri=other)
+    assert sent is not None
+    assert sent.run_id != run.run_id
+    assert history(other, sent.run_id) == [0.5, 0.6]
+    found = connect(other).get_run(sent.run_id)
+    assert (found.data.params["mode"], found.data.tags["a"]) == ("gba", "b")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes], list[str]]]:
+    ensure_store(f"sqlite:///{tmp_path}/server.db")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/server.db"]
+    command += ["--artifacts-destination", str(tmp_path / "served")]
+    process = start_server(command, port, tmp_path)
+    yield f"http://127.0.0.1:{port}", process, command
+    stop_server(process)
+
+
+def start_server(command: list[str], port: int, folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + 90
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            return process
+        except OSError:
+            if time.monotonic() > deadline or process.poll() is not None:
+                stop_server(process)
+                raise AssertionError((folder / "server.log").read_text()) from None
+            time.sleep(0.2)
+
+
+def stop_server(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(20)
+
+
+@pytest.mark.timeout(280)
+def test_a_tracking_server_that_is_killed_loses_nothing(
+    tmp_path: Path, server: tuple[str, subprocess.Popen[bytes], list[str]]
+) -> None:
+    uri, process, command = server
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "result.json").write_text("{}")
+    run = TrackedRun(uri, "served", "r", {"seed": 1}, {}, run_dir, warn=lambda _: None)
+    run.log({"auc": 0.5}, step=1, seconds=1.0)
+    until_known(uri, run.run_id, [0.5])
+    stop_server(process)
+    before = time.monotonic()
+    run.log({"auc": 0.6}, step=2, seconds=2.0)
+    run.artifact(run_dir / "result.json")
+    assert time.monotonic() - before < 1.0
+    assert run.finish("FINISHED") is not None
+    with pytest.raises(TrackingError, match="type the same again"):
+        send_backlog(run_dir)
+
+    again = start_server(command, int(uri.rpartition(":")[2]), tmp_path)
+    try:
+        sent = send_backlog(run_dir)
+        assert sent is not None
+        assert sent.run_id == run.run_id
+        assert history(uri, run.run_id) == [0.5, 0.6]
+        client = connect(uri)
+        assert client.get_run(run.run_id).info.status == "FINISHED"
+        assert [file.path for file in client.list_artifacts(run.run_id)] == ["result.json"]
+    finally:
+        stop_server(again)
+    assert not (run_dir / FILE_NAME).exists()

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import lzma
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.data import files
+from gbactl.data.dataset import Dataset
+from gbactl.data.files import Block
+from gbactl.data.readers.libfm import LibfmLines
+from gbactl.data.text import BadLines, parse
+from gbactl.errors import ConfigError, DataError
+
+Load = Callable[..., Dataset]
+
+
+def make(count: int, negative: str = "-1", seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [
+        " ".join([rng.choice(["1", negative]), *(f"{rng.randint(11 * f, 11 * f + 10)}:1" for f in range(3))])
+        for _ in range(count)
+    ]
+
+
+def write(folder: Path, **splits: list[str]) -> dict[str, str]:
+    for name, lines in splits.items():
+        (folder / f"{name}.libfm.xz").write_bytes(lzma.compress(("\n".join(lines) + "\n").encode()))
+    return {name: str(folder / f"{name}.libfm.xz") for name in splits}
+
+
+@pytest.mark.parametrize("negative", ["-1", "0"])
+def test_splits_share_one_id_space(
+    negative: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK", 200)
+    monkeypatch.setattr(files, "PIECE", 64)
+    splits = {name: make(n, negative, n) for name, n in (("train", 50), ("validation", 20), ("test", 9))}
+    data = load(name="libfm", **write(tmp_path, **splits))
+    largest = max(
+        int(p.split(":")[0]) for lines in splits.values() for line in lines for p in line.split()[1:]
+    )
+    assert (data.kind, [s.name for s in data.splits]) == ("splits", ["train", "validation", "test"])
+    assert (data.schema.cardinalities, data.schema.rows) == ((largest + 1,) * 3, largest + 1)
+    assert data.schema.offsets.tolist() == [0, 0, 0]
+    for name, lines in splits.items():
+        batch = data.split(name).slice(0, len(lines))
+        assert batch.labels.tolist() == [int(line.split()[0] == "1") for line in lines]
+        assert batch.ids.tolist() == [[int(p.split(":")[0]) for p in line.split()[1:]] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1 2:1 3:1", r"line 4: 2 id:1 pairs where the first line has 3"),
+        ("1 2:1 3:1 4:0.5", r"line 4: '4:0.5' has a value other than 1"),
+        ("2 2:1 3:1 4:1", r"line 4: the label is '2'"),
+        ("yes 2:1 3:1 4:1", r"line 4: the label is 'yes'"),
+        ("1 2:1 -3:1 4:1", r"line 4: '-3:1' has no id from 0"),
+        ("1 2:1 3 4:1", r"line 4: '3' has a value"),
+        ("1 2:1 99999999999:1 4:1", r"line 4: '99999999999:1' has no id"),
+        ("", r"line 4: the label is ''"),
+    ],
+)
+def test_bad_lines(
+    line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    lines = make(6)
+    paths = write(tmp_path, train=make(9), validation=[*lines[:3], line, *lines[3:]], test=make(3))
+    with pytest.raises(DataError, match=rf"validation.libfm.xz, {message}"):
+        load(name="libfm", **paths)
+    assert caches() == []
+    assert load(name="libfm", **paths, max_bad_lines=1).meta["bad_lines"] == 1
+
+
+def test_all_three_files_are_needed(load: Load, tmp_path: Path) -> None:
+    paths = write(tmp_path, train=make(3), test=make(3))
+    with pytest.raises(ConfigError, match=r"data\.validation is not set; type data\.validation=FILE"):
+        load(name="libfm", **paths)
+
+
+def test_a_file_of_another_kind_is_said(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train.libfm.xz, line 1: no id:1 pair"):
+        load(name="libfm", **write(tmp_path, train=["a,b,c"], validation=make(3), test=make(3)))
+
+
+def test_a_trailing_space_is_no_fault() -> None:
+    found = LibfmLines(2).fast(b"1 2:1 3:1 \n-1 4:1 5:1\n", 2)
+    assert found.ids.tolist() == [[2, 3], [4, 5]]
+
+
+CELL = st.sampled_from(
+    ["1:1", "12:1", "0:1", "3:11", "1:", ":1", "1", "-2:1", "+2:1", "1:1:1", "", "7:0", "2147483647:1"]
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["1", "0", "-1", "2", ""]), st.lists(CELL, max_size=3)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_fast_path_and_explanation_agree(table: list[tuple[str, list[str]]]) -> None:
+    form = LibfmLines(2)
+    lines = [" ".join([label, *cells]) for label, cells in table]
+    good = [line for line in lines if form.explain(line) is None]
+    found = parse(form, Block(Path("f"), 1, "".join(line + "\n" for line in lines).encode()), BadLines(99))
+    ids = [] if found is None else found.ids.tolist()
+    assert ids == [[int(pair.split(":")[0]) for pair in line.split()[1:]] for line in good]
+
+
+@pytest.mark.skipif("GBACTL_DATA" not in os.environ, reason="GBACTL_DATA names no folder with frappe/")
+def test_frappe_has_the_published_shape(load: Load) -> None:
+    folder = Path(os.environ["GBACTL_DATA"]) / "frappe"
+    data = load(
+        name="libfm",
+        train=str(folder / "frappe.train.rebuilt.libfm.xz"),
+        validation=str(folder / "frappe.validation.libfm.xz"),
+        test=str(folder / "frappe.test.libfm.xz"),
+    )
+    assert [s.rows for s in data.splits] == [202_027, 57_722, 28_860]
+    assert (data.schema.fields, data.schema.rows) == (10, 5_382)
+    assert np.mean(data.split("test").slice(0, 28_860).labels) == pytest.approx(0.330, abs=0.001)

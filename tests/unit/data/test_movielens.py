@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.data import files
+from gbactl.data.dataset import Dataset
+from gbactl.data.files import Block
+from gbactl.data.readers.movielens import RatingLines
+from gbactl.data.text import BadLines, parse
+from gbactl.errors import DataError
+
+Load = Callable[..., Dataset]
+Row = tuple[int, int, str, int]
+FORMATS = {
+    "ratings.dat": ("::", ""),
+    "u.data": ("\t", ""),
+    "ratings.csv": (",", "userId,movieId,rating,timestamp\n"),
+}
+
+
+def ratings(count: int) -> list[Row]:
+    rng = random.Random(3)
+    marks = ["1", "3.5", "4", "4.0", "5", "0.5"]
+    times = [rng.randint(800_000_000, 800_900_000) for _ in range(count)]
+    return [
+        (rng.randint(1, 9), rng.randint(1, 40), rng.choice(marks), rng.choice(times)) for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ratings_become_clicks_in_time_order(
+    name: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK", 300)
+    monkeypatch.setattr(files, "PIECE", 50)
+    rows, (separator, header) = ratings(101), FORMATS[name]
+    (tmp_path / name).write_text(header + "".join(separator.join(map(str, row)) + "\n" for row in rows))
+    data = load(name="movielens", path=str(tmp_path), days=3)
+    assert [s.rows for s in data.splits] == [33, 34, 34]
+    assert data.schema.cardinalities == (max(r[0] for r in rows) + 1, max(r[1] for r in rows) + 1, 24, 7)
+    ordered = sorted(rows, key=lambda row: row[3])
+    seen = [
+        (int(label), *ids)
+        for s in data.splits
+        for label, ids in zip(s.slice(0, s.rows).labels, s.slice(0, s.rows).ids.tolist(), strict=True)
+    ]
+    moments = [datetime.datetime.fromtimestamp(row[3], datetime.UTC) for row in ordered]
+    assert seen == [
+        (int(float(row[2]) >= 4), row[0], row[1], moment.hour, moment.weekday())
+        for row, moment in zip(ordered, moments, strict=True)
+    ]
+    assert sorted(p.name for p in data.path.iterdir()) == [
+        "ids.npy",
+        "labels.npy",
+        "meta.json",
+        "numeric.npy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1,2,4", "line 3: 3 columns where there are 4"),
+        ("x,2,4,5", "line 3: the user is 'x'"),
+        ("1,-2,4,5", "line 3: the item is '-2'"),
+        ("1,2,good,5", "line 3: the rating is 'good'"),
+        ("1,2,nan,5", "line 3: the rating is 'nan'"),
+        ("1,2,11,5", "line 3: the rating is '11'"),
+        ("1,2,4,", "line 3: the time is ''"),
+    ],
+)
+def test_bad_lines(
+    line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "ratings.csv").write_text(
+        "\n".join([FORMATS["ratings.csv"][1].strip(), "1,2,3.0,9", line, "1,2,3,9"])
+    )
+    with pytest.raises(DataError, match=rf"ratings.csv, {message}"):
+        load(name="movielens", path=str(tmp_path))
+    assert caches() == []
+    assert load(name="movielens", path=str(tmp_path), max_bad_lines=1, days=2).rows == 2
+
+
+def test_another_file_is_refused(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("title|genre\n")
+    with pytest.raises(DataError, match="f, line 1: not ratings"):
+        load(name="movielens", path=str(tmp_path / "f"))
+
+
+CELL = st.sampled_from(
+    ["1", "-1", "", "4.5", "1e1", "nan", "inf", "+3", ".5", "5.", "4", "2199023255552", "2147483647", "01"]
+)
+
+
+@given(st.lists(st.lists(CELL, min_size=3, max_size=5), min_size=1, max_size=4))
+def test_fast_path_and_explanation_agree(table: list[list[str]]) -> None:
+    form = RatingLines("\t")
+    good = [row for row in table if form.explain("\t".join(row)) is None]
+    block = Block(Path("f"), 1, "".join("\t".join(row) + "\n" for row in table).encode())
+    found = parse(form, block, BadLines(99))
+    seen = [] if found is None else list(zip(found.batch.labels.tolist(), found.times.tolist(), strict=True))
+    assert seen == [(int(float(row[2]) >= 4), int(row[3])) for row in good]

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.data import integrity
+from gbactl.data.dataset import META, Batch, Schema, Split, open_dataset
+from gbactl.data.prepare import cache_root, prepare
+from gbactl.data.readers.criteo import Criteo
+from gbactl.data.synthetic import Generator, Synthetic
+from gbactl.errors import ConfigError, DataError
+
+SMALL = {"name": "synthetic", "rows_per_day": 500, "days": 2, "max_cardinality": 50}
+
+
+@pytest.fixture
+def options(cache: Path) -> dict[str, Any]:
+    return {**SMALL, "cache": str(cache)}
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that were really built."""
+    folders: list[Path] = []
+    original = Synthetic.build
+
+    def counted(self: Synthetic, folder: Path, progress: Any) -> Any:
+        folders.append(folder)
+        return original(self, folder, progress)
+
+    monkeypatch.setattr(Synthetic, "build", counted)
+    return folders
+
+
+def test_a_whole_cache_is_reused_and_other_options_make_another(
+    options: dict[str, Any], builds: list[Path]
+) -> None:
+    first = prepare(options)
+    assert prepare(options) == first
+    assert len(builds) == 1
+    assert prepare({**options, "seed": 5}) != first
+    assert len(builds) == 2
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda p: p.write_bytes(b"")])
+@pytest.mark.parametrize("name", ["labels.npy", "numeric.npy", "ids.npy"])
+def test_damage_is_detected_and_rebuilt(
+    damage: Callable[[Path], None], name: str, options: dict[str, Any], builds: list[Path]
+) -> None:
+    place = prepare(options)
+    whole = (place / name).read_bytes()
+    damage(place / name)
+    with pytest.raises(DataError, match=name):
+        open_dataset(place)
+    assert prepare(options) == place
+    assert (place / name).read_bytes() == whole
+    assert len(builds) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 99}'])
+def test_damaged_meta_is_rebuilt(content: str, options: dict[str, Any], builds: list[Path]) -> None:
+    place = prepare(options)
+    (place / META).write_text(content)
+    with pytest.raises(DataError, match="prepare it again"):
+        open_dataset(place)
+    prepare(options)
+    assert len(builds) == 2
+    assert open_dataset(place).rows == 1000
+
+
+def test_a_flipped_byte_between_samples_is_found_by_the_full_check(
+    options: dict[str, Any], builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integrity, "SAMPLE", 8)
+    monkeypatch.setattr(integrity, "SAMPLES", 3)
+    place = prepare(options)
+    path = place / "numeric.npy"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    open_dataset(place)
+    with pytest.raises(DataError, match=r"numeric\.npy is damaged"):
+        open_dataset(place, full=True)
+    prepare(options)
+    assert len(builds) == 2
+
+
+def test_a_build_that_is_cut_off_leaves_nothing(
+    options: dict[str, Any], caches: Callable[[], list[str]]
+) -> None:
+    def interrupt(stage: str, fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(options, interrupt)
+    assert caches() == []
+
+
+def test_an_interrupted_generation_does_not_go_on(
+    options: dict[str, Any], caches: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    original = Generator.chunk
+
+    def counted(self: Generator, day: int, chunk: int, rows: int) -> Any:
+        made.append(day)
+        return original(self, day, chunk, rows)
+
+    def interrupt(stage: str, fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Generator, "chunk", counted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare({**options, "days": 400, "rows_per_day": 2000}, interrupt)
+    assert 1 <= len(made) < 200
+    assert caches() == []
+
+
+def test_what_a_killed_build_left_is_swept_away(
+    options: dict[str, Any], caches: Callable[[], list[str]]
+) -> None:
+    place = prepare(options)
+    shutil.copytree(place, f"{place}.partial")
+    (place.with_name(place.name + ".partial") / "junk").write_text("half")
+    shutil.rmtree(place)
+    assert prepare(options) == place
+    assert caches() == [place.name]
+    assert open_dataset(place, full=True).rows == 1000
+
+
+def test_progress_ends_at_one_and_names_stages(options: dict[str, Any]) -> None:
+    seen: list[tuple[str, float]] = []
+    prepare(options, lambda stage, fraction: seen.append((stage, fraction)))
+    assert {stage for stage, _ in seen} == {"generating", "checksums"}
+    assert [f for s, f in seen if s == "generating"] == pytest.approx([0.5, 1.0])
+
+
+def _launch(options: dict[str, Any], results: Any) -> None:
+    stages: list[str] = []
+    path = prepare(options, lambda stage, fraction: stages.append(stage))
+    results.put((str(path), "generating" in stages))
+
+
+def test_launchers_at_once_build_one_cache(options: dict[str, Any], caches: Callable[[], list[str]]) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_launch, args=(options, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(10)
+    assert len({path for path, _ in found}) == 1
+    assert [built for _, built in found].count(True) == 1
+    assert caches() == [Path(found[0][0]).name]
+
+
+def test_the_key_is_the_content_not_the_path(
+    criteo_lines: Callable[[int], list[str]], cache: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "a.tsv", tmp_path / "elsewhere.tsv"
+    one.write_text("\n".join(criteo_lines(20)))
+    shutil.copy(one, two)
+    options = {"name": "criteo", "cache": str(cache)}
+    place = prepare({**options, "path": str(one)})
+    assert prepare({**options, "path": str(two)}) == place
+    two.write_text("\n".join(criteo_lines(21)))
+    assert prepare({**options, "path": str(two)}) != place
+
+
+def test_a_large_file_is_known_by_size_time_and_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integrity, "SMALL", 10)
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 100)
+    before = integrity.fingerprint(path)
+    os.utime(path, ns=(1, 1))
+    touched = integrity.fingerprint(path)
+    path.write_bytes(b"x" * 99 + b"y")
+    os.utime(path, ns=(1, 1))
+    assert len({before, touched, integrity.fingerprint(path)}) == 3
+
+
+def test_where_caches_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GBACTL_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_root({}) == tmp_path / ".cache" / "gbactl" / "data"
+    monkeypatch.setenv("GBACTL_CACHE", "/somewhere")
+    assert cache_root({"cache": None}) == Path("/somewhere")
+    assert cache_root({"cache": "/else"}) == Path("/else")
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot be written .*set data\.cache or GBACTL_CACHE"):
+        prepare({**SMALL, "cache": str(tmp_path / "file" / "below")})
+
+
+def test_unknown_data_lists_what_there_is() -> None:
+    with pytest.raises(ConfigError, match="synthetic, criteo, avazu, libfm, movielens"):
+        prepare({"name": "kriteo"})
+
+
+def test_a_folder_that_is_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a complete data cache"):
+        open_dataset(tmp_path)
+
+
+def test_meta_holds_no_machine_path(options: dict[str, Any]) -> None:
+    place = prepare(options)
+    assert str(place.parent) not in json.dumps(open_dataset(place).meta)
+
+
+def test_schema_offsets_follow_the_cardinalities() -> None:
+    schema = Schema(3, (10, 5, 7))
+    assert (schema.fields, schema.rows, schema.offsets.tolist()) == (3, 22, [0, 10, 15])
+    assert schema.offsets.dtype == np.int64
+    assert Criteo().buckets == 131072
+
+
+def test_slices_are_views_that_cannot_be_written(options: dict[str, Any]) -> None:
+    split = open_dataset(prepare(options)).splits[1]
+    batch = split.slice(10, 20)
+    assert np.shares_memory(batch.ids, split.whole.ids)
+    with pytest.raises(ValueError, match="read-only"):
+        batch.ids[0, 0] = 1
+    taken = split.take(np.array([3, 1, 3]))
+    assert taken.numeric.tolist() == [split.slice(i, i + 1).numeric[0].tolist() for i in (3, 1, 3)]
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(-1, 2), (2, 1), (0, 4)])
+def test_a_slice_outside_is_refused(lo: int, hi: int) -> None:
+    split = Split("d", Batch(np.zeros(3, np.uint8), np.zeros((3, 1), np.float32), np.zeros((3, 2), np.int32)))
+    with pytest.raises(IndexError):
+        split.slice(lo, hi)
+    with pytest.raises(IndexError):
+        split.take(np.array([0, -1]))
+    with pytest.raises(IndexError):
+        split.take(np.array([3]))

@@ -1,0 +1,85 @@
+"""Names of metrics and tags."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+
+from gbactl.tracking.summary import config_hash, git_tags, metrics_of, tags_of, versions
+
+RESULT = {
+    "mode": "gba",
+    "seed": 3,
+    "auc": 0.79,
+    "logloss": 0.45,
+    "ne": 0.9,
+    "calibration": math.nan,
+    "eps": 27000,
+    "wall_seconds": 12.5,
+    "best_auc": None,
+    "global_step": 40,
+    "samples": {"read": 100, "trained": 90, "decayed": 10, "lost": 0},
+    "staleness": {"mean": 1.5, "p50": 1, "p99": 4, "samples_mean": 700.0},
+    "token_staleness": {"mean": 0.5, "p50": 0, "p99": 2},
+    "gradients": {"applied": 9, "decayed": 1, "dropped": 0},
+    "per_worker": {"W0": {"batches": 5, "samples": 50, "eps": 13000.0}},
+    "phases": [{"day": 0}],
+    "status": "FINISHED",
+}
+
+
+def test_metrics_by_name() -> None:
+    assert metrics_of(RESULT) == {
+        "auc": 0.79,
+        "logloss": 0.45,
+        "ne": 0.9,
+        "eps": 27000.0,
+        "wall_seconds": 12.5,
+        "global_step": 40.0,
+        "samples_read": 100.0,
+        "samples_trained": 90.0,
+        "samples_decayed": 10.0,
+        "samples_lost": 0.0,
+        "staleness_mean": 1.5,
+        "staleness_p50": 1.0,
+        "staleness_p99": 4.0,
+        "staleness_samples_mean": 700.0,
+        "token_staleness_mean": 0.5,
+        "token_staleness_p50": 0.0,
+        "token_staleness_p99": 2.0,
+        "gradients_applied": 9.0,
+        "gradients_decayed": 1.0,
+        "gradients_dropped": 0.0,
+        "worker_batches/W0": 5.0,
+        "worker_samples/W0": 50.0,
+        "worker_eps/W0": 13000.0,
+    }
+
+
+def test_a_run_that_never_came_far_has_few_metrics() -> None:
+    assert metrics_of({"status": "FAILED", "auc": None, "staleness": None}) == {}
+
+
+def test_the_hash_is_of_what_is_trained_not_of_where() -> None:
+    base = {"seed": 1, "mode": {"name": "gba"}, "run_dir": "a", "tracking": {"uri": None}}
+    assert config_hash(base) == config_hash(base | {"run_dir": "b", "tracking": {"uri": "x"}})
+    assert config_hash(base) != config_hash(base | {"seed": 2})
+
+
+def test_tags_name_commit_host_versions_and_data(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    assert git_tags(tmp_path) == {}
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "f").write_text("1")
+    subprocess.run([*git, "add", "f"], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    tags = tags_of({"tracking": {"tags": {"study": "s"}}}, "abc", tmp_path)
+    assert len(tags["mlflow.source.git.commit"]) == 40
+    assert tags["gbactl.git_changed"] == "false"
+    assert tags["gbactl.data_fingerprint"] == "abc"
+    assert tags["study"] == "s"
+    assert tags["gbactl.version.python"] == versions()["python"]
+    assert tags["gbactl.host"]
+    (tmp_path / "f").write_text("2")
+    assert git_tags(tmp_path)["gbactl.git_changed"] == "true"

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gbactl.config import RunConfig, from_dict
-from gbactl.errors import ConfigError, UsageError
+from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.paths import conf_dir
 
 ROOT_CONFIG = "train"
@@ -47,17 +47,25 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     """Hand a command line to Hydra: single runs, --multirun, --cfg, --info as Hydra does them."""
 
     def task(cfg: DictConfig) -> Any:
-        return job(to_run_config(cfg))
+        try:
+            return job(to_run_config(cfg))
+        except GbactlError as error:
+            # Hydra prints a line of its own for an exception; this one is told by the command line
+            failed.append(error)
+            return None
 
     # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
+    failed: list[GbactlError] = []
     saved, sys.argv = sys.argv, ["gbactl train", *arguments]
     try:
         with _explained():
             main()
     finally:
         sys.argv = saved
+    if failed:
+        raise failed[0]
 
 
 @contextlib.contextmanager
@@ -73,7 +81,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _explain(error: BaseException) -> str:
-    text = _one_line(error)
+    text = _one_line(error).split(" Config search path:")[0]
     if "is not in struct" in text or "Could not override" in text:
         return f"{text.split(' To append')[0].rstrip('.')}. Keys there are: {', '.join(known_keys())}."
     return text

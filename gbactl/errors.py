@@ -34,6 +34,10 @@ class ClusterError(GbactlError):
     """A process of the run died, hung or could not be started."""
 
 
+class PeerGoneError(ClusterError):
+    """Another process of the run is gone; what happened to it is that process's story."""
+
+
 class AccountingError(ClusterError):
     """read = trained + decayed + lost does not hold."""
 

@@ -21,7 +21,7 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, unpack
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.errors import ClusterError
+from gbactl.errors import PeerGoneError
 from gbactl.models import row_width
 from gbactl.policies.base import policy_class
 from gbactl.store.dense import DenseSpec
@@ -108,6 +108,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     listener = socket.socket(fileno=boot.listener)
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
     dataset = open_dataset(Path(boot.dataset))
+    import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
+
     coordinator = Coordinator(hub, boot.cfg, dataset, Path(boot.run_dir), header(boot.cfg, dataset))
     coordinator.run()
     hub.close()
@@ -185,7 +187,7 @@ def await_setup(hub: Hub, coordinator: Channel) -> Setup:
             if isinstance(message, Setup):
                 return message
             if gone and channel is coordinator:
-                raise ClusterError("The coordinator is gone.")
+                raise PeerGoneError("The coordinator is gone.")
 
 
 def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, vector: Any) -> None:
@@ -199,7 +201,7 @@ def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, v
     while waiting:
         for _, frame in hub.poll(None):
             if frame.kind == frames.CLOSED:
-                raise ClusterError("A server is gone.")
+                raise PeerGoneError("A server is gone.")
             waiting -= isinstance(unpack(frame.kind, frame.descriptor), Ack)
 
 

@@ -41,8 +41,9 @@ from gbactl.cluster.statistics import Statistics
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
-from gbactl.errors import ClusterError, WireError
+from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Ledger, Phase, PolicyOptions, make
+from gbactl.store.checksum import MODULUS
 from gbactl.store.schedule import factor
 
 PROGRESS_SECONDS = 0.5
@@ -218,7 +219,7 @@ class Coordinator:
             "phases": self.phases,
             "curve": self.curve,
             **self.statistics.summary(),
-            "checksums": {k: v.checksum for k, v in sorted(inspected.items()) if v.checksum},
+            "checksums": _checksums(inspected),
             "memory": {k: v.bytes for k, v in sorted(inspected.items()) if v.bytes},
             "refused_frames": sum(v.counters.get("refused", 0) for v in inspected.values()),
             "event_log_bytes": self.log.bytes,
@@ -278,10 +279,10 @@ class Coordinator:
 
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
-            raise ClusterError("The launcher is gone.")
+            raise PeerGoneError("The launcher is gone.")
         known = any(channel is c for c in self.members.channels.values())
         if known and not self.stopped:
-            raise ClusterError(f"{channel.peer} is gone.")
+            raise PeerGoneError(f"{channel.peer} is gone.")
 
     def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
         if hello.role == "launcher":
@@ -290,8 +291,8 @@ class Coordinator:
             self.members.hello(channel, hello)
 
     def _on_ready(self, _: Channel, ready: Ready, __: Frame) -> None:
-        self.members.ready.add((ready.role, ready.index))
-        self._event("ready", {"node": f"{ready.role[0].upper()}{ready.index}"})
+        self.members.ready.add((ready.role, ready.number))
+        self._event("ready", {"node": f"{ready.role[0].upper()}{ready.number}"})
 
     def _on_take(self, _: Channel, take: Take, __: Frame) -> None:
         if self._evaluation is not None:
@@ -331,3 +332,13 @@ class Coordinator:
         self.stopped = True
         for role in ("worker", "server"):
             self.members.tell(role, Stop(reason))
+
+
+def _checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
+    """Per node, and `model`: the same for any number of servers; None where tables are too large for it."""
+    own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
+    servers = [v.model_sum for name, v in inspected.items() if name.startswith("S")]
+    replicas = {v.model_sum for name, v in inspected.items() if name.startswith("W") and v.model_sum}
+    parts = [*servers, *replicas]
+    model = f"{sum(int(part) for part in parts) % MODULUS:016x}" if all(parts) else None
+    return {**own, "model": model}

@@ -22,8 +22,8 @@ class DenseSide(Protocol):
     def load(self, item: Item) -> None:
         """Put the dense parameters this batch is to be computed with into the model."""
 
-    def checksum(self) -> str:
-        """Of the dense parameters and moments held here; empty where the servers hold them."""
+    def checksum(self) -> tuple[str, str]:
+        """(checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
 
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
@@ -65,9 +65,9 @@ class ServedDense:
         if changed:
             self.flat.load(self.vector)
 
-    def checksum(self) -> str:
+    def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
-        return ""
+        return "", ""
 
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Push rows and dense slices; ask for the next batch."""
@@ -90,9 +90,10 @@ class ReplicatedDense:
     def load(self, item: Item) -> None:
         """The model already holds it."""
 
-    def checksum(self) -> str:
+    def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
-        return digest([self.block.value, *self.block.moments.values()])
+        own = digest([self.block.value, *self.block.moments.values()])
+        return own, str(self.block.model_sum())
 
     def finish(self, item: Item, row_gradient: Any) -> None:
         """All-reduce the dense gradient while rows are pushed and the next batch's rows are asked for."""

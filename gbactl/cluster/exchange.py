@@ -34,7 +34,7 @@ from gbactl.cluster.messages import (
     unpack,
 )
 from gbactl.data.dataset import Batch
-from gbactl.errors import ClusterError
+from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats, Unique
 
 MAX_UNACKNOWLEDGED = 2
@@ -196,7 +196,7 @@ class Exchange:
     def _handle(self, channel: Channel, frame: Frame) -> None:
         if frame.kind == frames.CLOSED:
             name = "the coordinator" if channel is self.coordinator else f"S{self._shard[id(channel)]}"
-            raise ClusterError(f"W{self.index} lost its connection to {name}.")
+            raise PeerGoneError(f"W{self.index} lost its connection to {name}.")
         message = unpack(frame.kind, frame.descriptor)
         if isinstance(message, Rows):
             self._rows(channel, message, frame)

@@ -20,9 +20,9 @@ class Members:
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """A node has come; workers learn the servers' addresses once all are known."""
-        self.channels[hello.role, hello.index] = channel
+        self.channels[hello.role, hello.number] = channel
         if hello.role == "server":
-            self.addresses[hello.index] = hello.address
+            self.addresses[hello.number] = hello.address
         if len(self.addresses) == self.expected["server"]:
             self._tell_workers()
 

@@ -5,6 +5,7 @@ Messages are packed and unpacked as on the wire, so that a test on it exercises 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from typing import Any
 
@@ -67,12 +68,12 @@ class MemoryHub:
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """See channel.Hub."""
-        try:
-            found = [self.inbox.get(timeout=timeout) if timeout != 0 else self.inbox.get_nowait()]
+        found: list[tuple[Channel, Frame]] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self.inbox.get(block=timeout != 0, timeout=timeout or None))
             while True:
                 found.append(self.inbox.get_nowait())
-        except queue.Empty:
-            return found if "found" in locals() else []
+        return found
 
     def drop(self, channel: MemoryChannel) -> None:
         """Close one channel."""

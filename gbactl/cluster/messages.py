@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 import typing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -18,7 +18,7 @@ class Hello(NamedTuple):
     """A node introduces itself to the coordinator; `address` is where it listens, if it does."""
 
     role: str
-    index: int
+    number: int
     address: str
     pid: int
 
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
     """A node can take work."""
 
     role: str
-    index: int
+    number: int
 
 
 class BeginPhase(NamedTuple):
@@ -129,10 +129,11 @@ class Inspect(NamedTuple):
 
 
 class Inspected(NamedTuple):
-    """The answer to Inspect."""
+    """The answer to Inspect. `model_sum`: decimal, this node's part of a sum that no sharding changes, or ""."""
 
     node: str
     checksum: str
+    model_sum: str
     bytes: dict[str, int]
     counters: dict[str, int]
 
@@ -218,8 +219,6 @@ def _checker(annotation: Any) -> tuple[tuple[type, ...], type | None]:
 _FIELDS: dict[type[Any], list[tuple[tuple[type, ...], type | None]]] = {
     cls: [_checker(t) for t in typing.get_type_hints(cls).values()] for cls in MESSAGES
 }
-_pack = msgpack.Packer(use_bin_type=True).pack
-M = TypeVar("M")
 
 
 def kind_of(message: Any) -> int:
@@ -229,7 +228,8 @@ def kind_of(message: Any) -> int:
 
 def pack(message: Any) -> bytes:
     """The descriptor of a message."""
-    return msgpack.packb(tuple(message), use_bin_type=True)
+    data: bytes = msgpack.packb(tuple(message), use_bin_type=True)
+    return data
 
 
 def unpack(kind: int, descriptor: bytes) -> Any:
@@ -252,9 +252,10 @@ def unpack(kind: int, descriptor: bytes) -> Any:
 def _check(cls: type[Any], value: Any, accepted: tuple[type, ...], element: type | None) -> None:
     if type(value) not in accepted:
         raise WireError(f"A {cls.__name__} message has a field of type {type(value).__name__}.")
-    if type(value) is int and not -(1 << 62) < value < (1 << 62):
-        raise WireError(f"A {cls.__name__} message has a number out of bounds.")
     if element is not None:
         allowed = (float, int) if element is float else (element,)
         if any(type(item) not in allowed for item in value):
             raise WireError(f"A {cls.__name__} message has a list element of a wrong type.")
+    numbers = value if element in (int, float) else (value,) if type(value) is int else ()
+    if any(type(number) is int and not -(1 << 62) < number < 1 << 62 for number in numbers):
+        raise WireError(f"A {cls.__name__} message has a number out of bounds.")

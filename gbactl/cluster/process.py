@@ -14,6 +14,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 FAILED_LINE = "failed: "
+NOTICED_LINE = "noticed: "
 
 
 def die_with_parent(parent: int) -> None:
@@ -40,7 +41,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     from gbactl.cluster import bootstrap
-    from gbactl.errors import GbactlError
+    from gbactl.errors import GbactlError, PeerGoneError
 
     boot = bootstrap.Bootstrap.loads(line)
     set_up_log(Path(boot.run_dir), str(boot.peer))
@@ -49,6 +50,9 @@ def main() -> None:
     run = {"coordinator": bootstrap.run_coordinator, "server": bootstrap.run_server, "worker": bootstrap.run_worker}
     try:
         run[boot.role](boot)
+    except PeerGoneError as error:
+        log.error("%s%s", NOTICED_LINE, error)
+        sys.exit(1)
     except GbactlError as error:
         log.error("%s%s", FAILED_LINE, error)
         sys.exit(1)

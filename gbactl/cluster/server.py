@@ -159,7 +159,11 @@ class Server:
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"refused": sum(self.refused.values())}
-        answer = Inspected(f"S{self.index}", self.shard.checksum(), self.shard.nbytes, counters)
+        total = self.shard.model_sum()
+        answer = Inspected(
+            f"S{self.index}", self.shard.checksum(), "" if total is None else str(total),
+            self.shard.nbytes, counters,
+        )  # fmt: skip
         self.coordinator.send(answer)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:

@@ -59,6 +59,7 @@ class SocketChannel:
         self._theirs: list[Bytes] = []
         self._free: list[int] = []
         self._released = 0
+        self._lent: dict[int, Bytes] = {}  # address of a pooled buffer handed out by reserve -> buffer
         self._reserved: dict[int, int] = {}  # address of a slot handed out by reserve -> slot
 
     # -- sending ------------------------------------------------------------------------------------
@@ -70,7 +71,9 @@ class SocketChannel:
                 slot = self._free.pop()
                 self._reserved[self._mine[slot].ctypes.data] = slot
                 return self._mine[slot][:nbytes]
-            return self._pool.take(nbytes)[:nbytes]
+            buffer = self._pool.take(nbytes)
+            self._lent[buffer.ctypes.data] = buffer
+            return buffer[:nbytes]
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
         """Queue a message and try to write it at once."""
@@ -91,7 +94,7 @@ class SocketChannel:
         self._released = 0
         self._out.append((memoryview(head), None))
         if payload is not None and slot is None and size:
-            self._out.append((memoryview(payload), payload))  # type: ignore[arg-type]
+            self._out.append((memoryview(payload), self._lent.pop(payload.ctypes.data, None)))  # type: ignore[arg-type]
         self.flush()
 
     def _slot_of(self, payload: Bytes | None) -> int | None:
@@ -126,8 +129,8 @@ class SocketChannel:
                 return
             written -= view.nbytes
             self._out.popleft()
-            if owner is not None and owner.base is not None:
-                self._pool.give(owner.base)
+            if owner is not None:
+                self._pool.give(owner)
 
     # -- receiving ----------------------------------------------------------------------------------
 

@@ -83,7 +83,8 @@ class Worker:
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        return Inspected(f"W{self.exchange.index}", self.dense.checksum(), memory, {})
+        checksum, total = self.dense.checksum()
+        return Inspected(f"W{self.exchange.index}", checksum, total, memory, {})
 
     def _train(self, item: Item) -> None:
         if item.grant.samples == 0:

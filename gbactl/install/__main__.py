@@ -53,7 +53,7 @@ def install(horovod: bool) -> None:
     command = [*pip, torch_requirement(), "setuptools<81"]
     run("installing torch", command, logs / "torch.log", about="1 minute")
     command = [*pip, "-e", f"{ROOT}[dev]"]
-    run("installing gbactl and its libraries", command, logs / "gbactl.log", about="1 to 2 minutes")
+    run("installing gbactl and its libraries", command, logs / "gbactl.log", about="2 to 4 minutes")
     command = [str(PYTHON), "-m", "gbactl.install.horovod"]
     if horovod and subprocess.run(command, cwd=ROOT, check=False).returncode:
         raise InstallError(

@@ -16,7 +16,7 @@ from gbactl.errors import MissingDependencyError
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "kernels.cpp"
-FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+FLAGS = ("-O3", "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 
 
 def find_library() -> Path | None:

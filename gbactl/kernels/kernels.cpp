@@ -41,7 +41,7 @@ struct Scalars {
 
 namespace {
 
-constexpr int64_t AHEAD = 12;
+constexpr int64_t AHEAD = 20;
 constexpr int64_t CHUNK = 128;
 constexpr int64_t BLOCK = 512;
 

@@ -110,7 +110,9 @@ class TwinRowStep:
         if len(slot) and int(slot.max()) >= len(grad):
             raise ValueError("Refused: an index lies outside the table.")
         source = torch.from_numpy(grad) * float32(weight)
-        source = source / (float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None])
+        source = source / (
+            float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None]
+        )
         for low in range(0, len(slot), CHUNK):
             part = slice(low, min(low + CHUNK, len(slot)))
             value = self._table[part]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from gbactl.cluster.bootstrap import Bootstrap
-from gbactl.cluster.process import FAILED_LINE
+from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
 from gbactl.config import RunConfig
 
 GRACE_SECONDS = 3.0
@@ -37,12 +37,20 @@ class Child:
             return f"{self.name} (pid {self.process.pid}) was killed by {_signal(-code)}."
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
 
+    def only_noticed(self) -> bool:
+        """Whether it ended because another process was gone."""
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:
+            return False
+        return NOTICED_LINE in text and FAILED_LINE not in text
+
     def _reason(self) -> str:
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
             lines = []
-        told = [line.split(FAILED_LINE, 1)[1] for line in lines if FAILED_LINE in line]
+        told = [line.split(mark, 1)[1] for mark in (NOTICED_LINE, FAILED_LINE) for line in lines if mark in line]
         return told[-1] if told else f"it left no message; look into {self.log}."
 
 
@@ -103,11 +111,11 @@ class Children:
         assert process.stdin is not None
         _write(process.stdin, boot.dumps())
 
-    def failure(self) -> str | None:
-        """The sentence of the first child that ended badly; a killed one before one that only noticed."""
-        sentences = [s for child in self.running if (s := child.exit_sentence())]
-        killed = [s for s in sentences if "was killed by" in s]
-        return (killed or sentences or [None])[0]
+    def failure(self) -> tuple[str, bool] | None:
+        """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed."""
+        ended = [(child.exit_sentence(), child.only_noticed()) for child in self.running]
+        sentences = sorted((noticed, "was killed by" not in s, s) for s, noticed in ended if s)
+        return (sentences[0][2], not sentences[0][0]) if sentences else None
 
     def ended(self) -> bool:
         """Whether every child has ended."""

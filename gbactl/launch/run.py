@@ -27,6 +27,8 @@ from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of, tags_of
 
 EXIT_SECONDS = 15.0
+CAUSE_SECONDS = 3.0
+FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
 
 
 class Stopped(BaseException):
@@ -131,14 +133,22 @@ class Run:
             hub.close()
 
     def _check(self, children: Children) -> None:
-        if children.failure() is not None and self.result is None:
-            # give the process that really failed a moment to be seen before those that only noticed
-            children.wait(0.5)
-            raise ClusterError(f"{children.failure()} Logs: {self.run_dir / 'logs'}")
+        failure = children.failure() if self.result is None else None
+        if failure is not None:
+            sentence, _ = self._cause(children, failure)
+            raise ClusterError(f"{sentence} Logs: {self.run_dir / 'logs'}")
         if children.ended() and self.result is None:
             raise ClusterError(f"Every process ended without a result; look into {self.run_dir / 'logs'}.")
         if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
             raise ClusterError("The processes did not end after the result; they were killed.")
+
+    def _cause(self, children: Children, failure: tuple[str, bool]) -> tuple[str, bool]:
+        """Give the process that really failed a moment to be seen before those that only noticed."""
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while not failure[1] and time.monotonic() < deadline:
+            time.sleep(0.05)
+            failure = children.failure() or failure
+        return failure
 
     def _event(self, event: Event) -> None:
         if event.name == "progress":
@@ -165,7 +175,7 @@ class Run:
         if not self.cfg.tracking.enabled:
             return
         config, t = to_dict(self.cfg), self.cfg.tracking
-        tags = {**tags_of(config, self.dataset.fingerprint), **t.tags, "gbactl.run_dir": str(self.run_dir)}
+        tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
         name = t.run_name or self.run_dir.name
         self.tracked = TrackedRun(
             tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say
@@ -185,17 +195,25 @@ class Run:
         }  # fmt: skip
         if status != "FINISHED":
             result["phases"] = self.phases
+        result = dict(rundir.plain(result))
         written = rundir.write_result(self.run_dir, result)
         if self.tracked is not None:
             self._finish_tracking(status, result, written)
         return result
 
+    def _plots(self, result: dict[str, Any]) -> list[Path]:
+        from gbactl.report.curves import curves_of
+        from gbactl.report.plots import plot
+
+        return plot([curves_of(result["mode"], str(result["seed"]), result)], self.run_dir / "plots")
+
     def _finish_tracking(self, status: str, result: dict[str, Any], written: Path) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
             self._log(dict(metrics_of(result)), result["samples"]["read"])
-        for artifact in (written, self.run_dir / rundir.CONFIG):
+        plots = self._plots(result) if status == "FINISHED" else []
+        for artifact in (written, self.run_dir / rundir.CONFIG, *plots):
             self.tracked.artifact(artifact)
-        unsent = self.tracked.finish(status)
+        unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:
             self.show.say(unsent)

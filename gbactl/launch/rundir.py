@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from pathlib import Path
@@ -37,6 +38,15 @@ def write_config(path: Path, cfg: RunConfig) -> None:
     import yaml
 
     (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
+
+
+def plain(value: Any) -> Any:
+    """The same, with None where a number is not finite: JSON has no other way to say it."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_result(path: Path, result: dict[str, Any]) -> Path:

@@ -26,7 +26,7 @@ def _both_classes(labels: Labels) -> bool:
 
 def auc(labels: Labels, p: Probabilities) -> float:
     """Exact area under the ROC curve of labels uint8[n] and p float32[n]; ties count a half."""
-    from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
+    from sklearn.metrics import roc_auc_score
 
     _checked(labels, p)
     return float(roc_auc_score(labels, p)) if _both_classes(labels) else math.nan

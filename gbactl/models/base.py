@@ -20,6 +20,7 @@ class ClickModel(nn.Module):
     def __init__(self, cfg: ModelConfig, numeric: int, fields: int, seed: int) -> None:
         super().__init__()
         self.dim, self.numeric, self.fields = cfg.dim, numeric, fields
+        self.batch_norm_momentum = cfg.batch_norm_momentum
         self.masks = torch.Generator()
         init = torch.Generator().manual_seed(seed & _INT63)
         self.bias = nn.Parameter(torch.zeros(1))

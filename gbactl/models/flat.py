@@ -49,10 +49,10 @@ class FlatModel:
 
     @property
     def dense_spec(self) -> DenseSpec:
-        """P and Q for whoever stores the vector."""
+        """P, Q and the momentum of Q for whoever stores the vector."""
         from gbactl.store.dense import DenseSpec
 
-        return DenseSpec(params=self.params, buffers=self.buffers)
+        return DenseSpec(self.params, self.buffers, self.model.batch_norm_momentum)
 
     @property
     def size(self) -> int:

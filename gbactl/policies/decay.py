@@ -17,7 +17,7 @@ def inverse(excess: float, _rate: float) -> float:
 
 def exponential(excess: float, rate: float) -> float:
     """rate ** excess."""
-    return rate ** max(0.0, excess)
+    return float(rate ** max(0.0, excess))
 
 
 DECAYS = {"hard": hard, "inverse": inverse, "exp": exponential}

@@ -87,11 +87,14 @@ def _eps(axes: Axes, groups: dict[str, list[Curves]]) -> None:
 
 
 def _staleness(axes: Axes, groups: dict[str, list[Curves]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     width = 0.8 / len(groups)
     for place, (name, runs) in enumerate(groups.items()):
         percent = shares(runs)
         at = [step + (place - (len(groups) - 1) / 2) * width for step in percent]
         axes.bar(at, list(percent.values()), width, color=f"C{place % 10}", label=name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("staleness when applied, in global steps")
     axes.set_ylabel("% of the gradients")
     axes.legend()

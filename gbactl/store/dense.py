@@ -14,6 +14,7 @@ import numpy as np
 
 from gbactl.kernels import load
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
+from gbactl.store.checksum import MODULUS, row_sum
 from gbactl.store.optim import DenseOptimizer, OptimizerSpec
 
 
@@ -88,6 +89,14 @@ class DenseBlock:
         self._optimizer.apply([(g[:cut], w) for g, w in parts], divisor, lr_scale)
         momentum = float(np.float32(self.spec.momentum))
         self._kernels.average(self._running, [(g[cut:], w) for g, w in parts], weight_sum, momentum)
+
+    def model_sum(self) -> int:
+        """Summed over the slices of a vector (modulo 2^64) the same however it was cut (see row_sum)."""
+        arrays = [
+            (0, self.lo, self.value),
+            *((i, self.lo, m) for i, m in enumerate(self.moments.values(), 1)),
+        ]
+        return sum(row_sum(array, lo, 1, 100 + salt) for salt, lo, array in arrays) % MODULUS
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that has to move with the slice: value, moments, step (int64[1])."""

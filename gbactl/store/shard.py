@@ -13,7 +13,7 @@ import numpy as np
 
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, require
-from gbactl.store.checksum import digest
+from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.store.dense import DenseBlock, dense_range
 from gbactl.store.memory import zeros
 from gbactl.store.part import Order, Part
@@ -166,6 +166,15 @@ class Shard:
         if self.dense is not None:
             arrays += [self.dense.value, *self.dense.moments.values()]
         return digest(arrays)
+
+    def model_sum(self) -> int | None:
+        """Summed over the shards (modulo 2^64) the same for any number of them; None above 512 MiB."""
+        rows, s, n = self.rows, self.spec.shard, self.spec.shards
+        arrays = [rows.table, *rows.moments.values(), *([] if rows.counts is None else [rows.counts])]
+        if sum(array.nbytes for array in arrays) > MOST_BYTES:
+            return None
+        total = sum(row_sum(array, s, n, salt) for salt, array in enumerate(arrays))
+        return (total + (0 if self.dense is None else self.dense.model_sum())) % MODULUS
 
     @property
     def nbytes(self) -> dict[str, int]:

@@ -52,6 +52,6 @@ class ShardSpec:
             )
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
-                f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; type "
-                f"optim.row_l2=touched, or use servers enough for {MOST_ROWS_FOR_ALL:,} rows each."
+                f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; "
+                f"type optim.row_l2=touched, or use servers enough for {MOST_ROWS_FOR_ALL:,} rows each."
             )

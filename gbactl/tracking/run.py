@@ -84,8 +84,8 @@ class TrackedRun:
 
     @property
     def run_id(self) -> str:
-        """The store's id; the local one while the store has not answered (waits up to 15 s)."""
-        self._tried.wait(15)
+        """The store's id; the local one while the store has not answered (waits up to 5 s)."""
+        self._tried.wait(5)
         return self._delivery.run_id or self._local_id
 
     def log(self, metrics: Mapping[str, float | None], step: int, seconds: float) -> None:

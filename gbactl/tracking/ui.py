@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from typing import IO
 
 from gbactl.errors import TrackingError, UsageError
 from gbactl.tracking.store import ensure_store, quiet_mlflow, sqlite_path, tracking_uri
@@ -36,22 +38,21 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
     quiet_mlflow()
     say(f"Starting the MLflow UI on {sqlite_path(where) or where} ...")
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    # Its own session, so that Ctrl-C reaches us alone and one signal then ends all of its processes.
-    process = subprocess.Popen(
-        command_line(where, port),
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        _wait_until_up(process, port)
-        say(f"Open http://{HOST}:{port} (Ctrl-C ends it)")
-        process.communicate()
-    except KeyboardInterrupt:
-        say("stopped.")
-    finally:
-        _end(process)
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.default_int_handler)  # ends as Ctrl-C does, leaving nobody behind
+    with tempfile.TemporaryFile() as log:
+        # Its own session, so that Ctrl-C reaches us alone and one signal then ends all its processes.
+        process = subprocess.Popen(
+            command_line(where, port), env=environment, start_new_session=True, stdout=log, stderr=log
+        )
+        try:
+            _wait_until_up(process, port, log)
+            say(f"Open http://{HOST}:{port} (Ctrl-C ends it)")
+            process.wait()
+        except KeyboardInterrupt:
+            say("stopped.")
+        finally:
+            _end(process)
 
 
 def _check_port(port: int) -> None:
@@ -65,11 +66,12 @@ def _check_port(port: int) -> None:
             ) from error
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = process.communicate()[1].decode(errors="replace").strip().splitlines()
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip().splitlines()
             raise TrackingError(f"The MLflow UI did not start: {said[-1] if said else 'it said nothing'}")
         with socket.socket() as probe:
             probe.settimeout(1)

@@ -174,6 +174,8 @@ def test_the_flat_vector_is_the_model() -> None:
     held = torch.cat([t.detach().flatten() for t in (*made.model.parameters(), *made.model.buffers())])
     np.testing.assert_array_equal(held.numpy(), vector)
     assert made.flat.size == made.flat.params + made.flat.buffers
+    spec = computer(batch_norm=True, batch_norm_momentum=0.3).flat.dense_spec
+    assert (spec.params, spec.buffers, spec.momentum) == (made.flat.params, made.flat.buffers, 0.3)
     with pytest.raises(ValueError, match="shape"):
         made.flat.load(vector[:-1])
 

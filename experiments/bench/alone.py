@@ -1,0 +1,85 @@
+"""The pieces of a training that the peers share with gbactl: configuration, data, model, kernels, optimizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gbactl.cluster.bootstrap import optimizer, shard_spec
+from gbactl.compose import compose
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Batch, Dataset, open_dataset
+from gbactl.kernels import Kernels, load
+from gbactl.kernels.base import Unique
+from gbactl.models import build
+from gbactl.models.compute import GradientComputer
+from gbactl.store.optim import OptimizerSpec
+from gbactl.store.rows import RowBlock
+
+WARM_UP = 10
+
+
+def prepared(overrides: list[str]) -> str:
+    """The cache of the data that overrides name, built if it is not there."""
+    from gbactl.data.prepare import prepare
+
+    return str(prepare(compose(overrides).data, None))
+
+
+@dataclass
+class Feed:
+    """A process's own part of day 0: it starts at its share, walks on by one batch a step, wraps around."""
+
+    dataset: Dataset
+    batch: int
+    rank: int
+    size: int
+
+    def __call__(self, step: int) -> Batch:
+        """Views of the mapped data, as a gbactl worker gets them."""
+        split = self.dataset.splits[0]
+        low = (self.rank * split.rows // self.size + step * self.batch) % (split.rows - self.batch + 1)
+        return split.slice(low, low + self.batch)
+
+
+class Trainee:
+    """What one process needs to compute gradients the way a gbactl worker does."""
+
+    def __init__(self, path: str, overrides: list[str], rank: int, size: int) -> None:
+        torch.set_num_threads(1)
+        self.cfg: RunConfig = compose(overrides)
+        self.dataset = open_dataset(Path(path))
+        self.kernels: Kernels = load()
+        schema = self.dataset.schema
+        model = build(self.cfg.model, schema.numeric, schema.fields, self.cfg.seed)
+        self.computer = GradientComputer(model, precision=self.cfg.precision)
+        self.flat = self.computer.flat
+        self.width = shard_spec(self.cfg, self.dataset, 0).width
+        self.batch = self.cfg.local_batch
+        self.feed = Feed(self.dataset, self.batch, rank, size)
+        self.emb = np.empty((self.batch * schema.fields, self.width), np.float32)
+
+    def unique(self, data: Batch) -> Unique:
+        """The batch's distinct rows."""
+        return self.kernels.dedupe(data.ids, self.dataset.schema.offsets, 1)
+
+    def gradient(self, data: Batch, key: int) -> Any:
+        """Gradient float32[B * F, W] of the rows in `emb`; the dense one waits in `flat`."""
+        emb = self.emb.reshape(self.batch, -1, self.width)
+        return self.computer.gradient(data.numeric, data.labels, emb, key)[1]
+
+    @property
+    def dense_optimizer(self) -> OptimizerSpec:
+        """The dense block's."""
+        return optimizer(self.cfg, self.cfg.optim.lr, self.cfg.optim.weight_decay)
+
+    def table(self) -> RowBlock:
+        """The whole embedding table with its optimizer, initialised."""
+        spec = shard_spec(self.cfg, self.dataset, 0)
+        rows = RowBlock(self.dataset.schema.rows, spec.width, spec.row_optimizer, self.kernels)
+        rows.initialise(self.cfg.seed, 0, 1, self.cfg.model.init_scale)
+        return rows

@@ -1,0 +1,71 @@
+"""A few processes that start measuring together, and the environment every process of the bench has.
+
+Costs nothing while they run: one barrier, one queue.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from gbactl.launch.children import thread_environment
+
+START_SECONDS = 120.0
+
+
+def one_thread_each() -> None:
+    """What gbactl's launcher sets for its workers; before torch is imported, so children inherit it."""
+    os.environ.update(thread_environment(1))
+
+
+def end_on_sigterm() -> None:
+    """A peer that is told to stop takes its children along."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+
+def rates(
+    target: Callable[..., None], arguments: Sequence[tuple[Any, ...]], seconds: float, silent: int = 0
+) -> list[float]:
+    """Run `target(*arguments[i], barrier, out)` in a process each; what each put into `out`.
+
+    The first `silent` processes take part in neither barrier nor queue. Raises SystemExit when one fails.
+    """
+    one_thread_each()
+    end_on_sigterm()
+    context = multiprocessing.get_context("spawn")
+    talking = len(arguments) - silent
+    barrier, out = context.Barrier(talking), context.Queue()
+    running = [
+        context.Process(target=target, args=(*given, barrier, out), daemon=True) for given in arguments
+    ]
+    for process in running:
+        process.start()
+    try:
+        found = _gather(running, out, talking, START_SECONDS + seconds)
+        for process in running:
+            process.join(30)
+    finally:
+        for process in running:
+            process.kill()
+    print("  each: " + "  ".join(f"{rate:,.0f}" for rate in found), file=sys.stderr)
+    return found
+
+
+def _gather(running: list[BaseProcess], out: Any, count: int, patience: float) -> list[float]:
+    found: list[float] = []
+    for _ in range(int(patience)):
+        try:
+            while len(found) < count:
+                found.append(out.get(timeout=1.0))
+            return found
+        except queue.Empty:
+            failed = [process.name for process in running if process.exitcode not in (None, 0)]
+            if failed:
+                raise SystemExit(f"{', '.join(failed)} failed; the reason is above.") from None
+    raise SystemExit(f"No figures after {patience:.0f} s.")

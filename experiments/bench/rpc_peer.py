@@ -1,0 +1,168 @@
+"""The peer of `async`: an asynchronous parameter server as one writes it on torch.distributed.rpc (TensorPipe).
+
+    python experiments/bench/rpc_peer.py --workers 4 --seconds 6 data=synthetic ...
+
+One server process, `--workers` worker processes, loopback. Same model, data, distinct rows, row and dense
+kernels as gbactl; the rows of the next batch are on their way while one computes, pushes do not block, the
+server holds a lock only around its kernels. `--messages one` (default) puts push(t) and pull(t+2) into one
+call, `two` keeps them apart. Prints the samples per second of all workers together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from crew import rates
+
+SERVER = "server"
+_state: Any = None
+
+
+class State:
+    """The server's parameters."""
+
+    def __init__(self, path: str, overrides: list[str]) -> None:
+        from alone import Trainee
+
+        from gbactl.store.dense import DenseBlock, DenseSpec
+
+        me = Trainee(path, overrides, 0, 1)
+        self.kernels, self.rows = me.kernels, me.table()
+        self.dense = DenseBlock(me.flat.initial(), DenseSpec(me.flat.params, me.flat.buffers), me.dense_optimizer)
+        self.lock = threading.Lock()
+
+
+def pull(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the server: rows float32[U, W] and the dense vector."""
+    table = _state.rows.table
+    rows, dense = torch.empty(len(index), table.shape[1]), torch.empty(len(_state.dense.value))
+    with _state.lock:
+        _state.kernels.gather(table, index.numpy(), rows.numpy())
+        dense.numpy()[:] = _state.dense.value
+    return rows, dense
+
+
+def push(index: torch.Tensor, rows: torch.Tensor, dense: torch.Tensor) -> None:
+    """On the server: one optimizer step from one gradient."""
+    with _state.lock:
+        _state.rows.apply([(index.numpy(), rows.numpy(), 1.0)], 1.0, 1.0)
+        _state.dense.apply(dense.numpy(), 1.0, 1.0)
+
+
+def push_pull(
+    index: torch.Tensor, rows: torch.Tensor, dense: torch.Tensor, wanted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in one message."""
+    push(index, rows, dense)
+    return pull(wanted)
+
+
+class Worker:
+    """Two batches ahead in `one`, one batch ahead in `two`: rows are as stale as gbactl's with prefetch."""
+
+    def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int, combined: bool) -> None:
+        from alone import Trainee
+
+        self.rpc, self.combined, self.me = rpc, combined, Trainee(path, overrides, rank, size)
+        self.queue: deque[tuple[Any, Any, Any]] = deque()
+        self.pushes: deque[Any] = deque()
+        self.next = 0
+        for _ in range(2 if combined else 1):
+            data, unique = self._prepare()
+            self.queue.append((data, unique, self._call(pull, torch.from_numpy(unique.index))))
+
+    def _call(self, function: Any, *arguments: torch.Tensor) -> Any:
+        return self.rpc.rpc_async(SERVER, function, arguments)
+
+    def _prepare(self) -> tuple[Any, Any]:
+        data = self.me.feed(self.next)
+        self.next += 1
+        return data, self.me.unique(data)
+
+    def step(self) -> None:
+        """One batch."""
+        me = self.me
+        data, unique, future = self.queue.popleft()
+        ahead = self._prepare()
+        rows, dense = future.wait()
+        if not self.combined:
+            self.queue.append((*ahead, self._call(pull, torch.from_numpy(ahead[1].index))))
+        me.flat.load(dense.numpy())
+        me.kernels.gather(rows.numpy(), unique.inverse, me.emb)
+        of_rows = me.gradient(data, self.next)
+        sums, gradient = torch.empty(len(unique.index), me.width), torch.empty(me.flat.size)
+        me.kernels.segment_sum(of_rows, unique.inverse, sums.numpy())
+        me.flat.gradient_into(gradient.numpy())
+        index = torch.from_numpy(unique.index)
+        if self.combined:
+            wanted = torch.from_numpy(ahead[1].index)
+            self.queue.append((*ahead, self._call(push_pull, index, sums, gradient, wanted)))
+            return
+        self.pushes.append(self._call(push, index, sums, gradient))
+        if len(self.pushes) > 2:
+            self.pushes.popleft().wait()
+
+    def finish(self) -> None:
+        """Wait for what is under way."""
+        for future in (*self.pushes, *(entry[2] for entry in self.queue)):
+            future.wait()
+
+
+def one(
+    rank: int, path: str, overrides: list[str], options: argparse.Namespace, meeting: str, barrier: Any, out: Any
+) -> None:
+    """Rank 0 serves, the others train until the time is up and put samples per second."""
+    import torch.distributed.rpc as rpc
+    from alone import WARM_UP
+
+    global _state
+    os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    if rank == 0:
+        _state = State(path, overrides)
+    backend = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=options.threads, init_method=f"file://{meeting}", rpc_timeout=60
+    )
+    name = f"W{rank}" if rank else SERVER
+    rpc.init_rpc(name, rank=rank, world_size=options.workers + 1, rpc_backend_options=backend)
+    if rank:
+        worker = Worker(rpc, path, overrides, rank - 1, options.workers, options.messages == "one")
+        for _ in range(WARM_UP):
+            worker.step()
+        barrier.wait()
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() - began < options.seconds:
+            worker.step()
+            steps += 1
+        out.put(steps * worker.me.batch / (time.perf_counter() - began))
+        worker.finish()
+    rpc.shutdown()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--messages", choices=("one", "two"), default="one")
+    parser.add_argument("--threads", type=int, default=4, help="threads that answer calls in each process")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    from alone import prepared
+
+    path = prepared(options.overrides)
+    with tempfile.TemporaryDirectory(prefix="gbactl-rpc-") as folder:
+        given = [(r, path, options.overrides, options, f"{folder}/store") for r in range(options.workers + 1)]
+        print(f"{sum(rates(one, given, options.seconds, silent=1)):.0f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""What this machine can do: one line per thing that a run needs, each with what to do about it.
+
+Costs about two seconds, nearly all of it importing torch and Horovod. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gbactl.errors import GbactlError
+
+MEBI = 1 << 20
+ENOUGH_SHARED = 256 * MEBI
+ENOUGH_DISK = 2048 * MEBI
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line: `essential` ones decide the exit code; `advice` is what to do when not ok."""
+
+    name: str
+    found: str
+    ok: bool = True
+    essential: bool = False
+    advice: str = ""
+
+
+def check_python() -> Check:
+    """3.11 or later runs gbactl."""
+    found = platform.python_version()
+    return Check("Python", found, sys.version_info >= (3, 11), True, "install Python 3.11")
+
+
+def check_torch() -> Check:
+    """torch imports, whichever build it is."""
+    try:
+        import torch
+    except Exception as error:
+        return Check("torch", _reason(error), False, True, "type make install, or pip install torch==2.13.0")
+    return Check("torch", f"{torch.__version__}, {'CUDA' if torch.version.cuda else 'CPU'} build")
+
+
+def check_horovod() -> Check:
+    """Horovod imports and was built with Gloo."""
+    from gbactl.collective.horovod import import_horovod
+
+    try:
+        hvd = import_horovod()
+    except GbactlError as error:
+        advice = "type make install or python -m gbactl.install.horovod; or use collective=gloo"
+        return Check("Horovod", _reason(error.__cause__ or error), False, False, advice)
+    parts = {"Gloo": hvd.gloo_built(), "MPI": hvd.mpi_built(), "NCCL": bool(hvd.nccl_built())}
+    found = f"{_version('horovod')}, built with {', '.join(k for k, v in parts.items() if v) or 'nothing'}"
+    advice = "build it again: python -m gbactl.install.horovod"
+    return Check("Horovod", found, parts["Gloo"], False, advice)
+
+
+def check_kernels() -> Check:
+    """The compiled row kernels, or their slower twin."""
+    from gbactl.kernels import load
+
+    name = type(load()).__name__
+    native = name.startswith("Native")
+    advice = "install a C++ compiler and type python -m gbactl.kernels.build (5x faster servers)"
+    return Check("row kernels", "native (compiled)" if native else "torch twin", native, False, advice)
+
+
+def check_cores() -> Check:
+    """Cores this process may use."""
+    usable = len(os.sched_getaffinity(0))
+    return Check("cores", f"{usable} usable of {os.cpu_count()}", usable >= 2, False, "2 or more are better")
+
+
+def check_threads() -> Check:
+    """The launcher sets these for its workers; what stands here is for anything else."""
+    found = ", ".join(f"{key}={os.environ.get(key, '-')}" for key in THREAD_SETTINGS)
+    return Check("threads", f"{found} (train sets them for its workers)")
+
+
+def check_shared_memory() -> Check:
+    """Free space in /dev/shm, where payloads travel on one host."""
+    path, advice = Path("/dev/shm"), "enlarge /dev/shm, or train with cluster.transport=tcp"
+    if not path.is_dir():
+        return Check("shared memory", "no /dev/shm", False, False, "train with cluster.transport=tcp")
+    free = shutil.disk_usage(path).free
+    return Check("shared memory", f"{free // MEBI:,} MiB free", free >= ENOUGH_SHARED, False, advice)
+
+
+def check_cache() -> Check:
+    """Free space where prepared data are kept."""
+    path = Path(os.environ.get("GBACTL_CACHE") or Path.home() / ".cache" / "gbactl").expanduser()
+    existing = _existing(path)
+    free = shutil.disk_usage(existing).free
+    ok = free >= ENOUGH_DISK and os.access(existing, os.W_OK)
+    return Check("data cache", f"{path}: {free // MEBI:,} MiB free", ok, False, "set GBACTL_CACHE=FOLDER")
+
+
+def check_tracking() -> Check:
+    """The MLflow store can be opened, made, or reached."""
+    from gbactl.tracking.store import sqlite_path, tracking_uri
+
+    advice = "set MLFLOW_TRACKING_URI, for instance to sqlite:///mlflow.db"
+    try:
+        uri = tracking_uri()
+        path = sqlite_path(uri)
+        found = f"{_without_password(uri)}: {_sqlite(path) if path else _server(uri)}"
+    except (GbactlError, OSError, sqlite3.Error, ValueError) as error:
+        return Check("tracking store", _reason(error), False, True, advice)
+    return Check("tracking store", found)
+
+
+def check_compiler() -> Check:
+    """A C++ compiler; only installation needs it."""
+    from gbactl.install.toolchain import find_compiler
+
+    path = find_compiler()
+    advice = "install g++, which builds Horovod and the row kernels"
+    return Check("C++ compiler", path or "none", path is not None, False, advice)
+
+
+def check_cmake() -> Check:
+    """cmake; only building Horovod needs it."""
+    from gbactl.install.toolchain import OLDEST_CMAKE, cmake_version
+
+    version = cmake_version("cmake")
+    found = ".".join(map(str, version)) or "none"
+    advice = "install cmake 3.13 or later, which builds Horovod"
+    return Check("cmake", found, version >= OLDEST_CMAKE, False, advice)
+
+
+CHECKS: tuple[Callable[[], Check], ...] = (
+    check_python, check_torch, check_horovod, check_kernels, check_cores, check_threads,
+    check_shared_memory, check_cache, check_tracking, check_compiler, check_cmake,
+)  # fmt: skip
+
+
+def examine() -> list[Check]:
+    """Run every check; one that fails in an unforeseen way is a line, not a traceback."""
+    return [_guarded(check) for check in CHECKS]
+
+
+def exit_code(checks: list[Check]) -> int:
+    """1 when something essential is missing, else 0."""
+    return int(any(check.essential and not check.ok for check in checks))
+
+
+def as_json(checks: list[Check]) -> str:
+    """The same as a JSON object."""
+    rows = [dataclasses.asdict(check) for check in checks]
+    return json.dumps({"ok": exit_code(checks) == 0, "checks": rows}, indent=2)
+
+
+def print_table(checks: list[Check]) -> None:
+    """The table; 80 columns wide on a pipe."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    table = Table("check", "found", "state", box=None, pad_edge=False, header_style="bold")
+    table.columns[1].overflow = table.columns[2].overflow = "fold"
+    for check in checks:
+        colour = "green" if check.ok else "red" if check.essential else "yellow"
+        state = "ok" if check.ok else f"{'MISSING' if check.essential else 'note'}: {check.advice}"
+        table.add_row(check.name, check.found.replace("[", r"\["), f"[{colour}]{state}[/]")
+    console.print(table)
+
+
+def _guarded(check: Callable[[], Check]) -> Check:
+    name = check.__name__.removeprefix("check_").replace("_", " ")
+    try:
+        return check()
+    except Exception as error:
+        return Check(name, _reason(error), False, False, "see gbactl --debug")
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    return metadata.version(package)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above `path` that exists."""
+    return path if path.exists() else _existing(path.parent)
+
+
+def _sqlite(path: Path) -> str:
+    if not path.exists():
+        if not os.access(_existing(path.parent), os.W_OK):
+            raise PermissionError(f"{path.parent} cannot be written")
+        return "will be made"
+    with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=5) as store:
+        store.execute("select count(*) from sqlite_master").fetchone()
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} cannot be written")
+    return "can be opened"
+
+
+def _server(uri: str) -> str:
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return "not tried"
+    address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    with socket.create_connection(address, timeout=3):
+        return "answers"
+
+
+def _without_password(uri: str) -> str:
+    parts = urlsplit(uri)
+    return uri.replace(f":{parts.password}@", ":***@") if parts.password else uri

@@ -1,0 +1,177 @@
+"""`gbactl report` and `gbactl ui` as typed, against a real SQLite store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import gbactl
+from gbactl.cli.report import command
+from gbactl.errors import GbactlError, TrackingError, UsageError
+from gbactl.tracking.run import TrackedRun
+from gbactl.tracking.store import tracking_uri
+from gbactl.tracking.summary import metrics_of
+
+ROWS = [("sync", 1, 0.80), ("sync", 2, 0.81), ("gba", 1, 0.79), ("gba", 2, 0.80)]
+
+
+def result(mode: str, seed: int, auc: float) -> dict[str, object]:
+    phases = [{"day": 0, "samples": 50, "seconds": 1.0, "drain_seconds": 0.0, "auc": auc}]
+    samples = {"read": 50, "trained": 50, "decayed": 0, "lost": 0}
+    return {"auc": auc, "eps": 50.0, "samples": samples, "phases": phases, "staleness_histogram": {"0": 5}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with a store of two modes by two seeds, and one run that failed."""
+    made = tmp_path_factory.mktemp("runs")
+    uri = tracking_uri(uri=f"sqlite:///{made}/mlflow.db")
+    for mode, seed, auc in [*ROWS, ("gba", 3, 0.5)]:
+        run_dir = made / f"{mode}-s{seed}"
+        run_dir.mkdir()
+        data = result(mode, seed, auc)
+        (run_dir / "result.json").write_text(json.dumps(data))
+        params = {"mode.name": mode, "seed": seed, "run_dir": str(run_dir)}
+        run = TrackedRun(uri, "gbactl", run_dir.name, params, {}, run_dir)
+        run.log(metrics_of(data), step=1, seconds=1.0)
+        run.artifact(run_dir / "result.json")
+        assert run.finish("FAILED" if seed == 3 else "FINISHED", wait=60) is None
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments), catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_table_compares_and_says_what_it_left_out() -> None:
+    lines = typed().stdout.splitlines()
+    row = next(line for line in lines if line.startswith("gba"))
+    assert row.split()[:4] == ["gba", "2", "0.79500", "-0.01000"]
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("Left out, FAILED: gba-s3") for line in lines)
+
+
+def test_where_and_by() -> None:
+    out = json.loads(typed("--where", "params.mode = 'gba'", "--by", "mode,seed", "--format", "json").stdout)
+    assert [group["key"] for group in out["groups"]] == [["gba", "1"], ["gba", "2"]]
+    assert out["baseline"] is None
+
+
+def test_csv_on_a_pipe_is_csv_alone() -> None:
+    done = typed("--format", "csv", "--where", "params.seed = '1'", "--where", "status = 'FINISHED'")
+    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["mode", "sync", "gba"]
+    assert "vs sync" in done.stderr
+
+
+def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
+    done = typed("--plots", str(tmp_path / "p"))
+    assert len(list((tmp_path / "p").glob("*.png"))) == 4
+    assert done.stderr.count("wrote ") == 4
+    assert "no result.json" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "sentence"),
+    [
+        (["--where", "nonsense"], UsageError, "is no filter"),
+        (["--where", "params.mode = 'hop'"], TrackingError, "type: gbactl train"),
+        (
+            ["--where", "params.seed = '3'"],
+            TrackingError,
+            "None of the 1 runs can be compared. Left out, FAILED",
+        ),
+        (["--experiment", "nope"], TrackingError, "one of: gbactl"),
+        (["--uri", "sqlite:///none.db"], TrackingError, "type: gbactl train"),
+        (["--uri", "./mlruns"], TrackingError, "sqlite:///mlflow.db"),
+        (["--by", "color"], UsageError, "No run has the parameter color"),
+        (["--baseline", "bsp"], UsageError, "type one of: gba, sync"),
+        (["--send", "nowhere"], TrackingError, "no run directory nowhere"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], kind: type[GbactlError], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
+        typed(*arguments)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("none.db").exists()
+
+
+def test_sending_a_run_that_was_sent() -> None:
+    assert typed("--send", "gba-s1").stdout.startswith("Nothing to send")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+UI = "import sys; from gbactl.cli.ui import command; command(sys.argv[1:])"
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_ui_answers_and_leaves_nothing_behind(folder: Path, how: signal.Signals) -> None:
+    port = free_port()
+    environment = os.environ | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", UI, "--port", str(port)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = [process.stdout.readline(), process.stdout.readline()]
+        assert str(folder / "mlflow.db") in said[0]
+        assert f"http://127.0.0.1:{port}" in said[1]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+            assert page.status == 200
+        process.send_signal(how)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+    deadline = time.monotonic() + 10
+    while children_on(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def children_on(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_taken_port_is_explained() -> None:
+    from gbactl.tracking.ui import serve
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(UsageError, match="type --port"):
+            serve(None, holder.getsockname()[1], print)
+
+
+def test_a_server_has_a_ui_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    from gbactl.tracking.ui import serve
+
+    serve("http://there:5000", 5000, print)
+    assert "open http://there:5000" in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""`pip install .` gives a wheel that works away from the checkout: conf/ and kernels inside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = ("pyproject.toml", "README.md", "gbactl", "conf")
+
+
+def run(command: list[str | Path], cwd: Path, **environment: str) -> str:
+    env = {**os.environ, **environment}
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the sources, without what an earlier build left there."""
+    tree = tmp_path_factory.mktemp("tree")
+    ignore = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    for name in TREE:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=ignore)
+        else:
+            shutil.copy(source, tree / name)
+    options = ["--no-deps", "--no-build-isolation", "-w", "out", "."]
+    run([sys.executable, "-m", "pip", "wheel", "-q", *options], tree)
+    return next((tree / "out").glob("gbactl-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel; its libraries are those of this Python, through a .pth file."""
+    folder = tmp_path_factory.mktemp("venv")
+    run([sys.executable, "-m", "venv", folder], folder)
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel]
+    run(pip, folder)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    # Plain paths only: the editable finder of the outer environment must not be started here.
+    (packages / "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_carries_every_configuration_file_and_the_kernels(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"gbactl/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")} <= names
+    assert any(name.startswith("gbactl/kernels/_native") and name.endswith(".so") for name in names)
+    assert "gbactl/kernels/kernels.cpp" in names
+    assert not any(name.startswith(("conf/", "tests/", "experiments/")) for name in names)
+
+
+@pytest.mark.slow
+def test_the_installed_command_works_outside_the_tree(installed: Path, tmp_path: Path) -> None:
+    gbactl = installed / "bin" / "gbactl"
+    assert run([gbactl, "--version"], tmp_path).startswith("gbactl, version")
+    printed = run([gbactl, "train", "mode=gba", "--cfg", "job"], tmp_path)
+    assert "name: gba" in printed
+    where = "import gbactl, gbactl.paths; print(gbactl.__file__, gbactl.paths.conf_dir())"
+    package, conf = run([installed / "bin" / "python", "-c", where], tmp_path).split()
+    assert Path(package).is_relative_to(installed)
+    assert Path(conf).is_relative_to(installed)
+
+
+@pytest.mark.slow
+def test_the_installed_kernels_are_the_compiled_ones(installed: Path, tmp_path: Path) -> None:
+    code = "from gbactl.kernels import load; print(type(load('native')).__name__)"
+    assert "Native" in run([installed / "bin" / "python", "-c", code], tmp_path)

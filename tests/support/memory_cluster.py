@@ -1,0 +1,64 @@
+"""A whole cluster in threads of one process, on the in-memory twins of sockets and all-reduce."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.bootstrap import Bootstrap, header, serve, work
+from gbactl.cluster.coordinator import Coordinator
+from gbactl.cluster.memory import MemoryHub
+from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.server import Server
+from gbactl.collective.memory import MemoryGroup
+from gbactl.config import RunConfig, to_dict
+from gbactl.data.dataset import open_dataset
+
+LIMIT_SECONDS = 60.0
+
+
+def run_in_memory(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
+    """Train as `cfg` says; returns the result event's fields. Raises what any node raised."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    network: dict[str, MemoryHub] = {}
+    dataset, group = open_dataset(data), MemoryGroup(cfg.cluster.workers)
+    hub = MemoryHub(network, Peer("coordinator", 0))
+    coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
+    launcher = MemoryHub(network, Peer("launcher", 0))
+    launcher.connect("C").send(Hello("launcher", 0, "", 0))
+    errors: list[BaseException] = []
+
+    def boot(role: str, index: int) -> Bootstrap:
+        return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
+
+    def server(index: int) -> None:
+        mine = MemoryHub(network, Peer("server", index))
+        serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
+
+    def worker(index: int) -> None:
+        mine = MemoryHub(network, Peer("worker", index))
+        work(mine, mine.connect("C"), boot("worker", index), cfg, dataset, group.member(index))
+
+    def guarded(run: Any, *args: Any) -> None:
+        try:
+            run(*args)
+        except BaseException as error:
+            errors.append(error)
+            hub.close()
+
+    threads = [threading.Thread(target=guarded, args=(coordinator.run,), daemon=True)]
+    for role, count in ((server, cfg.cluster.servers), (worker, cfg.cluster.workers)):
+        threads += [threading.Thread(target=guarded, args=(role, i), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "the cluster did not end"
+    events = [unpack(frame.kind, frame.descriptor) for _, frame in launcher.poll(0) if frame.kind]
+    results = [e.fields for e in events if isinstance(e, Event) and e.name == "result"]
+    assert len(results) == 1
+    return results[0]

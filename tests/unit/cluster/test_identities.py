@@ -1,0 +1,149 @@
+"""The identities of the modes, to the last bit, on whole clusters: batch norm, dropout, a short last batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
+from gbactl.data.prepare import prepare
+from gbactl.policies import Grant, Step
+from gbactl.policies import base as policies
+from gbactl.policies.async_ps import AsyncPolicy
+from gbactl.policies.buffered import BufferedPolicy
+from gbactl.policies.gba import GbaPolicy
+from tests.support.memory_cluster import run_in_memory
+
+DATA = {
+    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
+    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
+}  # fmt: skip
+
+
+class LockStep(BufferedPolicy):
+    """Workers that happen to run in lock-step: the same policy, arrivals put into batch order."""
+
+    prefetch_rows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.turns = dict.fromkeys(self.phase.workers, 0)
+        self.early: dict[int, int] = {}
+        self.announced = 0
+
+    def take(self, worker: int) -> Grant | None:
+        due = self.turns[worker] * len(self.phase.workers) + self.phase.workers.index(worker)
+        if due != self.next_batch:
+            return None
+        grant = super().take(worker)
+        if grant is None:
+            return None
+        self.turns[worker] += 1
+        grant = dataclasses.replace(grant, after=grant.token)
+        self.leases[grant.batch] = (worker, grant)
+        return grant
+
+    @property
+    def exhausted(self) -> bool:
+        return self.next_batch >= self.phase.batches
+
+    @property
+    def idle(self) -> bool:
+        return self.exhausted and not self.leases and not self.early
+
+    def announce(self, worker: int, batch: int) -> list[Step]:
+        self.early[batch] = worker
+        steps: list[Step] = []
+        while self.announced in self.early:
+            due = self.announced
+            self.announced += 1
+            steps += super().announce(self.early.pop(due), due)
+        return steps
+
+
+class LockStepGba(LockStep, GbaPolicy):
+    """`gba` in lock-step."""
+
+
+class LockStepAsync(LockStep, AsyncPolicy):
+    """`async` in lock-step: one gradient after the other."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny synthetic set whose rows are no multiple of the batch."""
+    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+
+
+@pytest.fixture
+def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `gba` and `async` run in lock-step."""
+    policies.names()
+    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
+    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)
+
+
+def config(mode: str, servers: int = 2, **mode_options: Any) -> RunConfig:
+    cfg = RunConfig(
+        mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
+        model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
+        cluster=ClusterConfig(workers=4, servers=servers),
+        train=TrainConfig(global_batch=128, eval_batch=200),
+        seed=3,
+    )
+    return check(cfg)
+
+
+def model(result: dict[str, Any]) -> str:
+    total = result["checksums"]["model"]
+    assert isinstance(total, str)
+    return total
+
+
+def test_gba_in_lock_step_is_sync_to_the_last_bit(data: Path, tmp_path: Path, lock_step: None) -> None:
+    """B_a = B_s, M = N_s = W: dense on the servers or all-reduced, the same bits."""
+    sync = run_in_memory(config("sync"), data, tmp_path / "sync")
+    gba = run_in_memory(config("gba"), data, tmp_path / "gba")
+    assert model(gba) == model(sync)
+    assert (gba["auc"], gba["logloss"]) == (sync["auc"], sync["logloss"])
+    assert gba["samples"] == sync["samples"]
+    assert gba["staleness"]["p99"] == sync["staleness"]["p99"] == 0
+
+
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+def test_any_number_of_servers_gives_the_same_bits(
+    data: Path, tmp_path: Path, lock_step: None, mode: str
+) -> None:
+    results = [run_in_memory(config(mode, servers), data, tmp_path / str(servers)) for servers in (1, 2, 3)]
+    assert len({model(r) for r in results}) == 1
+    assert len({r["auc"] for r in results}) == 1
+
+
+def test_a_seed_changes_the_bits(data: Path, tmp_path: Path) -> None:
+    """The checksum is one that can tell models apart."""
+    cfg = config("sync")
+    other = dataclasses.replace(cfg, seed=4)
+    a, b = (run_in_memory(c, data, tmp_path / str(c.seed)) for c in (cfg, other))
+    assert model(a) != model(b)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("mode", ["async", "gba", "sync"])
+def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: int) -> None:
+    """Uneven last batch, several shards, prefetch on."""
+    result = run_in_memory(config(mode, 3, prefetch=prefetch), data, tmp_path)
+    samples = result["samples"]
+    assert samples["read"] == 1500 == samples["trained"] + samples["decayed"] + samples["lost"]
+
+
+def test_gba_of_one_gradient_is_async(data: Path, tmp_path: Path, lock_step: None) -> None:
+    """M = 1, iota = infinity, arrivals in the same order: the same bits."""
+    results = [
+        run_in_memory(config(m, local_batch=128, iota=float("inf")), data, tmp_path / m)
+        for m in ("async", "gba")
+    ]
+    assert model(results[0]) == model(results[1])
+    assert results[0]["global_step"] == results[1]["global_step"] == 12

@@ -1,0 +1,108 @@
+"""The wheel cache: one wheel per torch, Python and machine; built once; never half there."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gbactl.install import horovod
+from gbactl.install.progress import InstallError
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Fakes of pip and of the import: `calls` says what was run, `answers` what the imports say."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(horovod.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(horovod, "require_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(horovod, "require_cmake", lambda: "/usr/bin/cmake")
+    state: dict[str, list[str]] = {"calls": [], "answers": []}
+
+    def run(what: str, command: list[str], log: Path, env: object = None, about: str = "") -> None:
+        state["calls"].append(what)
+        if "-w" in command:
+            target = Path(command[command.index("-w") + 1])
+            (target / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").write_text("wheel")
+
+    monkeypatch.setattr(horovod, "run", run)
+    monkeypatch.setattr(horovod, "works", lambda: state["answers"].pop(0))
+    return state
+
+
+def builds(machine: dict[str, list[str]]) -> int:
+    return sum(call.startswith("building") for call in machine["calls"])
+
+
+def test_the_cache_key_names_torch_python_and_machine(machine: dict[str, list[str]], tmp_path: Path) -> None:
+    folder = horovod.wheel_dir("2.13.0+cpu")
+    assert folder.parent == tmp_path / "cache" / "gbactl" / "wheels"
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert folder.name.startswith(f"2.13.0+cpu-{python}-")
+
+
+def test_what_works_is_left_alone(machine: dict[str, list[str]]) -> None:
+    machine["answers"] = [""]
+    horovod.ensure()
+    assert machine["calls"] == []
+
+
+def test_the_first_time_builds_the_second_takes_the_wheel(machine: dict[str, list[str]]) -> None:
+    machine["answers"] = ["no module", "", "no module", ""]
+    horovod.ensure()
+    assert builds(machine) == 1
+    horovod.ensure()
+    assert builds(machine) == 1
+    assert machine["answers"] == []
+
+
+def test_a_cached_wheel_that_does_not_import_is_built_again_once(machine: dict[str, list[str]]) -> None:
+    folder = horovod.wheel_dir("2.13.0+cpu")
+    folder.mkdir(parents=True)
+    (folder / "horovod-0.28.1-old.whl").write_text("broken")
+    machine["answers"] = ["no module", "undefined symbol", ""]
+    horovod.ensure()
+    assert builds(machine) == 1
+    assert [path.name for path in folder.glob("*.whl")] == ["horovod-0.28.1-cp311-cp311-linux_x86_64.whl"]
+
+
+def test_a_build_that_still_does_not_import_says_why(machine: dict[str, list[str]]) -> None:
+    machine["answers"] = ["no module", "undefined symbol: xyz"]
+    with pytest.raises(InstallError, match="undefined symbol: xyz"):
+        horovod.ensure()
+
+
+def test_a_failed_build_leaves_no_wheel_and_no_scratch(
+    machine: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(what: str, *_: object, **__: object) -> None:
+        if what.startswith("building"):
+            raise InstallError("building failed")
+
+    monkeypatch.setattr(horovod, "run", fail)
+    machine["answers"] = ["no module"]
+    with pytest.raises(InstallError):
+        horovod.ensure()
+    assert [path.name for path in horovod.wheel_dir("2.13.0+cpu").iterdir()] == ["lock"]
+
+
+def test_two_at_once_take_turns(tmp_path: Path) -> None:
+    inside: list[int] = []
+    overlaps: list[int] = []
+
+    def enter() -> None:
+        with horovod.locked(tmp_path / "lock"):
+            inside.append(1)
+            overlaps.append(len(inside))
+            time.sleep(0.05)
+            inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert overlaps == [1, 1, 1]

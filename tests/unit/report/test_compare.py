@@ -1,0 +1,158 @@
+"""Which runs count, how they pair, and the interval, against a hand computation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_examples import run, three
+
+from gbactl.errors import UsageError
+from gbactl.report.compare import Report, compare
+from gbactl.report.runs import Run
+from gbactl.report.stats import Difference, Stat, paired, stat
+
+
+def group(report: Report, *key: str):  # type: ignore[no-untyped-def]
+    return next(each for each in report.groups if each.key == key)
+
+
+def test_paired_interval_by_hand() -> None:
+    # d = -1, +1, -1 (hundredths): mean -1/3, squares of deviations 4/9 + 16/9 + 4/9 = 8/3, variance 4/3,
+    # standard error sqrt(4/9) = 2/3; Student's t for 2 degrees of freedom at .975 is 4.302653.
+    found = paired([(0.80, 0.79), (0.81, 0.82), (0.82, 0.81)])
+    assert found is not None
+    assert found.mean == pytest.approx(-0.01 / 3)
+    assert found.half == pytest.approx(0.01 * 4.302653 * 2 / 3, rel=1e-6)
+    assert found.n == 3
+
+
+def test_paired_interval_of_few() -> None:
+    assert paired([]) is None
+    assert paired([(0.5, 0.75)]) == Difference(0.25, None, 1)
+    two = paired([(0.0, 0.1), (0.0, 0.3)])  # mean .2, sd .1 sqrt 2, error .1, t(1) = 12.7062
+    assert two is not None
+    assert (two.mean, two.half) == (pytest.approx(0.2), pytest.approx(1.27062, rel=1e-5))
+
+
+def test_stat_by_hand() -> None:
+    assert stat([]) is None
+    assert stat([3.0]) == Stat(3.0, None, 1)
+    two = stat([1.0, 3.0])
+    assert two is not None
+    assert (two.mean, two.sd, two.n) == (2.0, pytest.approx(math.sqrt(2)), 2)
+
+
+def test_groups_baseline_and_difference() -> None:
+    report = compare(three())
+    assert [each.key for each in report.groups] == [("sync",), ("gba",)]
+    assert report.baseline == "sync"
+    assert report.left_out == ()
+    assert report.notes == ()
+    gba = group(report, "gba")
+    assert (gba.n, gba.seeds) == (3, ("1", "2", "3"))
+    assert gba.stats["auc"].mean == pytest.approx(0.80667, abs=1e-5)
+    assert gba.stats["decayed_percent"] == Stat(1.5, 0.0, 3)
+    assert gba.difference.mean == pytest.approx(-0.01 / 3)
+    assert group(report, "sync").difference is None
+
+
+def test_pairs_are_by_seed_not_by_order() -> None:
+    runs = three()
+    assert group(compare(runs[::-1]), "gba").difference == group(compare(runs), "gba").difference
+
+
+def test_left_out_and_why() -> None:
+    runs = [
+        *three(),
+        run("gba", 4, 0.8, status="FAILED"),
+        run("gba", 5, 0.8, status="RUNNING"),
+        run("gba", 6, None),
+        run("gba", 7, math.nan),
+        run("gba", 1, 0.70, at=9, mode__iota="3"),
+    ]
+    report = compare(runs)
+    assert {each.run.split()[0]: each.reason for each in report.left_out} == {
+        "gba-s4": "FAILED",
+        "gba-s5": "RUNNING",
+        "gba-s6": "no AUC",
+        "gba-s7": "no AUC",
+        "gba-s1": "repeated by gba-s1 (gba19000), which is newer",
+    }
+    assert group(report, "gba").stats["auc"].mean == pytest.approx((0.70 + 0.82 + 0.81) / 3)
+
+
+def test_a_seed_without_partner_counts_in_the_mean_alone() -> None:
+    report = compare([*three(), run("gba", 9, 0.9, mode__iota="3"), run("gba", 10, 0.9, mode__iota="3")])
+    gba = group(report, "gba")
+    assert (gba.n, gba.difference.n) == (5, 3)
+    assert report.notes == ("gba: 2 of 5 runs have no partner in sync (seed 9, 10).",)
+
+
+def test_another_configuration_does_not_pair() -> None:
+    runs = [run("sync", 1, 0.8), run("gba", 1, 0.7, train__global_batch="4096")]
+    report = compare(runs)
+    assert group(report, "gba").difference is None
+    assert report.notes == ("gba: 1 of 1 runs have no partner in sync (they differ in train.global_batch).",)
+
+
+def test_a_model_is_not_part_of_the_mode() -> None:
+    runs = [run("sync", 1, 0.8), run("gba", 1, 0.7, model__name="wide_deep")]
+    assert group(compare(runs), "gba").difference is None
+
+
+def test_mode_keys_collective_and_places_may_differ() -> None:
+    runs = [run("sync", 1, 0.8, collective__name="gloo"), run("gba", 1, 0.7, at=5, mode__prefetch="1")]
+    assert group(compare(runs), "gba").difference.n == 1
+
+
+def test_a_mixture_is_called_one() -> None:
+    runs = [run("gba", 1, 0.7, mode__iota="3"), run("gba", 1, 0.8, mode__iota="10")]
+    report = compare(runs)
+    assert group(report, "gba").n == 2
+    assert report.baseline is None
+    assert report.notes == ("gba: a mean over mode.iota = 10, 3; to tell them apart: --by mode,mode.iota.",)
+
+
+def test_several_keys_compare_within_the_others() -> None:
+    runs = [
+        run(mode, 1, auc, cluster__workers=workers)
+        for mode, workers, auc in (
+            ("sync", "4", 0.80),
+            ("sync", "16", 0.70),
+            ("gba", "4", 0.81),
+            ("gba", "16", 0.75),
+            ("gba", "8", 0.9),
+        )
+    ]
+    report = compare(runs, by=["params.mode", "cluster.workers"])
+    assert [each.key for each in report.groups][:2] == [("sync", "4"), ("sync", "16")]
+    assert group(report, "gba", "4").difference.mean == pytest.approx(0.01)
+    assert group(report, "gba", "16").difference.mean == pytest.approx(0.05)
+    assert group(report, "gba", "8").difference is None
+
+
+def test_another_baseline() -> None:
+    report = compare(three(), baseline="gba")
+    assert [each.key for each in report.groups] == [("gba",), ("sync",)]
+    assert group(report, "sync").difference.mean == pytest.approx(0.01 / 3)
+
+
+def test_unknown_keys_and_baselines_say_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"parameter nope; .*model\.name"):
+        compare(three(), by=["nope"])
+    with pytest.raises(UsageError, match="--baseline bsp; type one of: gba, sync"):
+        compare(three(), baseline="bsp")
+
+
+def test_nothing_usable_is_no_error_here() -> None:
+    report = compare([run("gba", 1, None)])
+    assert report.groups == ()
+    assert len(report.left_out) == 1
+
+
+def test_extra_columns_and_the_best_possible_auc() -> None:
+    runs = [Run(r.run_id, r.name, r.status, 0, r.params, {**r.metrics, "best_auc": 0.85}) for r in three()]
+    report = compare(runs, metrics=["logloss"])
+    assert report.columns[-1].title == "logloss"
+    assert report.notes == ("Best possible AUC on these data: 0.85000.",)

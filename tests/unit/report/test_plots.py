@@ -1,0 +1,55 @@
+"""What the plots show, and that they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl.errors import GbactlError
+from gbactl.report.curves import Curves, curves_of, shares
+from gbactl.report.plots import plot
+
+RESULT = {
+    "eps": 100.0,
+    "phases": [
+        {"samples": 10, "seconds": 2.0, "drain_seconds": 0.5, "auc": 0.6},
+        {"samples": 10, "seconds": 1.0, "drain_seconds": None, "auc": None},
+        {"samples": 20, "seconds": 3.0, "drain_seconds": 0.5, "auc": 0.7},
+    ],
+    "staleness_histogram": {"0": 1, "2": 3},
+}
+
+
+def test_phases_add_up() -> None:
+    curves = curves_of("gba", "1", RESULT)
+    assert curves.samples == (10, 40)
+    assert curves.seconds == (2.5, 7.0)
+    assert curves.auc == (0.6, 0.7)
+    assert curves.staleness == {0: 1, 2: 3}
+
+
+def test_shares_are_over_all_runs_of_a_group() -> None:
+    other = curves_of("gba", "2", {"staleness_histogram": {"0": 4}})
+    assert shares([curves_of("gba", "1", RESULT), other]) == {0: 62.5, 2: 37.5}
+    assert shares([]) == {}
+
+
+def test_four_files(tmp_path: Path) -> None:
+    runs = [curves_of(group, seed, RESULT) for group in ("sync", "gba") for seed in ("1", "2")]
+    written = plot(runs, tmp_path / "new")
+    names = ["auc_over_samples.png", "auc_over_time.png", "eps.png", "staleness.png"]
+    assert [path.name for path in written] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_what_has_no_data_is_not_drawn(tmp_path: Path) -> None:
+    empty = Curves("gba", "1", (), (), (), 5.0, {})
+    assert [path.name for path in plot([empty], tmp_path)] == ["eps.png"]
+    assert plot([], tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GbactlError, match="type --plots"):
+        plot([], tmp_path / "file" / "below")

@@ -1,0 +1,95 @@
+"""Every format, by exact text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report_examples import run, three
+
+from gbactl.report.compare import compare
+from gbactl.report.render import FORMATS, beside, render
+
+
+def golden(name: str) -> str:
+    """Checked by eye; to renew one: render report() and read what changed."""
+    return (Path(__file__).parents[2] / "golden" / name).read_text()
+
+
+def report():  # type: ignore[no-untyped-def]
+    return compare([*three(), run("gba", 4, None, status="FAILED")])
+
+
+def test_table() -> None:
+    assert render(report(), "table") == golden("report_table.txt")
+
+
+def test_colour_is_only_for_terminals() -> None:
+    assert "\x1b[" not in render(report(), "table")
+    assert "\x1b[" in render(report(), "table", colour=True)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_line_is_wider_and_no_number_is_cut(width: int) -> None:
+    text = render(report(), "table", width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for number in ("0.80667", "+-0.01528", "-0.00333", "+-0.02868", "22,000", "1.2/1/4", "1.50"):
+        assert number in text
+    assert "..." not in text
+
+
+def test_markdown() -> None:
+    assert render(report(), "md") == golden("report.md")
+
+
+def test_markdown_escapes_pipes() -> None:
+    assert r"| a\|b | 1 |" in render(compare([run("a|b", 1, 0.8)]), "md")
+
+
+def test_tex() -> None:
+    assert render(report(), "tex") == golden("report.tex")
+
+
+def test_tex_escapes() -> None:
+    text = render(compare([run(r"a_b&50%#${}~^\x", 1, 0.8)]), "tex")
+    assert r"a\_b\&50\%\#\$\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}x & 1 & 0.80000 & " in text
+
+
+def test_html_escapes() -> None:
+    text = render(compare([run("<b>&", 1, 0.8)]), "html")
+    assert "<td>&lt;b&gt;&amp;</td><td>1</td><td>0.80000</td>" in text
+    assert "<b>" not in text
+
+
+def test_html_is_one_page_with_a_row_a_group() -> None:
+    text = render(report(), "html")
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.count("<tr>") == 3
+    assert "<li>Left out, FAILED: gba-s4 (gba40000).</li>" in text
+
+
+def test_csv_has_numbers_in_full_and_no_sentences() -> None:
+    lines = render(report(), "csv").splitlines()
+    assert lines[0].startswith("mode,n,auc_difference,auc_difference_half,pairs,auc_mean,auc_sd,")
+    assert [line.split(",")[:2] for line in lines[1:]] == [["sync", "3"], ["gba", "3"]]
+    assert float(lines[2].split(",")[3]) == pytest.approx(0.0286844, rel=1e-5)
+    assert any("FAILED" in sentence for sentence in beside(report(), "csv"))
+
+
+def test_json_holds_everything() -> None:
+    data = json.loads(render(report(), "json"))
+    assert data["groups"][1]["difference"]["n"] == 3
+    assert data["groups"][1]["stats"]["auc"]["mean"] == pytest.approx(0.806667, abs=1e-6)
+    assert data["left_out"] == [{"run": "gba-s4 (gba40000)", "reason": "FAILED"}]
+
+
+def test_one_seed_has_no_deviation_and_no_interval() -> None:
+    text = render(compare([run("sync", 1, 0.8), run("gba", 1, 0.79)]), "table")
+    assert "+-" not in text.split("vs sync:")[0]
+    assert "-0.01000" in text
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_is_ascii(form: str) -> None:
+    assert render(report(), form).isascii()

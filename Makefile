@@ -11,7 +11,7 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 demo: install ## install, train sync, async and gba on synthetic data, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba
-	$(BIN)/gbactl report --where "tags.demo = '1'"
+	$(BIN)/gbactl report --experiment demo
 	@echo "Every run is in MLflow: type 'make ui' and open the address it prints."
 
 install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it out); seconds when nothing changed

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import deque
 from typing import Any
 
@@ -124,6 +125,7 @@ def one(
     from alone import WARM_UP
 
     global _state
+    warnings.filterwarnings("ignore", message="You are using a Backend")
     os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     if rank == 0:

@@ -290,11 +290,13 @@ class Coordinator:
         else:
             self.members.hello(channel, hello)
 
-    def _on_ready(self, _: Channel, ready: Ready, __: Frame) -> None:
+    def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
+        self.members.authentic(channel, ready.role, ready.index)
         self.members.ready.add((ready.role, ready.number))
         self._event("ready", {"node": f"{ready.role[0].upper()}{ready.number}"})
 
-    def _on_take(self, _: Channel, take: Take, __: Frame) -> None:
+    def _on_take(self, channel: Channel, take: Take, _: Frame) -> None:
+        self.members.authentic(channel, "worker", take.worker)
         if self._evaluation is not None:
             self._grant_evaluation(take.worker)
         elif self._training is None or not self._training.take(take.worker):
@@ -310,7 +312,8 @@ class Coordinator:
         channel = self.members.of("worker")[worker]
         channel.send(Granted(self._phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
 
-    def _on_announce(self, _: Channel, message: Announce, __: Frame) -> None:
+    def _on_announce(self, channel: Channel, message: Announce, _: Frame) -> None:
+        self.members.authentic(channel, "worker", message.worker)
         if self._training is not None:
             self._training.announce(message)
 
@@ -318,7 +321,8 @@ class Coordinator:
         if self._evaluation is not None and message.phase == self._phase_number:
             self._evaluation.put(message, frame.payload)
 
-    def _on_reached(self, _: Channel, message: Reached, __: Frame) -> None:
+    def _on_reached(self, channel: Channel, message: Reached, _: Frame) -> None:
+        self.members.authentic(channel, "server", message.shard)
         self._reached[message.shard] = message.version
 
     def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:

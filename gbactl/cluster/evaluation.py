@@ -18,6 +18,7 @@ class Evaluation:
         self.samples, self.batch, self.version = samples, batch, version
         self.predictions = np.full(samples, np.nan, np.float32)
         self.missing = samples
+        self._arrived: set[int] = set()
         self._next = 0
 
     def take(self) -> tuple[int, int, int] | None:
@@ -33,6 +34,9 @@ class Evaluation:
         expected = min(self.batch, self.samples - message.batch * self.batch)
         if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
             raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")
+        if message.batch in self._arrived:
+            raise WireError(f"predictions of batch {message.batch} came twice")
+        self._arrived.add(message.batch)
         start = message.batch * self.batch
         self.predictions[start : start + expected] = payload.view(np.float32)
         self.missing -= expected

@@ -1,7 +1,7 @@
 """The event log: what was handed out, announced and applied. The coordinator's orders in it are its journal.
 
-A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32, body. The header record is msgpack;
-the frequent ones are packed structs. Orders reach the file (os.write) before they are sent; the rest is
+A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body. The header
+record is msgpack; the frequent ones are packed structs. Orders reach the file (os.write) before they are sent; the rest is
 buffered. About 75 bytes a gradient with two shards; under 10 us.
 """
 
@@ -79,7 +79,7 @@ class EventLog:
         self.info(HEADER, header)
 
     def _add(self, kind: int, body: bytes) -> None:
-        record = _RECORD.pack(kind, len(body), zlib.crc32(body)) + body
+        record = _RECORD.pack(kind, len(body), zlib.crc32(body, kind)) + body
         self._buffer += record
         self.bytes += len(record)
         if len(self._buffer) > FLUSH_BYTES:
@@ -143,7 +143,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
     body = data[start : start + length]
     if len(body) < length:
         raise EventLogError(f"{path} is cut off at byte {offset}.")
-    if zlib.crc32(body) != crc:
+    if zlib.crc32(body, kind) != crc:
         raise EventLogError(f"{path} is damaged at byte {offset}.")
     return kind, body, start + length
 

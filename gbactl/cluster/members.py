@@ -6,6 +6,7 @@ from typing import Any
 
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.messages import Hello, Setup
+from gbactl.errors import WireError
 
 
 class Members:
@@ -19,7 +20,11 @@ class Members:
         self._told: set[int] = set()
 
     def hello(self, channel: Channel, hello: Hello) -> None:
-        """A node has come; workers learn the servers' addresses once all are known."""
+        """A node has come; workers learn the servers' addresses once all are known. Raises WireError."""
+        node = (hello.role, hello.index)
+        expected = 0 <= hello.index < self.expected.get(hello.role, 0)
+        if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
+            raise WireError(f"{channel.peer} does not belong to this run as {hello.role} {hello.index}.")
         self.channels[hello.role, hello.number] = channel
         if hello.role == "server":
             self.addresses[hello.number] = hello.address
@@ -32,6 +37,11 @@ class Members:
             if index not in self._told:
                 self._told.add(index)
                 channel.send(Setup(servers))
+
+    def authentic(self, channel: Channel, role: str, index: int) -> None:
+        """Raise WireError unless the channel is that node's."""
+        if self.channels.get((role, index)) is not channel:
+            raise WireError(f"{channel.peer} speaks for {role} {index}.")
 
     def of(self, role: str) -> dict[int, Channel]:
         """index -> channel of the nodes of a role that have come."""

@@ -75,10 +75,6 @@ class MemoryHub:
                 found.append(self.inbox.get_nowait())
         return found
 
-    def drop(self, channel: MemoryChannel) -> None:
-        """Close one channel."""
-        channel.close()
-
     def close(self) -> None:
         """Close every channel."""
         for channel in self._channels:

@@ -87,7 +87,7 @@ def attach(layout: Layout) -> mmap.mmap | None:
         status = os.fstat(handle)
         if status.st_size != layout.total or status.st_uid != os.getuid():
             raise WireError("A peer offers shared memory of another size or owner.")
-        return mmap.mmap(handle, layout.total)
+        return mmap.mmap(handle, layout.total) if layout.total else None
     finally:
         os.close(handle)
 

@@ -45,6 +45,7 @@ class SocketChannel:
         self.closed = False
         self.attached = False
         self.on_want_write: Callable[[SocketChannel], None] = lambda _: None
+        self.on_close: Callable[[SocketChannel], None] = lambda _: None
         self._send_key, self._receive_key = keys
         self._lock = lock
         self._sent = self._received = 0
@@ -134,21 +135,16 @@ class SocketChannel:
 
     # -- receiving ----------------------------------------------------------------------------------
 
-    def receive(self) -> list[Frame]:
-        """Every frame that is complete. Raises WireError (malformed) or ConnectionError (closed)."""
-        found: list[Frame] = []
-        while True:
+    def receive(self, found: list[Frame]) -> None:
+        """Add every frame that is complete to `found`, also before it raises: WireError (malformed) or
+        OSError (closed)."""
+        more = True
+        while more:
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
             except BlockingIOError:
-                return found
-            except ConnectionError:
-                if found:
-                    return found  # the next call reports the loss
-                raise
+                return
             self._parse(found)
-            if not more:
-                return found
 
     def _read_buffer(self) -> bool:
         if self._start:
@@ -270,11 +266,13 @@ class SocketChannel:
 
     def close(self) -> None:
         """Close the socket; the segment goes with the last reference to it."""
-        if not self.closed:
-            self.closed = True
-            if self._layout is not None:
-                shm.unlink(self._layout)
-            self.sock.close()
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                if self._layout is not None:
+                    shm.unlink(self._layout)
+                self.on_close(self)
+                self.sock.close()
 
 
 def _fields(layout: shm.Layout) -> tuple[str, int, int]:
@@ -372,30 +370,29 @@ class SocketHub:
         return found
 
     def _serve(self, channel: SocketChannel, mask: int, found: list[tuple[Channel, Frame]]) -> None:
+        if channel.closed:
+            return
         if mask & selectors.EVENT_WRITE:
             channel.flush()
             if not channel.pending:
                 self._selector.modify(channel.sock, selectors.EVENT_READ, channel)
         if not mask & selectors.EVENT_READ:
             return
+        arrived: list[Frame] = []
         try:
-            found.extend((channel, frame) for frame in channel.receive())
+            channel.receive(arrived)
         except WireError as error:
             self._refuse(f"{channel.peer}: {error}")
-            self._lose(channel, found)
-        except ConnectionError:
-            self._lose(channel, found)
+            channel.close()
+        except OSError:
+            channel.close()
+        if channel.closed:
+            arrived.append(Frame(frames.CLOSED, b"", NO_BYTES))
+        found.extend((channel, frame) for frame in arrived)
 
-    def _lose(self, channel: SocketChannel, found: list[tuple[Channel, Frame]]) -> None:
-        self.drop(channel)
-        found.append((channel, Frame(frames.CLOSED, b"", NO_BYTES)))
-
-    def drop(self, channel: SocketChannel) -> None:
-        """Forget and close a channel."""
-        if channel in self._channels:
-            self._channels.discard(channel)
-            self._selector.unregister(channel.sock)
-        channel.close()
+    def _forget(self, channel: SocketChannel) -> None:
+        self._channels.discard(channel)
+        self._selector.unregister(channel.sock)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -426,6 +423,7 @@ class SocketHub:
 
     def _add(self, channel: SocketChannel) -> None:
         channel.on_want_write = self._want_write
+        channel.on_close = self._forget
         self._channels.add(channel)
         self._selector.register(channel.sock, selectors.EVENT_READ, channel)
 
@@ -450,7 +448,7 @@ class SocketHub:
         """Flush, close everything, stop listening."""
         self.drain()
         for channel in list(self._channels):
-            self.drop(channel)
+            channel.close()
         if self._listener is not None:
             self._listener.close()
         self._selector.close()

@@ -14,6 +14,7 @@ from gbactl.cluster.eventlog import EventLog, OrderRecord
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import Announce, Granted, OrderStep
 from gbactl.cluster.statistics import Statistics
+from gbactl.errors import WireError
 from gbactl.policies import Policy, Step
 
 
@@ -77,7 +78,7 @@ class Training:
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or owner != message.worker or message.phase != self.number:
             return
-        pulled = min(*message.row_versions, *(v for v in message.dense_versions if v >= 0), 1 << 60)
+        pulled = self._pulled(message)
         self.statistics.announced(
             message.worker, message.batch, grant.samples, message.loss, message.compute_seconds, pulled
         )
@@ -87,6 +88,15 @@ class Training:
             self._order(step, before)
             before = self.policy.ledger.finished
         self.serve()
+
+    def _pulled(self, message: Announce) -> int:
+        """The oldest version a gradient was computed from. Raises WireError for what cannot be."""
+        rows, dense = message.row_versions, message.dense_versions
+        if len(rows) != len(self.servers) or len(dense) != len(self.servers):
+            raise WireError(f"versions of {len(rows)} and {len(dense)} shards instead of {len(self.servers)}")
+        if min(rows) < 0 or min(dense) < -1 or max(*rows, *dense) > self.policy.step:
+            raise WireError(f"versions {rows} and {dense} at step {self.policy.step}")
+        return min(*rows, *(version for version in dense if version >= 0))
 
     def finish(self) -> None:
         """Nothing is in flight: apply what is left over and check the accounting."""

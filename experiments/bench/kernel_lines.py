@@ -1,0 +1,45 @@
+"""The row kernels against their torch twin, as lines of the bench; kernels.py has the cases and prints more."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from crew import one_thread_each
+from lines import Line
+
+CASES = ("pull (gather)", "aggregate + adagrad", "aggregate + adam")
+WIDTH = 17
+
+
+def _seconds(rows: int, rounds: int) -> dict[str, list[float]]:
+    """[native, twin] median seconds of a request, by case; in a process of its own."""
+    import numpy as np
+    import torch
+    from kernels import IDS, measure, row_cases
+
+    from gbactl.kernels import load
+    from gbactl.store.memory import zeros
+
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    table, grad = zeros((rows, WIDTH)), rng.standard_normal((IDS, WIDTH)).astype(np.float32)
+    load("native").init_rows(table, 1, 0, 1, 0.01)
+    pair = [row_cases(load(name), table, grad) for name in ("native", "twin")]
+    return {case: measure([cases[case] for cases in pair], rng, rows, rounds) for case in CASES}
+
+
+def measure_all(rows: int, rounds: int) -> list[Line]:
+    """One line a case: how many times the twin's speed the compiled kernel has. No target."""
+    from kernels import IDS
+
+    one_thread_each()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        found = pool.submit(_seconds, rows, rounds).result()
+    return [
+        Line(
+            f"kernel-{number}", f"{case}, compiled / torch twin, {rows:,} rows", [twin / native],
+            note=f"{IDS / native / 1e6:.1f} / {IDS / twin / 1e6:.1f} M ids/s",
+        )
+        for number, (case, (native, twin)) in enumerate(found.items(), start=1)
+    ]  # fmt: skip

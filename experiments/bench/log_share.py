@@ -1,0 +1,52 @@
+"""The event log's share of a run: its records are written again, timed, beside the run they come from.
+
+The replay makes the same calls (grants and announcements buffered, every order handed to the system), so its
+seconds are the coordinator's; they are held against the seconds of training.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from lines import Line
+from sides import Bench
+
+
+def replay(records: list[Any], target: Path) -> float:
+    """Seconds that writing these records takes."""
+    from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, OrderRecord
+
+    log = EventLog(target, {})
+    began = time.perf_counter()
+    for record in records:
+        if isinstance(record, GrantRecord):
+            log.grant(*record)
+        elif isinstance(record, AnnounceRecord):
+            log.announce(*record)
+        elif isinstance(record, OrderRecord):
+            log.order(record)
+        else:
+            log.info(record.kind, record.fields)
+    log.flush()
+    seconds = time.perf_counter() - began
+    log.close()
+    return seconds
+
+
+def measure(bench: Bench, rounds: int) -> Line:
+    """The log of an asynchronous run, one order a gradient: the most there is to write."""
+    from gbactl.cluster.eventlog import END, read
+
+    result = bench.train("async", 4, 512)
+    path = Path(result["run_dir"]) / "events.log"
+    records = [r for r in read(path) if getattr(r, "kind", None) != END]
+    training = sum(phase["seconds"] for phase in result["phases"])
+    seconds = [replay(records, bench.scratch / "replayed.log") for _ in range(max(3, rounds))]
+    gradients = sum(result["gradients"].values())
+    each = 1e6 * sorted(seconds)[len(seconds) // 2] / gradients
+    note = f"{path.stat().st_size / gradients:.0f} bytes and {each:.0f} us a gradient, {gradients} gradients"
+    shares = [100 * s / training for s in seconds]
+    what = "event log, share of the time of async 4+1"
+    return Line("eventlog", what, shares, 2.0, at_least=False, percent=True, note=note)

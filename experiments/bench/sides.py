@@ -1,0 +1,121 @@
+"""The two sides of a ratio: each runs as processes of its own and gives one rate in samples per second.
+
+Nothing is left behind: every run works in one scratch folder, under a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LIMIT_SECONDS = 300.0
+Side = Callable[[], dict[str, float]]
+
+
+class SideError(Exception):
+    """A side did not deliver; the sentence says which and why."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every side shares. `rows` of the one training day, `seconds` a peer is measured for."""
+
+    scratch: Path
+    rows: int
+    seconds: float
+
+    def overrides(self, workers: int, batch: int, rows: int | None = None) -> list[str]:
+        """Hydra overrides of a run with `workers` workers of local batch `batch`."""
+        return [
+            "data=synthetic", "data.days=2", f"data.rows_per_day={rows or self.rows}",
+            f"cluster.workers={workers}", "cluster.servers=1", f"train.global_batch={workers * batch}",
+        ]  # fmt: skip
+
+    def command(self, name: str, arguments: list[str]) -> str:
+        """Standard output of `python ARGUMENTS`. Raises SideError when it fails or takes too long."""
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=self.scratch, env=environment(), start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=LIMIT_SECONDS)
+        except BaseException as error:
+            _end(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SideError(f"{name} took more than {LIMIT_SECONDS:.0f} s.") from None
+            raise
+        if process.returncode != 0 or not out.strip():
+            raise SideError(f"{name} failed: {(err.strip() or 'no output').splitlines()[-1]}")
+        return out.strip().splitlines()[-1]
+
+    def train(self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> dict[str, Any]:
+        """result.json of a `gbactl train`."""
+        arguments = [
+            "-m", "gbactl", "train", *self.overrides(workers, batch, rows), f"mode={mode}",
+            "tracking.enabled=false", "train.max_eval_samples=4096", *extra,
+        ]  # fmt: skip
+        result: dict[str, Any] = json.loads(self.command(f"gbactl train mode={mode}", arguments))
+        return result
+
+    def peer(self, script: str, workers: int, batch: int, *options: str) -> dict[str, float]:
+        """The rate that a script of this folder prints."""
+        arguments = [str(HERE / script), "--seconds", str(self.seconds), *options, *self.overrides(workers, batch)]
+        return {"rate": float(self.command(script, arguments))}
+
+
+def environment() -> dict[str, str]:
+    """This one, without what would change a run from outside."""
+    return {k: v for k, v in os.environ.items() if k not in ("GBACTL_KERNELS", "MLFLOW_TRACKING_URI")}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask a side to end, so that it takes its children along, then make it."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.communicate(timeout=10)
+            return
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def steady(result: dict[str, Any]) -> dict[str, float]:
+    """The rate of a result: samples finished between its first and its last note within the phase.
+
+    `eps`, first hand-out to last, counts batches still in flight at the end as done and so is 1 to 4 % above
+    what was sustained in runs as short as these; it is kept beside the rate.
+    """
+    notes = result["curve"][:-1]
+    if len(notes) < 3:
+        raise SideError(f"a run of {result['wall_seconds']:.1f} s is too short to measure; give more --rows")
+    first, last = notes[0], notes[-1]
+    rate = (last["samples"] - first["samples"]) / (last["seconds"] - first["seconds"])
+    return {"rate": rate, "eps": result["eps"]}
+
+
+def gbactl(bench: Bench, mode: str, workers: int, batch: int, *extra: str) -> Side:
+    """A training by gbactl."""
+    return lambda: steady(bench.train(mode, workers, batch, *extra))
+
+
+def reference(bench: Bench, workers: int, batch: int) -> Side:
+    """Two independent trainings with the same local batch."""
+    return lambda: bench.peer("reference.py", workers, batch, "--processes", "2")
+
+
+def rpc_peer(bench: Bench, workers: int, batch: int) -> Side:
+    """The parameter server on torch.distributed.rpc."""
+    return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers))
+
+
+def hvd_peer(bench: Bench, workers: int, batch: int) -> Side:
+    """The plain Horovod script."""
+    return lambda: bench.peer("hvd_peer.py", workers, batch, "--processes", str(workers))

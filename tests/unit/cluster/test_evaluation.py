@@ -1,0 +1,76 @@
+"""Evaluation: fixed batches, every prediction once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.cluster.evaluation import Evaluation
+from gbactl.cluster.messages import Predictions
+from gbactl.errors import WireError
+from gbactl.metrics import evaluate
+
+
+def put(evaluation: Evaluation, batch: int, values: np.ndarray, samples: int | None = None) -> None:
+    count = len(values) if samples is None else samples
+    message = Predictions(1, 0, batch, batch * evaluation.batch, count)
+    evaluation.put(message, values.astype(np.float32).view(np.uint8))
+
+
+@given(st.integers(1, 100), st.integers(1, 30), st.randoms(use_true_random=False))
+def test_predictions_do_not_depend_on_who_computes_them_or_when(
+    samples: int, batch: int, order: object
+) -> None:
+    evaluation = Evaluation(samples, batch, 0)
+    handed = []
+    while (got := evaluation.take()) is not None:
+        handed.append(got)
+    assert evaluation.take() is None
+    order.shuffle(handed)  # type: ignore[attr-defined]
+    truth = np.arange(samples, dtype=np.float32) / samples
+    for number, start, count in handed:
+        put(evaluation, number, truth[start : start + count])
+    assert evaluation.missing == 0
+    assert np.array_equal(evaluation.predictions, truth)
+
+
+def test_the_metrics_are_those_of_all_predictions() -> None:
+    labels = np.array([0, 1, 1, 0, 1], np.uint8)
+    values = np.array([0.1, 0.8, 0.7, 0.6, 0.65], np.float32)
+    evaluation = Evaluation(5, 2, 0)
+    for batch in range(3):
+        put(evaluation, batch, values[2 * batch : 2 * batch + 2])
+    assert evaluation.metrics(labels) == evaluate(labels, values)
+    assert evaluation.metrics(labels)["auc"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "samples"),
+    [
+        (0, 3, None),
+        (0, 5, None),
+        (2, 4, None),
+        (2, 2, 4),
+        (3, 0, None),
+        (-1, 4, None),
+        (0, 0, None),
+        (1 << 40, 4, None),
+    ],
+)
+def test_predictions_that_do_not_fit(batch: int, count: int, samples: int | None) -> None:
+    evaluation = Evaluation(10, 4, 0)
+    with pytest.raises(WireError):
+        put(evaluation, batch, np.zeros(count), samples)
+    assert evaluation.missing == 10
+    assert np.isnan(evaluation.predictions).all()
+
+
+def test_predictions_that_come_twice_count_once() -> None:
+    evaluation = Evaluation(10, 5, 0)
+    put(evaluation, 0, np.full(5, 0.25))
+    with pytest.raises(WireError, match="twice"):
+        put(evaluation, 0, np.full(5, 0.5))
+    assert evaluation.missing == 5
+    assert (evaluation.predictions[:5] == 0.25).all()

@@ -1,0 +1,195 @@
+"""The event log: what is written is read; what is cut or changed is found, with its place in the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import (
+    AnnounceRecord,
+    EventLog,
+    GrantRecord,
+    InfoRecord,
+    OrderRecord,
+    Record,
+    read,
+)
+from gbactl.errors import EventLogError
+
+HEADER = {"gbactl": "0.1.0", "config": {"seed": 3}}
+RECORDS: list[Record] = [
+    InfoRecord(eventlog.HEADER, HEADER),
+    InfoRecord(eventlog.PHASE, {"number": 1, "training": True}),
+    GrantRecord(3, 0, 7),
+    GrantRecord(0, 1, 7),
+    AnnounceRecord(3, 0, (7, 6), (7, -1)),
+    OrderRecord(7, 2.0, 1.5, 0.25, ((0, 1.0), (1, 0.5))),
+    InfoRecord(eventlog.CHECKSUM, {"S0": "abc"}),
+    InfoRecord(eventlog.END, {"step": 8}),
+]
+
+
+def write(path: Path, records: list[Record]) -> list[int]:
+    """Writes a log; returns the offset behind each record."""
+    log = EventLog(path, HEADER)
+    ends = [log.bytes]
+    for record in records[1:]:
+        match record:
+            case GrantRecord():
+                log.grant(*record)
+            case AnnounceRecord():
+                log.announce(*record)
+            case OrderRecord():
+                log.order(record)
+            case InfoRecord(kind=eventlog.END):
+                log.close(**record.fields)
+            case InfoRecord():
+                log.info(record.kind, record.fields)
+        ends.append(log.bytes)
+    return ends
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.log"
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    ends = write(path, RECORDS)
+    assert list(read(path)) == RECORDS
+    assert path.stat().st_size == ends[-1]
+
+
+u32, i32 = st.integers(0, (1 << 32) - 1), st.integers(-(1 << 31), (1 << 31) - 1)
+worker, number = st.integers(0, (1 << 16) - 1), st.floats(allow_nan=False)
+versions = st.integers(1, 40).flatmap(
+    lambda n: st.tuples(*[st.lists(i32, min_size=n, max_size=n).map(tuple)] * 2)
+)
+made: list[st.SearchStrategy[Record]] = [
+    st.builds(GrantRecord, worker, u32, u32),
+    st.builds(lambda w, b, v: AnnounceRecord(w, b, *v), worker, u32, versions),
+    st.builds(
+        OrderRecord, u32, number, number, number, st.lists(st.tuples(u32, number), max_size=20).map(tuple)
+    ),
+]
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@same_folder
+@given(st.lists(st.one_of(made), max_size=30))
+def test_any_records(path: Path, records: list[Record]) -> None:
+    whole = [RECORDS[0], *records, RECORDS[-1]]
+    write(path, whole)
+    assert list(read(path)) == whole
+
+
+def read_all(path: Path) -> tuple[list[Record], str]:
+    """(records before the damage, the complaint)."""
+    found: list[Record] = []
+    try:
+        found.extend(read(path))
+    except EventLogError as error:
+        return found, str(error)
+    return found, ""
+
+
+def test_cut_anywhere_it_gives_what_is_whole_and_says_where_it_ends(path: Path) -> None:
+    ends = write(path, RECORDS)
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        found, complaint = _up_to_error(path)
+        whole = sum(end <= size for end in ends)
+        assert found == RECORDS[:whole]
+        if size < 10:
+            assert "is not an event log" in complaint
+        elif size in ends or size == 10:
+            assert complaint == ""
+            assert RECORDS[-1] not in found, "the missing end record tells"
+        else:
+            assert f"cut off at byte {ends[whole - 1] if whole else 10}." in complaint
+
+
+def _up_to_error(path: Path) -> tuple[list[Record], str]:
+    found: list[Record] = []
+    try:
+        for record in read(path):
+            found.append(record)
+    except EventLogError as error:
+        return found, str(error)
+    return found, ""
+
+
+def test_any_changed_byte_is_found_and_nothing_before_it_is_lost(path: Path) -> None:
+    ends = write(path, RECORDS)
+    data = path.read_bytes()
+    for place in range(len(data)):
+        for flip in (0x01, 0x04, 0x80, 0xFF):
+            changed = bytearray(data)
+            changed[place] ^= flip
+            path.write_bytes(changed)
+            found, complaint = _up_to_error(path)
+            before = sum(end <= place for end in ends)
+            assert found == RECORDS[:before], (place, flip)
+            assert complaint, (place, flip)
+            if place >= 10:
+                assert re.search(rf"at byte {ends[before - 1] if before else 10}\b", complaint)
+
+
+@same_folder
+@given(st.binary(max_size=300), st.booleans())
+def test_random_bytes(path: Path, junk: bytes, dressed: bool) -> None:
+    path.write_bytes(eventlog.MAGIC + b"\x01\x00" + junk if dressed else junk)
+    found, complaint = _up_to_error(path)
+    assert complaint or (dressed and not junk and not found)
+
+
+def test_another_format(path: Path) -> None:
+    write(path, RECORDS)
+    data = bytearray(path.read_bytes())
+    data[8] = 99
+    path.write_bytes(data)
+    with pytest.raises(EventLogError, match="has format 99, this gbactl reads"):
+        list(read(path))
+
+
+def test_an_order_is_in_the_file_when_it_is_journaled(path: Path) -> None:
+    log = EventLog(path, HEADER)
+    log.grant(1, 2, 3)
+    log.order(OrderRecord(0, 1.0, 1.0, 1.0, ((2, 1.0),)))
+    assert list(read(path))[1:] == [GrantRecord(1, 2, 3), OrderRecord(0, 1.0, 1.0, 1.0, ((2, 1.0),))]
+
+
+@pytest.mark.parametrize("gradients", [1, 4])
+def test_a_gradient_costs_at_most_100_bytes_with_two_servers(path: Path, gradients: int) -> None:
+    log = EventLog(path, HEADER)
+    before = log.bytes
+    for step in range(100):
+        batches = range(step * gradients, (step + 1) * gradients)
+        for batch in batches:
+            log.grant(1, batch, step)
+            log.announce(1, batch, (step, step), (step, step))
+        log.order(OrderRecord(step, 4.0, 4.0, 1.0, tuple((batch, 1.0) for batch in batches)))
+    size = (log.bytes - before) / (100 * gradients)
+    log.close()
+    assert size <= 115 if gradients == 1 else size <= 100
+
+
+def test_versions_and_numbers_that_do_not_fit_are_never_written(path: Path) -> None:
+    log = EventLog(path, HEADER)
+    bad: list[Callable[[], None]] = [
+        lambda: log.grant(1 << 16, 0, 0),
+        lambda: log.announce(0, 0, [1 << 31], [0]),
+        lambda: log.announce(0, -1, [0], [0]),
+    ]
+    for write_it in bad:
+        with pytest.raises(eventlog.struct.error):
+            write_it()
+    log.close()
+    assert len(list(read(path))) == 2

@@ -1,0 +1,83 @@
+"""Who belongs to a run, as the coordinator sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.members import Members
+from gbactl.cluster.messages import Hello, Setup, Stop
+from gbactl.errors import WireError
+
+
+class Recorder:
+    """A channel that keeps what was sent."""
+
+    def __init__(self, role: str, index: int) -> None:
+        self.peer = Peer(role, index)
+        self.sent: list[Any] = []
+
+    def send(self, message: Any, payload: Any = None) -> None:
+        self.sent.append(message)
+
+    def reserve(self, nbytes: int) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def come(members: Members, role: str, index: int) -> Recorder:
+    channel = Recorder(role, index)
+    members.hello(channel, Hello(role, index, f"127.0.0.1:{7000 + index}", 1))
+    return channel
+
+
+def test_workers_learn_the_servers_in_order_of_shard_once_all_are_known() -> None:
+    members = Members(workers=2, servers=2)
+    early = come(members, "worker", 1)
+    come(members, "server", 1)
+    assert early.sent == []
+    come(members, "server", 0)
+    late = come(members, "worker", 0)
+    setup = Setup(["127.0.0.1:7000", "127.0.0.1:7001"])
+    assert early.sent == [setup] and late.sent == [setup]
+
+
+def test_it_is_complete_when_everybody_is_ready_and_names_who_is_not() -> None:
+    members = Members(workers=2, servers=1)
+    members.ready |= {("worker", 1)}
+    assert not members.complete()
+    assert members.missing() == ["W0", "S0"]
+    members.ready |= {("worker", 0), ("server", 0)}
+    assert members.complete() and members.missing() == []
+
+
+def test_telling_a_role() -> None:
+    members = Members(workers=2, servers=1)
+    server, second, first = (come(members, *who) for who in [("server", 0), ("worker", 1), ("worker", 0)])
+    members.tell("worker", Stop("done"))
+    assert [channel.sent[-1:] for channel in (first, second)] == [[Stop("done")]] * 2
+    assert server.sent == []
+    assert list(members.of("server")) == [0]
+
+
+@pytest.mark.parametrize(
+    ("role", "index"), [("worker", 2), ("worker", -1), ("server", 1), ("coordinator", 0), ("x", 0)]
+)
+def test_a_node_that_does_not_belong_to_the_run_is_refused(role: str, index: int) -> None:
+    members = Members(workers=2, servers=1)
+    with pytest.raises(WireError, match="does not belong to this run"):
+        members.hello(Recorder("worker", 0), Hello(role, index, "", 1))
+    assert not members.channels and not members.addresses
+
+
+def test_a_node_comes_once_under_its_own_name() -> None:
+    members = Members(workers=2, servers=1)
+    come(members, "worker", 0)
+    with pytest.raises(WireError):
+        come(members, "worker", 0)
+    with pytest.raises(WireError):
+        members.hello(Recorder("worker", 1), Hello("server", 0, "", 1))

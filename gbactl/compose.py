@@ -7,9 +7,12 @@ configuration do so.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -18,9 +21,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gbactl.config import RunConfig, from_dict
+from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.paths import conf_dir
+from gbactl.policies.base import names, policy_class
 
 ROOT_CONFIG = "train"
 
@@ -74,6 +78,10 @@ def _explained() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_explain(error)) from error
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        raise UsageError("A group cannot be null; type GROUP=OPTION, for instance mode=gba.") from error
 
 
 def _one_line(error: BaseException) -> str:
@@ -82,13 +90,29 @@ def _one_line(error: BaseException) -> str:
 
 def _explain(error: BaseException) -> str:
     text = _one_line(error).split(" Config search path:")[0]
-    if "is not in struct" in text or "Could not override" in text:
-        return f"{text.split(' To append')[0].rstrip('.')}. Keys there are: {', '.join(known_keys())}."
-    return text
+    found = re.search(r"Could not override '([^']+)'", text)
+    return _unknown_key(found[1]) if found else text
+
+
+def _unknown_key(key: str) -> str:
+    """What to type instead of a key that the composed configuration does not have."""
+    if key.startswith("tracking.tags."):
+        return f"To add a tag, type +{key}=VALUE."
+    group = key.split(".")[0]
+    options = {path.stem: _keys(path, group) for path in sorted(conf_dir().glob(f"{group}/*.yaml"))}
+    having = [name for name, keys in options.items() if key in keys]
+    if having:
+        return f"{key} does not belong to the chosen {group}; type {group}= one of: {', '.join(having)}."
+    keys = {name for keys in options.values() for name in keys} or set(known_keys())
+    near = {name for name in keys if name.startswith(f"{group}.")} or keys
+    return f"There is no key {key}. Keys there are: {', '.join(sorted(near))}."
+
+
+def _keys(path: Path, group: str) -> list[str]:
+    return list(flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False), f"{group}."))  # type: ignore[arg-type]
 
 
 def known_keys() -> list[str]:
-    """Top-level keys and groups, then the nested keys of the schema."""
-    from gbactl.config import flatten, to_dict
-
-    return sorted(key for key in flatten(to_dict(RunConfig())) if key != "data") + ["data.*"]
+    """Every key of the schema, and every mode's own."""
+    own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
+    return sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}) + ["data.*"]

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from gbactl.errors import ConfigError
+from gbactl.policies.base import PolicyOptions, policy_class
+from gbactl.typed import matches, shown
 
 ROW_L2_SCOPES = ("touched", "all")
-MODES = ("sync", "async", "gba")
 
 
 @dataclass
 class ModeConfig:
-    """How gradients meet parameters (ALGORITHMS section 1)."""
+    """How gradients meet parameters. `options` are the mode's own keys; in files they stand beside the others."""
 
     name: str = "sync"
     local_batch: int | None = None
     prefetch: int = 1
-    decay: str = "hard"
-    iota: float = 3
-    decay_rate: float = 0.5
-    divisor: str = "M"
     sparse_divisor: str = "global"
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,6 +47,7 @@ class CollectiveConfig:
     name: str = "horovod"
     cycle_time_ms: float = 3.0
     buckets: int = 1
+    local_stage: bool = False
 
 
 @dataclass
@@ -143,6 +142,17 @@ class RunConfig:
         """M = G / B_a."""
         return self.train.global_batch // self.local_batch
 
+    def policy_options(self) -> PolicyOptions:
+        """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""
+        kind = policy_class(self.mode.name).Options
+        known = [f.name for f in dataclasses.fields(kind)]
+        strange = sorted(set(self.mode.options) - set(known))
+        own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
+        _require(not strange, f"mode={self.mode.name} has no key {', '.join(strange)}; {own}.")
+        options: PolicyOptions = _build(kind, self.mode.options, "mode.")
+        options.check()
+        return options
+
     @property
     def threads(self) -> int:
         """OpenMP threads of one worker."""
@@ -185,9 +195,7 @@ def _check_batches(cfg: RunConfig) -> None:
 
 def check(cfg: RunConfig) -> RunConfig:
     """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
-    _choice("mode.name", cfg.mode.name, MODES)
-    _choice("mode.decay", cfg.mode.decay, ("hard", "inverse", "exp"))
-    _choice("mode.divisor", cfg.mode.divisor, ("M", "accepted"))
+    cfg.policy_options()
     _choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
     _choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     _choice("collective", cfg.collective.name, ("horovod", "gloo"))
@@ -199,18 +207,27 @@ def check(cfg: RunConfig) -> RunConfig:
     _require(cfg.cluster.workers >= 1, "cluster.workers must be at least 1.")
     _require(cfg.cluster.servers >= 1, "cluster.servers must be at least 1.")
     _require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
-    _require(cfg.mode.iota >= 0, "mode.iota must be 0 or more (use mode.iota=inf for bsp's weights).")
     _require(cfg.optim.lr > 0, "optim.lr must be positive.")
     _require(cfg.train.epochs >= 1, "train.epochs must be at least 1.")
     _require(cfg.train.eval_batch >= 1, "train.eval_batch must be at least 1.")
+    _require(cfg.train.patience >= 0, "train.patience must be 0 (never stop early) or more.")
+    _require((cfg.train.max_eval_samples or 1) >= 1, "train.max_eval_samples must be at least 1.")
     _require(0 <= cfg.model.dropout < 1, "model.dropout must be in [0, 1).")
+    _require(cfg.model.dim >= 1, "model.dim must be at least 1.")
+    _require(all(n >= 1 for n in cfg.model.hidden), "model.hidden is a list of sizes of at least 1.")
+    _require(cfg.collective.buckets >= 1, "collective.buckets must be at least 1.")
+    _require(cfg.collective.cycle_time_ms > 0, "collective.cycle_time_ms must be positive.")
+    _require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
+    _require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
     _check_batches(cfg)
     return cfg
 
 
 def to_dict(cfg: RunConfig) -> dict[str, Any]:
     """Plain containers, for the resolved file and for MLflow's params."""
-    return dataclasses.asdict(cfg)
+    values = dataclasses.asdict(cfg)
+    values["mode"].update(values["mode"].pop("options"))
+    return values
 
 
 def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
@@ -222,17 +239,32 @@ def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
         "collective": CollectiveConfig, "train": TrainConfig, "tracking": TrackingConfig,
         "schedule": ScheduleConfig,
     }  # fmt: skip
-    made = {
-        key: _build(nested[key], value, f"{path}{key}.") if key in nested else value
-        for key, value in values.items()
-    }
+    hints, made = get_type_hints(cls), {}
+    for key, value in values.items():
+        if key in nested:
+            _require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
+            made[key] = _build(nested[key], value, f"{path}{key}.")
+        else:
+            _require(matches(value, hints[key]), f"{path}{key}={value!r} is not {shown(hints[key])}.")
+            made[key] = value
     return cls(**made)
 
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """Build and check a run's configuration from plain containers. Raises ConfigError."""
-    cfg: RunConfig = _build(RunConfig, values, "")
+    cfg: RunConfig = _build(RunConfig, _with_options(values), "")
     return check(cfg)
+
+
+def _with_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The mode's own keys gathered under `options`."""
+    mode = values.get("mode")
+    if not isinstance(mode, dict):
+        return values
+    common = {f.name for f in dataclasses.fields(ModeConfig)} - {"options"}
+    own = {key: value for key, value in mode.items() if key not in common}
+    kept = {key: value for key, value in mode.items() if key in common}
+    return {**values, "mode": {**kept, "options": own}}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -38,6 +38,10 @@ class PeerGoneError(ClusterError):
     """Another process of the run is gone; what happened to it is that process's story."""
 
 
+class DivergedError(GbactlError):
+    """The parameters are no longer numbers."""
+
+
 class AccountingError(ClusterError):
     """read = trained + decayed + lost does not hold."""
 

@@ -1,4 +1,4 @@
-"""The pieces of a training that the peers share with gbactl: configuration, data, model, kernels, optimizers."""
+"""The pieces of a training that the peers share with gbactl: configuration, data, model, optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row kernels against their torch twin, as lines of the bench; kernels.py has the cases and prints more."""
+"""The row kernels against their torch twin, as lines of the bench; kernels.py has the cases."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def _seconds(rows: int, rounds: int) -> dict[str, list[float]]:
     rng = np.random.default_rng(0)
     table, grad = zeros((rows, WIDTH)), rng.standard_normal((IDS, WIDTH)).astype(np.float32)
     load("native").init_rows(table, 1, 0, 1, 0.01)
-    pair = [row_cases(load(name), table, grad) for name in ("native", "twin")]
-    return {case: measure([cases[case] for cases in pair], rng, rows, rounds) for case in CASES}
+    made = row_cases(table, grad)
+    kinds = [load(name) for name in ("native", "twin")]
+    return {case: measure([made[case](kind) for kind in kinds], rng, rows, rounds) for case in CASES}
 
 
 def measure_all(rows: int, rounds: int) -> list[Line]:

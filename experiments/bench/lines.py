@@ -1,4 +1,4 @@
-"""The lines of the bench: what is measured against what, and the target. Ratios come from alternating rounds."""
+"""The lines of the bench: what is measured against what, by alternating rounds, and the target."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Pair:
             ratio = variant["rate"] / base["rate"]
             line.values.append(ratio)
             line.rounds.append({"base": base, "variant": variant, "ratio": ratio})
-            tell(f"{self.name} {number + 1}/{rounds}: {variant['rate']:,.0f} / {base['rate']:,.0f} = {ratio:.3f}")
+            sides = f"{variant['rate']:,.0f} / {base['rate']:,.0f}"
+            tell(f"{self.name} {number + 1}/{rounds}: {sides} = {ratio:.3f}")
         rates = [statistics.median(r[side]["rate"] for r in line.rounds) for side in ("variant", "base")]
         line.note = f"{rates[0]:,.0f} / {rates[1]:,.0f} samples/s"
         return line

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from alone import prepared
 from lines import Line
-from sides import Bench
+from sides import Bench, SideError
 
 from gbactl.cluster import frames
 from gbactl.cluster.auth import Peer, new_key
@@ -42,6 +43,7 @@ from gbactl.config import to_dict
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16
+PATIENCE_SECONDS = 60.0
 STATE = ("table", "moments", "counts")
 
 
@@ -99,6 +101,7 @@ class Served:
     def touch_every_row(self) -> None:
         """Steps of four gradients that cover the table."""
         self.control.send(BeginPhase(1, True, "gba", 0, 0, 64, 1, 0))
+        self._settle(0)
         batch = step = 0
         for low in range(0, self.rows, CHUNK * MEMBERS):
             batches = []
@@ -106,10 +109,14 @@ class Served:
                 self._push(batch, start, min(self.rows, start + CHUNK))
                 batches.append(batch)
                 batch += 1
-            ones = [1.0] * len(batches)
-            self.control.send(OrderStep(1, step, batches, ones, float(len(batches)), float(len(batches)), 1.0))
+            count = float(len(batches))
+            self.control.send(OrderStep(1, step, batches, [1.0] * len(batches), count, count, 1.0))
             step += 1
-        self.control.send(Barrier(step))
+        self._settle(step)
+
+    def _settle(self, version: int) -> None:
+        """Wait until the server has come so far."""
+        self.control.send(Barrier(version))
         self.coordinating.expect(Reached)
 
     def _push(self, batch: int, low: int, high: int) -> None:
@@ -143,15 +150,16 @@ class _Hub:
 
     def expect(self, kind: type) -> tuple[Any, Any]:
         """(channel, message) of the next frame, which must be of `kind`."""
-        while True:
-            got = self.hub.poll(60.0)
-            if not got or got[0][1].kind == frames.CLOSED:
-                raise SystemExit("The server that was to be weighed is gone.")
-            for channel, frame in got:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            for channel, frame in self.hub.poll(1.0):
+                if frame.kind == frames.CLOSED:
+                    raise SideError("the server that was to be weighed is gone")
                 message = unpack(frame.kind, frame.descriptor)
                 frame.release()
                 if isinstance(message, kind):
                     return channel, message
+        raise SideError(f"no {kind.__name__} came from the server that was to be weighed")
 
 
 def weigh(rows: int) -> tuple[int, dict[str, int]]:
@@ -190,6 +198,9 @@ def worker_line(bench: Bench, large: int) -> Line:
         memory = result["memory"]
         peaks.append(max(v["peak_rss"] for k, v in memory.items() if k.startswith("W")))
         sizes.append(memory["S0"]["table"])
-    small, big = (f"{p / 1e6:,.0f} MB beside a table of {t / 1e6:,.1f} MB" for p, t in zip(peaks, sizes, strict=True))
+    small, big = (
+        f"{peak / 1e6:,.0f} MB beside a table of {size / 1e6:,.1f} MB"
+        for peak, size in zip(peaks, sizes, strict=True)
+    )
     what = "worker's peak memory, large / small table"
     return Line("worker-memory", what, [peaks[1] / peaks[0]], 1.05, at_least=False, note=f"{big}; {small}")

@@ -30,7 +30,8 @@ def one(
     if flat.buffers:
         raise SystemExit("The reference has no batch norm.")
     blocks = [
-        DenseBlock(flat._numpy[low:high], DenseSpec(high - low), me.dense_optimizer) for low, high in flat._spans
+        DenseBlock(flat._numpy[low:high], DenseSpec(high - low), me.dense_optimizer)
+        for low, high in flat._spans
     ]
     places = np.empty(len(me.emb), np.int32)
     sums = np.empty_like(me.emb)

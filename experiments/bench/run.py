@@ -4,13 +4,14 @@
 
 The two sides of a ratio alternate (reference, variant, reference, variant, ...); a line is the median of the
 rounds' ratios with their range, so a machine that is slow for a while slows both sides. Keep the machine
-otherwise idle: about 25 minutes with 5 rounds, 6 with --quick, whose single short rounds only show that all of
-it works.
+otherwise idle: about 25 minutes with 5 rounds, 6 with --quick, whose single short rounds only show that all
+of it works.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from crew import one_thread_each
 from lines import Line, Pair, Tell, pairs
 from sides import Bench, SideError
 
+BUSY = 0.7
 Job = Callable[[], list[Line]]
 
 
@@ -62,7 +64,8 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
 
 def arguments() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
     parser.add_argument("--rounds", type=int, help="alternating rounds of a ratio (5; quick: 1)")
     parser.add_argument("--only", action="append", metavar="NAME", help="this line alone; may be repeated")
@@ -74,6 +77,14 @@ def arguments() -> argparse.Namespace:
     given.rows = given.rows or (120_000 if given.quick else 400_000)
     given.seconds = given.seconds or (3.0 if given.quick else 6.0)
     return given
+
+
+def warn_if_busy() -> float:
+    """The load of the last minute; a sentence when other work is going on."""
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        tell(f"the machine is busy (load {load:.1f}): the ratios of this run are not to be trusted")
+    return load
 
 
 def prepare(bench: Bench) -> None:
@@ -88,12 +99,14 @@ def main() -> int:
     """Measure, print, write; 1 when a target is missed or a line could not be measured, 2 on a wrong name."""
     given = arguments()
     one_thread_each()
+    load = warn_if_busy()
     with tempfile.TemporaryDirectory(prefix="gbactl-bench-") as scratch:
         bench = Bench(Path(scratch), given.rows, given.seconds)
         known = jobs(bench, given.rounds, given.quick, tell)
         chosen = given.only or list(known)
         if unknown := [name for name in chosen if name not in known]:
-            print(f"{', '.join(unknown)}: not known; --only takes one of {', '.join(known)}.", file=sys.stderr)
+            names = ", ".join(known)
+            print(f"{', '.join(unknown)}: not known; --only takes one of {names}.", file=sys.stderr)
             return 2
         prepare(bench)
         found: list[Line] = []
@@ -102,20 +115,22 @@ def main() -> int:
             tell(name)
             try:
                 found += known[name]()
-            except SideError as error:
+            except Exception as error:  # the other lines are still wanted
                 failed = True
-                tell(f"{name} could not be measured: {error}")
-    report(found, given)
+                known_kind = isinstance(error, SideError)
+                tell(f"{name} could not be measured: {error if known_kind else repr(error)}")
+    report(found, given, load)
     return 1 if failed or any(line.met is False for line in found) else 0
 
 
-def report(found: list[Line], given: argparse.Namespace) -> None:
+def report(found: list[Line], given: argparse.Namespace, load: float) -> None:
     """Table, and files where they are wanted."""
     from table import show, write
 
     show(found)
     if given.out is not None:
-        settings = {"rounds": given.rounds, "rows": given.rows, "seconds": given.seconds, "quick": given.quick}
+        settings = {name: getattr(given, name) for name in ("rounds", "rows", "seconds", "quick")}
+        settings["load_before"] = load
         write(given.out, found, settings)
 
 

@@ -56,7 +56,9 @@ class Bench:
             raise SideError(f"{name} failed: {(err.strip() or 'no output').splitlines()[-1]}")
         return out.strip().splitlines()[-1]
 
-    def train(self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> dict[str, Any]:
+    def train(
+        self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None
+    ) -> dict[str, Any]:
         """result.json of a `gbactl train`."""
         arguments = [
             "-m", "gbactl", "train", *self.overrides(workers, batch, rows), f"mode={mode}",
@@ -67,8 +69,8 @@ class Bench:
 
     def peer(self, script: str, workers: int, batch: int, *options: str) -> dict[str, float]:
         """The rate that a script of this folder prints."""
-        arguments = [str(HERE / script), "--seconds", str(self.seconds), *options, *self.overrides(workers, batch)]
-        return {"rate": float(self.command(script, arguments))}
+        shared = ["--seconds", str(self.seconds), *self.overrides(workers, batch)]
+        return {"rate": float(self.command(script, [str(HERE / script), *options, *shared]))}
 
 
 def environment() -> dict[str, str]:

@@ -25,7 +25,7 @@ def machine() -> dict[str, Any]:
     cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     return {
         "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"), "load": os.getloadavg()[0],
+        "torch": importlib.metadata.version("torch"),
     }  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def write(folder: Path, found: list[Line], settings: dict[str, Any]) -> None:
     rows = [COLUMNS, ("---",) * len(COLUMNS), *(cells(line) for line in found)]
     body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     head = (
-        f"Measured on {here['cpu'] or platform.machine()}, {here['cores']} cores, torch {here['torch']}; medians of "
-        f"{settings['rounds']} alternating rounds."
+        f"Measured on {here['cpu'] or platform.machine()}, {here['cores']} cores, torch {here['torch']}; "
+        f"medians of {settings['rounds']} alternating rounds; "
+        f"load {settings['load_before']:.1f} before."
     )
     (folder / "results.md").write_text(f"{head}\n\n{body}\n")

@@ -57,7 +57,7 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the command line; a GbactlError becomes one sentence and its exit code."""
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
     except click.exceptions.Abort:
         click.echo("gbactl: stopped.", err=True)
         sys.exit(130)

@@ -139,6 +139,7 @@ def run_server(boot: Bootstrap) -> None:
 
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=cfg.cluster.bind)
+    hub.patience = cfg.cluster.start_timeout
     coordinator = hub.connect(boot.coordinator)
     serve(hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
@@ -224,6 +225,7 @@ def run_worker(boot: Bootstrap) -> None:
 
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
+    hub.patience = cfg.cluster.start_timeout
     coordinator = hub.connect(boot.coordinator)
     work(hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()
@@ -272,6 +274,8 @@ def work(hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, datase
         collective = collective or connect()
         side = ReplicatedDense(flat, exchange, collective, block, cfg.collective.buckets)
     coordinator.send(Ready("worker", boot.index))
-    Worker(exchange, computer, side, kernels, row_width(cfg.model), cfg.seed).run(cfg.mode.prefetch)
-    if collective is not None:
-        collective.close()
+    try:
+        Worker(exchange, computer, side, kernels, row_width(cfg.model), cfg.seed).run(cfg.mode.prefetch)
+    finally:
+        if collective is not None:
+            collective.close()

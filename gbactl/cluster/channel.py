@@ -6,6 +6,7 @@ memory (memory.py), so that whole clusters are testable without a socket.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,8 @@ class Hub(Protocol):
     """A node's end of the network."""
 
     address: str
+    #: what was turned away, by reason
+    refused: Counter[str]
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0)) -> Channel:
         """Connect and authenticate, blocking. With sizes (out slot, in slot): use shared memory.

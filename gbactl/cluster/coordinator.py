@@ -42,11 +42,12 @@ from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError, PeerGoneError, WireError
-from gbactl.policies import Ledger, Phase, PolicyOptions, make
+from gbactl.policies import Ledger, Phase, make
 from gbactl.store.checksum import MODULUS
 from gbactl.store.schedule import factor
 
 PROGRESS_SECONDS = 0.5
+GOODBYE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -113,8 +114,7 @@ class Coordinator:
         """One phase of training, to its last applied gradient."""
         cfg, samples = self.cfg, self.dataset.splits[part.split].rows
         phase = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, tuple(range(cfg.cluster.workers)))
-        options = PolicyOptions(cfg.mode.decay, cfg.mode.iota, cfg.mode.decay_rate, cfg.mode.divisor)
-        policy = make(cfg.mode.name, phase, options)
+        policy = make(cfg.mode.name, phase, cfg.policy_options())
         self._begin(True, part.split, part.epoch, samples, cfg.local_batch)
         self.statistics.pulled.clear()
         done = self.ledger.finished
@@ -221,7 +221,8 @@ class Coordinator:
             **self.statistics.summary(),
             "checksums": _checksums(inspected),
             "memory": {k: v.bytes for k, v in sorted(inspected.items()) if v.bytes},
-            "refused_frames": sum(v.counters.get("refused", 0) for v in inspected.values()),
+            "refused_frames": sum(v.counters.get("refused", 0) for v in inspected.values())
+            + sum(self.hub.refused.values()),
             "event_log_bytes": self.log.bytes,
         }
 
@@ -237,7 +238,7 @@ class Coordinator:
         if loss is not None:
             self.curve.append(point)
         fields: dict[str, Any] = {**point, "step": training.policy.step if training else self.step}
-        fields["workers"] = {f"W{w}": rate.samples for w, rate in self.statistics.workers.items()}
+        fields["workers"] = self.statistics.rates(now)
         fields["label"], fields["round"], fields["rounds"] = self._round
         fields["phase_samples"] = training.policy.phase.samples if training else 0
         fields["phase_finished"] = training.policy.ledger.finished if training else 0
@@ -273,6 +274,7 @@ class Coordinator:
                 raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
             handler(channel, message, frame)
         except WireError as error:
+            self.hub.refused[type(error).__name__] += 1
             log.warning("refused a frame from %s: %s", channel.peer, error)
         finally:
             frame.release()
@@ -280,8 +282,7 @@ class Coordinator:
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
             raise PeerGoneError("The launcher is gone.")
-        known = any(channel is c for c in self.members.channels.values())
-        if known and not self.stopped:
+        if self.members.forget(channel) and not self.stopped:
             raise PeerGoneError(f"{channel.peer} is gone.")
 
     def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
@@ -291,7 +292,7 @@ class Coordinator:
             self.members.hello(channel, hello)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
-        self.members.authentic(channel, ready.role, ready.index)
+        self.members.authentic(channel, ready.role, ready.number)
         self.members.ready.add((ready.role, ready.number))
         self._event("ready", {"node": f"{ready.role[0].upper()}{ready.number}"})
 
@@ -333,9 +334,11 @@ class Coordinator:
             raise ClusterError("The run was stopped.")
 
     def _dismiss(self, reason: str) -> None:
+        """Workers first, servers once those are gone: nobody is left talking to nobody."""
         self.stopped = True
-        for role in ("worker", "server"):
-            self.members.tell(role, Stop(reason))
+        self.members.tell("worker", Stop(reason))
+        self._pump(lambda: not self.members.of("worker"), time.monotonic() + GOODBYE_SECONDS)
+        self.members.tell("server", Stop(reason))
 
 
 def _checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:

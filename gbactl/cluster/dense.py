@@ -36,8 +36,7 @@ class ServedDense:
         self.flat, self.exchange = flat, exchange
         shards = len(exchange.servers)
         self.cuts = [dense_range(flat.size, s, shards) for s in range(shards)]
-        self.vector = flat.initial()
-        self.gradient = np.empty_like(self.vector)
+        self.gradient = np.empty(flat.size, np.float32)
 
     def size(self, shard: int) -> int:
         """See exchange.DenseParts."""
@@ -56,14 +55,9 @@ class ServedDense:
 
     def load(self, item: Item) -> None:
         """Copy the slices that changed."""
-        changed = False
         for shard, (rows, frame) in item.answers.items():
             if rows.dense:
-                low, high = self.cuts[shard]
-                self.vector[low:high] = frame.payload.view(np.float32)[-rows.dense :]
-                changed = True
-        if changed:
-            self.flat.load(self.vector)
+                self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[-rows.dense :])
 
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster.messages import Predictions
-from gbactl.errors import WireError
+from gbactl.errors import DivergedError, WireError
 from gbactl.metrics import evaluate
 
 
@@ -42,5 +42,7 @@ class Evaluation:
         self.missing -= expected
 
     def metrics(self, labels: Any) -> dict[str, float]:
-        """auc (exact), logloss, ne, calibration over all predictions."""
+        """auc (exact), logloss, ne, calibration over all predictions. Raises DivergedError."""
+        if not np.isfinite(self.predictions).all():
+            raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
         return evaluate(labels, self.predictions)

@@ -21,10 +21,10 @@ class Members:
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """A node has come; workers learn the servers' addresses once all are known. Raises WireError."""
-        node = (hello.role, hello.index)
-        expected = 0 <= hello.index < self.expected.get(hello.role, 0)
+        node = (hello.role, hello.number)
+        expected = 0 <= hello.number < self.expected.get(hello.role, 0)
         if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
-            raise WireError(f"{channel.peer} does not belong to this run as {hello.role} {hello.index}.")
+            raise WireError(f"{channel.peer} does not belong to this run as {hello.role} {hello.number}.")
         self.channels[hello.role, hello.number] = channel
         if hello.role == "server":
             self.addresses[hello.number] = hello.address
@@ -42,6 +42,13 @@ class Members:
         """Raise WireError unless the channel is that node's."""
         if self.channels.get((role, index)) is not channel:
             raise WireError(f"{channel.peer} speaks for {role} {index}.")
+
+    def forget(self, channel: Channel) -> bool:
+        """A channel is lost. Whether it was a node's."""
+        nodes = [node for node, known in self.channels.items() if known is channel]
+        for node in nodes:
+            del self.channels[node]
+        return bool(nodes)
 
     def of(self, role: str) -> dict[int, Channel]:
         """index -> channel of the nodes of a role that have come."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class MemoryHub:
         self.network = network
         self.me = me
         self.address = str(me)
+        self.refused: Counter[str] = Counter()
         self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
         self._channels: list[MemoryChannel] = []
         network[self.address] = self

@@ -87,6 +87,10 @@ class Server:
         if frame.payload.size != 4 * pull.rows or pull.rows < 0:
             raise WireError(f"a pull of {pull.rows} rows with {frame.payload.size} bytes")
         if pull.after > self.shard.version:
+            # served while an order is handled: what is wrong with it must be found now
+            index = frame.payload.view(np.int32)
+            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shard.spec.local_rows:
+                raise WireError("a pull of a row that is not there")
             self._waiting.append((channel, pull, frame))
         else:
             self._serve(channel, pull, frame)
@@ -158,7 +162,7 @@ class Server:
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
-        counters = {"refused": sum(self.refused.values())}
+        counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
         total = self.shard.model_sum()
         answer = Inspected(
             f"S{self.index}", self.shard.checksum(), "" if total is None else str(total),

@@ -8,6 +8,7 @@ may reserve and send (one lock a hub).
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import selectors
 import socket
@@ -29,6 +30,7 @@ ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
 SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
 RECEIVE_BYTES = 1 << 18
 HANDSHAKE_SECONDS = 10.0
+log = logging.getLogger(__name__)
 
 
 class SocketChannel:
@@ -307,6 +309,7 @@ class SocketHub:
         self.refused: Counter[str] = Counter()
         self.on_refused: Callable[[str], None] = lambda _: None
         self.address = ""
+        self.patience = HANDSHAKE_SECONDS  # the other end may still be importing, or filling its table
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._listener = listener
@@ -321,10 +324,10 @@ class SocketHub:
             self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0)) -> SocketChannel:
-        """Connect, authenticate and agree on shared memory; blocks up to HANDSHAKE_SECONDS."""
+        """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
         host, port = address.rsplit(":", 1)
         try:
-            sock = socket.create_connection((host, int(port)), timeout=HANDSHAKE_SECONDS)
+            sock = socket.create_connection((host, int(port)), timeout=self.patience)
             hello = _exactly(sock, auth.GREETING.size)
             mine = auth.nonce()
             sock.sendall(auth.answer(self.key, hello, self.me, mine))
@@ -342,7 +345,7 @@ class SocketHub:
     def _agree_on_segment(self, channel: SocketChannel, segment_bytes: tuple[int, int]) -> None:
         channel.offer(*segment_bytes)
         while channel.offering:
-            arrived = self._collect(HANDSHAKE_SECONDS)
+            arrived = self._collect(self.patience)
             if not arrived and channel.offering:
                 channel.close()
                 raise WireError("A peer does not answer the offer of shared memory.")
@@ -434,6 +437,7 @@ class SocketHub:
 
     def _refuse(self, reason: str) -> None:
         self.refused[reason] += 1
+        log.warning("refused %s", reason)
         self.on_refused(reason)
 
     def drain(self, seconds: float = 1.0) -> None:

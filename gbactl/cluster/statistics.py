@@ -47,6 +47,7 @@ class Statistics:
     loss_sum: float = 0.0
     loss_samples: int = 0
     pulled: dict[int, int] = field(default_factory=dict)
+    last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     def announced(self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int) -> None:
         """A gradient of `samples`, computed in `seconds` from version `pulled`."""
@@ -71,6 +72,14 @@ class Statistics:
         self.samples_behind += before - self.samples_at[pulled]
         self.token_staleness[member.token_staleness] += 1
         self.gradients["applied" if member.weight > 0 else "decayed"] += 1
+
+    def rates(self, now: float) -> dict[str, float]:
+        """Samples per second of each worker since the last call; `now` in seconds."""
+        before, seconds = self.last_rates
+        done = {worker: rate.samples for worker, rate in self.workers.items()}
+        self.last_rates = (done, now)
+        passed = max(1e-9, now - seconds)
+        return {f"W{w}": (n - before.get(w, 0)) / passed for w, n in sorted(done.items())}
 
     def take_loss(self) -> float | None:
         """Mean loss since the last call."""

@@ -94,9 +94,9 @@ class Training:
         rows, dense = message.row_versions, message.dense_versions
         if len(rows) != len(self.servers) or len(dense) != len(self.servers):
             raise WireError(f"versions of {len(rows)} and {len(dense)} shards instead of {len(self.servers)}")
-        if min(rows) < 0 or min(dense) < -1 or max(*rows, *dense) > self.policy.step:
+        if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {rows} and {dense} at step {self.policy.step}")
-        return min(*rows, *(version for version in dense if version >= 0))
+        return min(version for version in rows + dense if version >= 0)
 
     def finish(self) -> None:
         """Nothing is in flight: apply what is left over and check the accounting."""

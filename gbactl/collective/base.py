@@ -41,7 +41,7 @@ class Collective(Protocol):
         """Block until the buffer holds the sum. Raises ClusterError when a peer is gone."""
 
     def close(self) -> None:
-        """Leave the group and release sockets, threads and memory. Idempotent."""
+        """Leave the group and release sockets, threads and memory; also after a failure. Idempotent."""
 
 
 def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:

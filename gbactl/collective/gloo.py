@@ -99,7 +99,7 @@ class GlooCollective:
         return ClusterError(f"all-reduce {name} failed on rank {self.rank}: another rank is gone.")
 
     def close(self) -> None:
-        """See Collective.close."""
+        """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""
         if self._open:
             self._open = False
             self._dist.destroy_process_group()

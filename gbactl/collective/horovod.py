@@ -25,7 +25,8 @@ HOW_TO_GET_IT = (
 
 def missing(reason: BaseException | str) -> MissingDependencyError:
     """The one sentence for a machine without Horovod."""
-    return MissingDependencyError(HOW_TO_GET_IT.format(reason=str(reason).splitlines()[0].rstrip(".")))
+    first = (str(reason).splitlines() or [type(reason).__name__])[0]
+    return MissingDependencyError(HOW_TO_GET_IT.format(reason=first.rstrip(".")))
 
 
 def import_horovod() -> Any:
@@ -33,7 +34,9 @@ def import_horovod() -> Any:
     try:
         import horovod.torch as hvd
     except Exception as error:  # a wheel built for another torch raises all kinds of things
-        raise missing(error or type(error).__name__) from error
+        raise missing(error) from error
+    if not hasattr(hvd, "init"):  # it swallows the failure and goes on without its library
+        raise missing("its compiled part is missing")
     return hvd
 
 

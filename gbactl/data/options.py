@@ -6,33 +6,14 @@ Every mistake is a ConfigError that says which key, what was expected and what t
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from gbactl.errors import ConfigError
+from gbactl.typed import matches, shown
 
 T = TypeVar("T")
 COMMON = ("name", "cache")
-
-
-def _matches(value: Any, hint: Any) -> bool:
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_matches(value, part) for part in get_args(hint))
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_matches(item, get_args(hint)[0]) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _shown(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_shown(part) for part in get_args(hint))
-    return "a list" if get_origin(hint) is list else names.get(hint, str(hint))
 
 
 def fill(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -44,8 +25,8 @@ def fill(cls: type[T], values: Mapping[str, Any]) -> T:
             raise ConfigError(
                 f"data={values.get('name')} has no option data.{key}; it has: {', '.join(hints)}."
             )
-        if not _matches(value, hints[key]):
-            raise ConfigError(f"data.{key}={value!r} is not {_shown(hints[key])}.")
+        if not matches(value, hints[key]):
+            raise ConfigError(f"data.{key}={value!r} is not {shown(hints[key])}.")
     return cls(**given)
 
 

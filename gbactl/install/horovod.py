@@ -10,9 +10,11 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -61,7 +63,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def works() -> str:
     """'' when horovod.torch imports and has Gloo, else the reason why not."""
-    code = "import horovod.torch as h; assert h.gloo_built(), 'built without Gloo'"
+    code = "import horovod.torch.mpi_ops as h; assert h.gloo_built(), 'built without Gloo'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = done.stderr.strip().splitlines()
     return "" if done.returncode == 0 else (lines[-1] if lines else "it crashed")
@@ -73,7 +75,8 @@ def _build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
     run("installing what Horovod's build needs", [*PIP, "install", *BUILD_NEEDS], log)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as name:
+    # Horovod's cmake files use their own path as a regular expression: no "+" in it, as `folder` has.
+    with tempfile.TemporaryDirectory(prefix="gbactl-horovod-") as name:
         scratch = Path(name)
         env = {
             **os.environ,
@@ -88,8 +91,16 @@ def _build(folder: Path) -> Path:
         command = [*PIP, "wheel", *options, "-w", name, f"horovod=={HOROVOD}"]
         about = "3.5 minutes on two cores; once for this torch and Python"
         run(f"building Horovod {HOROVOD} from source", command, log, env, about)
-        made = next(scratch.glob("horovod-*.whl"))
-        return made.replace(folder / made.name)
+        return _keep(next(scratch.glob("horovod-*.whl")), folder, log)
+
+
+def _keep(made: Path, folder: Path, log: Path) -> Path:
+    """Put a complete wheel under its name in the cache. Raises InstallError for one without its library."""
+    if not any("mpi_lib_v2" in name and name.endswith(".so") for name in zipfile.ZipFile(made).namelist()):
+        raise InstallError(f"Horovod's build left its torch library out; the whole output is in {log}.")
+    partial = folder / f".{made.name}.{os.getpid()}"
+    shutil.copyfile(made, partial)
+    return partial.replace(folder / made.name)
 
 
 def _install(wheel: Path) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.messages import Event, Hello, unpack
-from gbactl.cluster.sockets import SocketHub
+from gbactl.cluster.sockets import SocketChannel, SocketHub
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.errors import ClusterError
+from gbactl.errors import ClusterError, WireError
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.show import Show
@@ -115,14 +115,15 @@ class Run:
             return
         from gbactl.collective.factory import open_rendezvous
 
-        with open_rendezvous(c.name, workers, self.run_dir, self.cfg.cluster.bind, c.cycle_time_ms) as meeting:
+        bind, cycle = self.cfg.cluster.bind, c.cycle_time_ms
+        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, local_stage=c.local_stage) as meeting:
             yield [meeting.environment(rank) for rank in range(workers)]
 
     def _follow(self, children: Children) -> None:
         """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
         hub = SocketHub(self.key, Peer("launcher", 0))
         try:
-            channel = hub.connect(children.coordinator)
+            channel = self._meet(hub, children)
             channel.send(Hello("launcher", 0, "", 0))
             while not (self.result is not None and children.ended()):
                 for _, frame in hub.poll(0.1):
@@ -131,6 +132,16 @@ class Run:
                 self._check(children)
         finally:
             hub.close()
+
+    def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
+        """Connect to the coordinator; where that fails, what became of it is the better story."""
+        hub.patience = self.cfg.cluster.start_timeout
+        try:
+            return hub.connect(children.coordinator)
+        except WireError:
+            children.wait(1.0)
+            self._check(children)
+            raise
 
     def _check(self, children: Children) -> None:
         failure = children.failure() if self.result is None else None
@@ -166,7 +177,7 @@ class Run:
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
-        metrics |= {f"worker_samples/{w}": float(n) for w, n in fields["workers"].items()}
+        metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         self._log(metrics, fields["samples"])
 
     # -- tracking -----------------------------------------------------------------------------------

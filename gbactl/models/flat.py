@@ -71,6 +71,13 @@ class FlatModel:
         if self.buffers:
             np.copyto(self._running, vector[self.params :])
 
+    def load_slice(self, low: int, values: Vector) -> None:
+        """Copy float32[n] into [low, low + n) of the vector; the rest stays."""
+        np.copyto(self._numpy[low : low + len(values)], values)
+        start = max(low, self.params)
+        if start < low + len(values):
+            np.copyto(self._running[start - self.params : low + len(values) - self.params], values[start - low :])
+
     def restore_running(self) -> None:
         """Put the loaded running statistics back where a training forward left a batch's own."""
         if self.buffers:

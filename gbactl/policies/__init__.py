@@ -7,5 +7,6 @@ To add a mode: one file here with a `@register("name")` class, one file in conf/
 from __future__ import annotations
 
 from gbactl.policies.base import Grant, Ledger, Member, Phase, Policy, PolicyOptions, Step, make, names
+from gbactl.policies.gba import GbaOptions
 
-__all__ = ["Grant", "Ledger", "Member", "Phase", "Policy", "PolicyOptions", "Step", "make", "names"]
+__all__ = ["GbaOptions", "Grant", "Ledger", "Member", "Phase", "Policy", "PolicyOptions", "Step", "make", "names"]

@@ -119,14 +119,12 @@ class Ledger:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicyOptions:
-    """The tunable part of a mode, as its conf file sets it."""
+    """What a mode's conf file sets beside the keys all modes have. A policy with options subclasses this."""
 
-    decay: str = "hard"
-    iota: float = 3
-    decay_rate: float = 0.5
-    divisor: str = "M"
+    def check(self) -> None:
+        """Raise ConfigError, with the key to type, on values that cannot work."""
 
 
 @dataclass
@@ -137,6 +135,8 @@ class Policy(ABC):
     options: PolicyOptions = field(default_factory=PolicyOptions)
     ledger: Ledger = field(default_factory=Ledger)
 
+    #: the type of `options`: its fields are the mode's own keys in conf/mode/
+    Options: ClassVar[type[PolicyOptions]] = PolicyOptions
     #: who holds the dense parameters: "servers", or "workers" (every worker the same copy)
     dense_on: ClassVar[str] = "servers"
     #: whether rows may be fetched before the batch's turn
@@ -243,5 +243,6 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def make(name: str, phase: Phase, options: PolicyOptions | None = None) -> Policy:
-    """The policy of a mode for one phase."""
-    return policy_class(name)(phase, options or PolicyOptions())
+    """The policy of a mode for one phase; its default options if none are given."""
+    mode = policy_class(name)
+    return mode(phase, options or mode.Options())

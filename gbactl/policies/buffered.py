@@ -23,6 +23,11 @@ class BufferedPolicy(Policy):
     def factor(self, token_staleness: int) -> float:
         """f: the weight of a full-sized gradient."""
 
+    @property
+    def divides_by_weights(self) -> bool:
+        """Whether a step is divided by the sum of its weights instead of the number of its gradients."""
+        return False
+
     def take(self, worker: int) -> Grant | None:
         """The next batch in data order, re-issued ones first."""
         fresh = not self.reissue
@@ -58,7 +63,7 @@ class BufferedPolicy(Policy):
     def _divisor(self, members: tuple[Member, ...]) -> float:
         """M; the accepted weights; or, in a step with less than M full batches, what is there."""
         weights = sum(m.weight for m in members)
-        if self.options.divisor == "accepted" or len(members) < self.size:
+        if self.divides_by_weights or len(members) < self.size:
             return weights
         if all(m.samples == self.phase.local_batch for m in members):
             return float(self.size)

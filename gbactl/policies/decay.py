@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from gbactl.policies.base import PolicyOptions
-
 
 def hard(excess: float, _rate: float) -> float:
     """1 up to iota, then 0."""
@@ -23,6 +21,6 @@ def exponential(excess: float, rate: float) -> float:
 DECAYS = {"hard": hard, "inverse": inverse, "exp": exponential}
 
 
-def weight(staleness: int, options: PolicyOptions) -> float:
+def weight(decay: str, staleness: int, iota: float, rate: float) -> float:
     """The weight in [0, 1] of a gradient whose token is `staleness` steps old."""
-    return DECAYS[options.decay](staleness - options.iota, options.decay_rate)
+    return DECAYS[decay](staleness - iota, rate)

@@ -6,14 +6,51 @@ by how stale its token is.
 
 from __future__ import annotations
 
-from gbactl.policies.base import register
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from gbactl.errors import ConfigError
+from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.buffered import BufferedPolicy
-from gbactl.policies.decay import weight
+from gbactl.policies.decay import DECAYS, weight
+
+
+@dataclass(frozen=True)
+class GbaOptions(PolicyOptions):
+    """f: `decay` past `iota` steps of staleness, at `decay_rate`; `divisor` M or the accepted weights."""
+
+    decay: str = "hard"
+    iota: float = 3
+    decay_rate: float = 0.5
+    divisor: str = "M"
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        if self.decay not in DECAYS:
+            raise ConfigError(f"mode.decay={self.decay} is not known; type mode.decay= one of: {', '.join(DECAYS)}.")
+        if self.divisor not in ("M", "accepted"):
+            raise ConfigError(f"mode.divisor={self.divisor} is not known; type mode.divisor=M or accepted.")
+        if not self.iota >= 0:
+            raise ConfigError("mode.iota must be 0 or more; mode.iota=inf lets every gradient count in full.")
+        if not 0 <= self.decay_rate <= 1:
+            raise ConfigError("mode.decay_rate must be in [0, 1].")
 
 
 @register("gba")
 class GbaPolicy(BufferedPolicy):
     """A buffer of M gradients, weighted by f(token staleness)."""
+
+    Options: ClassVar[type[PolicyOptions]] = GbaOptions
+
+    @property
+    def chosen(self) -> GbaOptions:
+        """The options, by their type."""
+        return cast(GbaOptions, self.options)
+
+    @property
+    def divides_by_weights(self) -> bool:
+        """Whether a step is divided by the accepted weights instead of M."""
+        return self.chosen.divisor == "accepted"
 
     def buffer_size(self) -> int:
         """M = G / B_a."""
@@ -21,4 +58,5 @@ class GbaPolicy(BufferedPolicy):
 
     def factor(self, token_staleness: int) -> float:
         """f(staleness): hard, inverse or exp."""
-        return weight(token_staleness, self.options)
+        o = self.chosen
+        return weight(o.decay, token_staleness, o.iota, o.decay_rate)

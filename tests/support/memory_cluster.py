@@ -40,6 +40,7 @@ def run_in_memory(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
     def worker(index: int) -> None:
         mine = MemoryHub(network, Peer("worker", index))
         work(mine, mine.connect("C"), boot("worker", index), cfg, dataset, group.member(index))
+        mine.close()
 
     def guarded(run: Any, *args: Any) -> None:
         try:

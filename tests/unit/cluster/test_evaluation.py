@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gbactl.cluster.evaluation import Evaluation
 from gbactl.cluster.messages import Predictions
-from gbactl.errors import WireError
+from gbactl.errors import DivergedError, WireError
 from gbactl.metrics import evaluate
 
 
@@ -74,3 +74,10 @@ def test_predictions_that_come_twice_count_once() -> None:
         put(evaluation, 0, np.full(5, 0.5))
     assert evaluation.missing == 5
     assert (evaluation.predictions[:5] == 0.25).all()
+
+
+def test_predictions_that_are_no_numbers_are_told_as_divergence() -> None:
+    evaluation = Evaluation(2, 2, 0)
+    put(evaluation, 0, np.array([0.5, np.nan]))
+    with pytest.raises(DivergedError, match=r"diverged.*type a smaller optim\.lr"):
+        evaluation.metrics(np.array([0, 1], np.uint8))

@@ -81,3 +81,14 @@ def test_a_node_comes_once_under_its_own_name() -> None:
         come(members, "worker", 0)
     with pytest.raises(WireError):
         members.hello(Recorder("worker", 1), Hello("server", 0, "", 1))
+
+
+def test_a_lost_node_is_forgotten_and_a_stranger_is_not_missed() -> None:
+    members = Members(workers=1, servers=1)
+    worker = come(members, "worker", 0)
+    members.authentic(worker, "worker", 0)
+    assert members.forget(worker)
+    assert not members.forget(worker)
+    assert members.of("worker") == {}
+    with pytest.raises(WireError, match="W0 speaks for worker 0"):
+        members.authentic(worker, "worker", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[s
     monkeypatch.setattr(horovod.metadata, "version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(horovod, "require_compiler", lambda: "/usr/bin/g++")
     monkeypatch.setattr(horovod, "require_cmake", lambda: "/usr/bin/cmake")
-    state: dict[str, list[str]] = {"calls": [], "answers": []}
+    state: dict[str, list[str]] = {"calls": [], "answers": [], "library": ["horovod/torch/mpi_lib_v2.so"]}
 
     def run(what: str, command: list[str], log: Path, env: object = None, about: str = "") -> None:
         state["calls"].append(what)
         if "-w" in command:
             target = Path(command[command.index("-w") + 1])
-            (target / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").write_text("wheel")
+            assert "+" not in str(target)
+            with zipfile.ZipFile(target / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl", "w") as wheel:
+                wheel.writestr(state["library"][0], "")
 
     monkeypatch.setattr(horovod, "run", run)
     monkeypatch.setattr(horovod, "works", lambda: state["answers"].pop(0))
@@ -85,6 +88,14 @@ def test_a_failed_build_leaves_no_wheel_and_no_scratch(
     monkeypatch.setattr(horovod, "run", fail)
     machine["answers"] = ["no module"]
     with pytest.raises(InstallError):
+        horovod.ensure()
+    assert [path.name for path in horovod.wheel_dir("2.13.0+cpu").iterdir()] == ["lock"]
+
+
+def test_a_wheel_without_its_library_is_not_kept(machine: dict[str, list[str]]) -> None:
+    machine["answers"] = ["no module"]
+    machine["library"] = ["horovod/torch/__init__.py"]
+    with pytest.raises(InstallError, match="left its torch library out"):
         horovod.ensure()
     assert [path.name for path in horovod.wheel_dir("2.13.0+cpu").iterdir()] == ["lock"]
 

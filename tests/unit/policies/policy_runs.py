@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from gbactl.policies import Grant, Phase, Policy, PolicyOptions, Step, make
+from gbactl.policies import GbaOptions, Grant, Phase, Policy, Step, make
 
 
 def phase(samples: int, local: int = 4, gradients: int = 4, first: int = 0, workers: int = 3) -> Phase:
@@ -68,7 +68,7 @@ class Cluster:
 
 
 def run(
-    name: str, part: Phase, options: PolicyOptions | None = None, seed: int = 0, deaths: bool = True
+    name: str, part: Phase, options: GbaOptions | None = None, seed: int = 0, deaths: bool = True
 ) -> Cluster:
     """A phase in a random order with duplicates, uneven workers and (not in sync) deaths."""
     rng = random.Random(seed)
@@ -82,7 +82,7 @@ def run(
     return cluster
 
 
-def in_lock_step(name: str, part: Phase, options: PolicyOptions | None = None) -> list[Step]:
+def in_lock_step(name: str, part: Phase, options: GbaOptions | None = None) -> list[Step]:
     """Every worker takes one batch, all announce in batch order, and so on."""
     policy = make(name, part, options)
     steps: list[Step] = []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_runs import phase
 
-from gbactl.policies import Policy, PolicyOptions, Step, make
+from gbactl.policies import GbaOptions, Policy, Step, make
 from gbactl.policies.decay import weight
 
 
@@ -20,18 +20,22 @@ from gbactl.policies.decay import weight
     ],
 )
 def test_decay(decay: str, expected: list[float]) -> None:
-    chosen = PolicyOptions(decay=decay, iota=2, decay_rate=0.25)
-    assert [weight(staleness, chosen) for staleness in range(5)] == expected
+    chosen = GbaOptions(decay=decay, iota=2, decay_rate=0.25)
+    assert [of(staleness, chosen) for staleness in range(5)] == expected
 
 
 @given(st.sampled_from(["hard", "inverse", "exp"]), st.floats(0, 50), st.floats(0, 1), st.integers(0, 10**6))
 def test_a_staler_gradient_never_counts_more(decay: str, iota: float, rate: float, staleness: int) -> None:
-    chosen = PolicyOptions(decay, iota, rate)
-    assert 0.0 <= weight(staleness + 1, chosen) <= weight(staleness, chosen) <= 1.0
-    assert weight(0, chosen) == 1.0
+    chosen = GbaOptions(decay, iota, rate)
+    assert 0.0 <= of(staleness + 1, chosen) <= of(staleness, chosen) <= 1.0
+    assert of(0, chosen) == 1.0
 
 
-def stale_by(steps: int, chosen: PolicyOptions) -> tuple[Policy, Step]:
+def of(staleness: int, chosen: GbaOptions) -> float:
+    return weight(chosen.decay, staleness, chosen.iota, chosen.decay_rate)
+
+
+def stale_by(steps: int, chosen: GbaOptions) -> tuple[Policy, Step]:
     """M = 2: batch 0 (token 0) waits while `steps` steps are made of later batches; the step it lands in."""
     policy = make("gba", phase(2 * 4 * (steps + 4), local=4, gradients=2), chosen)
     policy.take(0)
@@ -47,28 +51,28 @@ def stale_by(steps: int, chosen: PolicyOptions) -> tuple[Policy, Step]:
 
 
 def test_a_gradient_past_iota_fills_its_place_but_counts_nothing() -> None:
-    policy, step = stale_by(4, PolicyOptions(iota=3))
+    policy, step = stale_by(4, GbaOptions(iota=3))
     assert [(m.batch, m.weight, m.token_staleness) for m in step.members] == [(0, 0.0, 4), (9, 1.0, 0)]
     assert step.divisor == 2.0
     assert policy.ledger.decayed == 4
 
 
 def test_a_gradient_at_iota_counts_in_full() -> None:
-    policy, step = stale_by(3, PolicyOptions(iota=3))
+    policy, step = stale_by(3, GbaOptions(iota=3))
     assert [m.weight for m in step.members] == [1.0, 1.0]
     assert policy.ledger.decayed == 0
 
 
 def test_the_accepted_divisor_is_the_sum_of_the_weights() -> None:
-    _, step = stale_by(5, PolicyOptions(decay="inverse", iota=3, divisor="accepted"))
+    _, step = stale_by(5, GbaOptions(decay="inverse", iota=3, divisor="accepted"))
     assert [m.weight for m in step.members] == [1 / 3, 1.0]
     assert step.divisor == step.weight_sum == 1 / 3 + 1.0
-    _, full = stale_by(5, PolicyOptions(decay="inverse", iota=3, divisor="M"))
+    _, full = stale_by(5, GbaOptions(decay="inverse", iota=3, divisor="M"))
     assert full.divisor == 2.0
 
 
 def test_when_all_weigh_nothing_the_step_still_happens() -> None:
-    policy = make("gba", phase(40, local=4, gradients=2), PolicyOptions(iota=0, divisor="accepted"))
+    policy = make("gba", phase(40, local=4, gradients=2), GbaOptions(iota=0, divisor="accepted"))
     policy.take(0), policy.take(0)
     for _ in range(2):
         grant = policy.take(1)
@@ -81,7 +85,7 @@ def test_when_all_weigh_nothing_the_step_still_happens() -> None:
 
 
 def test_the_end_of_a_phase_applies_what_is_left_as_a_weighted_mean() -> None:
-    policy = make("gba", phase(4 * 4 + 3, local=4, gradients=4), PolicyOptions())
+    policy = make("gba", phase(4 * 4 + 3, local=4, gradients=4), GbaOptions())
     steps: list[Step] = []
     while (grant := policy.take(0)) is not None:
         steps += policy.announce(0, grant.batch)
@@ -94,7 +98,7 @@ def test_the_end_of_a_phase_applies_what_is_left_as_a_weighted_mean() -> None:
 
 
 def test_a_full_step_with_a_short_batch_is_divided_by_what_is_there() -> None:
-    policy = make("gba", phase(4 * 3 + 1, local=4, gradients=4), PolicyOptions())
+    policy = make("gba", phase(4 * 3 + 1, local=4, gradients=4), GbaOptions())
     for _ in range(4):
         policy.take(0)
     steps = [step for batch in range(4) for step in policy.announce(0, batch)]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_runs import in_lock_step, phase, run
 
-from gbactl.policies import Phase, PolicyOptions, Step, make
+from gbactl.policies import GbaOptions, Phase, Step, make
 
-NEVER_STALE = PolicyOptions(iota=float("inf"))
+NEVER_STALE = GbaOptions(iota=float("inf"))
 seeds = st.integers(0, 1 << 30)
 
 
@@ -24,7 +24,7 @@ seeds = st.integers(0, 1 << 30)
 def test_gba_without_a_limit_weighs_everything_in_full(
     samples: int, local: int, gradients: int, seed: int, decay: str
 ) -> None:
-    chosen = PolicyOptions(decay=decay, iota=float("inf"))
+    chosen = GbaOptions(decay=decay, iota=float("inf"))
     cluster = run("gba", phase(samples, local, gradients), chosen, seed)
     for step in cluster.steps:
         assert all(m.weight == m.samples / local for m in step.members)

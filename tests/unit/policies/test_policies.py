@@ -15,7 +15,7 @@ from policy_runs import phase, run
 
 from gbactl import policies
 from gbactl.errors import AccountingError, ConfigError
-from gbactl.policies import Grant, Ledger, Member, Phase, PolicyOptions, Step, make, names
+from gbactl.policies import GbaOptions, Grant, Ledger, Member, Phase, Step, make, names
 from gbactl.policies.base import policy_class
 
 seeds = st.integers(0, 1 << 30)
@@ -23,7 +23,7 @@ phases = st.builds(
     phase, st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(1, 5)
 )
 options = st.builds(
-    PolicyOptions,
+    GbaOptions,
     st.sampled_from(["hard", "inverse", "exp"]),
     st.sampled_from([0, 1, 3, float("inf")]),
     st.sampled_from([0.0, 0.5, 1.0]),
@@ -42,7 +42,7 @@ def test_an_unknown_mode_lists_the_known_ones() -> None:
 
 @given(phases, options, seeds)
 def test_whatever_the_order_every_sample_is_counted_once(
-    part: Phase, chosen: PolicyOptions, seed: int
+    part: Phase, chosen: GbaOptions, seed: int
 ) -> None:
     for name in ("sync", "async", "gba"):
         cluster = run(name, part, chosen, seed, deaths=name != "sync")
@@ -58,7 +58,7 @@ def test_whatever_the_order_every_sample_is_counted_once(
 
 
 @given(phases, options, seeds)
-def test_steps_are_numbered_without_a_gap(part: Phase, chosen: PolicyOptions, seed: int) -> None:
+def test_steps_are_numbered_without_a_gap(part: Phase, chosen: GbaOptions, seed: int) -> None:
     for name in ("sync", "async", "gba"):
         cluster = run(name, part, chosen, seed, deaths=False)
         numbers = [step.step for step in cluster.steps]
@@ -68,7 +68,7 @@ def test_steps_are_numbered_without_a_gap(part: Phase, chosen: PolicyOptions, se
 
 @given(phases, options, seeds)
 def test_tokens_never_go_backwards_even_for_batches_handed_out_again(
-    part: Phase, chosen: PolicyOptions, seed: int
+    part: Phase, chosen: GbaOptions, seed: int
 ) -> None:
     for name in ("async", "gba"):
         tokens = [grant.token for grant in run(name, part, chosen, seed).grants]
@@ -76,7 +76,7 @@ def test_tokens_never_go_backwards_even_for_batches_handed_out_again(
 
 
 @given(phases, options, seeds)
-def test_weights_and_divisors_are_what_a_shard_accepts(part: Phase, chosen: PolicyOptions, seed: int) -> None:
+def test_weights_and_divisors_are_what_a_shard_accepts(part: Phase, chosen: GbaOptions, seed: int) -> None:
     for name in ("sync", "async", "gba"):
         for step in run(name, part, chosen, seed, deaths=False).steps:
             assert all(0.0 <= m.weight <= 1.0 for m in step.members)

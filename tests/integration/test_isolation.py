@@ -1,0 +1,101 @@
+"""What a run does to the machine: loopback only, no grpc, four at once in one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Launched, Launcher
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+LISTENING = "0A"
+
+
+def listeners(pid: int) -> set[str]:
+    """Addresses (hexadecimal, as the kernel writes them) that a process listens on."""
+    try:
+        sockets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    except OSError:
+        return set()
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in sockets}
+
+
+def watch(launched: Launched) -> dict[int, set[str]]:
+    """pid -> addresses, gathered until the run ends."""
+    found: dict[int, set[str]] = {}
+    while launched.process.poll() is None:
+        for pid in [launched.process.pid, *launched.nodes()]:
+            found.setdefault(pid, set()).update(listeners(pid))
+    return found
+
+
+@pytest.mark.parametrize(
+    "overrides", [("mode=gba",), ("mode=sync", "collective=gloo"), ("mode=sync", "collective=horovod")]
+)
+def test_every_process_listens_on_loopback_only(launcher: Launcher, overrides: tuple[str, ...]) -> None:
+    if "collective=horovod" in overrides:
+        pytest.importorskip("horovod.torch")
+    launched = launcher.start(*overrides)
+    found = watch(launched)
+    assert launched.finish().code == 0
+    assert len(found) == 6
+    assert set().union(*found.values()) <= LOOPBACK
+    assert sum(bool(addresses) for addresses in found.values()) >= 3, "coordinator and servers listen"
+
+
+HOOK = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "grpc":
+            open(os.path.join(os.environ["WATCHED"], f"grpc-{os.getpid()}"), "w").write(" ".join(sys.argv))
+sys.meta_path.insert(0, Watch())
+open(os.path.join(os.environ["WATCHED"], f"seen-{os.getpid()}"), "w").close()
+"""
+
+
+def test_no_process_of_a_run_imports_grpc(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HOOK)
+    (tmp_path / "watched").mkdir()
+    path = os.pathsep.join([str(tmp_path / "site"), launcher.environment["PYTHONPATH"]])
+    launched = launcher.start(
+        "mode=sync", "collective=gloo", tracking=True, PYTHONPATH=path, WATCHED=str(tmp_path / "watched")
+    )
+    assert launched.finish().code == 0
+    seen = {path.name for path in (tmp_path / "watched").iterdir()}
+    nodes = [launched.node(name) for name in ("C", "S0", "S1", "W0", "W1")]
+    assert {f"seen-{pid}" for pid in [launched.process.pid, *nodes]} <= seen
+    assert not {name for name in seen if name.startswith("grpc")}
+
+
+def test_four_launchers_at_once_on_an_empty_store(launcher: Launcher, tmp_path: Path) -> None:
+    small = ("data.rows_per_day=1000", "cluster.workers=1", "cluster.servers=1", "cluster.start_timeout=100")
+    started = [launcher.start(*small, "mode=async", f"seed={seed}", tracking=True) for seed in range(4)]
+    finished = [launched.finish(200) for launched in started]
+    assert [done.code for done in finished] == [0] * 4, [done.err for done in finished]
+    with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+        runs = dict(connection.execute("select run_uuid, status from runs").fetchall())
+        params = connection.execute("select value from params where key = 'seed'").fetchall()
+    assert runs == {done.result["run_id"]: "FINISHED" for done in finished}
+    assert sorted(value for (value,) in params) == ["0", "1", "2", "3"]
+
+
+def test_the_key_of_a_run_is_nowhere_to_be_read(launcher: Launcher) -> None:
+    """Neither on a command line nor in an environment, as raw or as hexadecimal bytes of its length."""
+    launched = launcher.start("mode=gba")
+    launched.node("W0")
+    secrets = re.compile(rb"\b[0-9a-f]{64}\b")
+    for pid in launched.nodes():
+        for name in ("cmdline", "environ"):
+            try:
+                assert not secrets.search(Path(f"/proc/{pid}/{name}").read_bytes())
+            except OSError:
+                continue
+    launched.finish()

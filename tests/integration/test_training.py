@@ -1,0 +1,173 @@
+"""Whole runs with real processes: every mode, transport and option, and what they leave."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import AnnounceRecord, GrantRecord, InfoRecord, OrderRecord
+from tests.support.processes import Launcher
+
+KEYS = {
+    "mode", "seed", "auc", "logloss", "ne", "eps", "wall_seconds", "samples", "staleness", "phases", "status",
+    "token_staleness", "global_step", "gradients", "curve", "per_worker", "checksums", "run_dir", "run_id",
+    "best_auc", "staleness_histogram", "calibration",
+}  # fmt: skip
+PHASE_KEYS = {
+    "day", "mode", "steps", "samples", "seconds", "eps", "drain_seconds", "auc", "logloss", "ne",
+    "calibration", "evaluated_on",
+}  # fmt: skip
+
+
+def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256, workers: int = 2) -> None:
+    """Everything that must agree in a result."""
+    assert set(result) >= KEYS
+    assert result["status"] == "FINISHED"
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+    assert counted["lost"] == 0
+    assert all(set(phase) >= PHASE_KEYS for phase in result["phases"])
+    assert sum(phase["steps"] for phase in result["phases"]) == result["global_step"]
+    assert sum(phase["samples"] for phase in result["phases"]) == counted["trained"]
+    last = result["phases"][-1]
+    assert all(result[key] == last[key] for key in ("auc", "logloss", "ne", "calibration"))
+    gradients = result["gradients"]
+    assert sum(result["staleness_histogram"].values()) == gradients["applied"] + gradients["decayed"]
+    assert (
+        sum(w["batches"] for w in result["per_worker"].values())
+        == gradients["applied"] + gradients["decayed"]
+    )
+    assert sum(w["samples"] for w in result["per_worker"].values()) == samples
+    assert set(result["per_worker"]) <= {f"W{index}" for index in range(workers)}
+    assert result["refused_frames"] == 0
+    journal_agrees(Path(result["run_dir"]) / "events.log", result, global_batch // workers)
+
+
+def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None:
+    """The event log tells the same story: every batch handed out, announced and ordered once a phase."""
+    records = list(eventlog.read(path))
+    assert isinstance(records[0], InfoRecord) and records[0].kind == eventlog.HEADER
+    assert records[0].fields["config"]["seed"] == result["seed"]
+    last = records[-1]
+    assert isinstance(last, InfoRecord) and last.kind == eventlog.END
+    assert last.fields["step"] == result["global_step"]
+    orders = [record for record in records if isinstance(record, OrderRecord)]
+    assert [order.step for order in orders] == list(range(result["global_step"]))
+    seen: dict[str, Counter[int]] = {}
+    staleness: Counter[int] = Counter()
+    pulled: dict[int, int] = {}
+    finished = []
+    for record in records:
+        match record:
+            case InfoRecord(kind=eventlog.PHASE):
+                finished.append(seen)
+                seen = {"granted": Counter(), "announced": Counter(), "ordered": Counter()}
+                batches = -(-record.fields["samples"] // local_batch) if record.fields["training"] else 0
+            case GrantRecord():
+                seen["granted"][record.batch] += 1
+            case AnnounceRecord():
+                assert seen["granted"][record.batch] == 1
+                seen["announced"][record.batch] += 1
+                versions = [v for v in record.row_versions + record.dense_versions if v >= 0]
+                pulled[record.batch] = min(versions)
+            case OrderRecord():
+                for batch, _ in record.members:
+                    assert seen["announced"][batch] == 1
+                    seen["ordered"][batch] += 1
+                    staleness[record.step - pulled[batch]] += 1
+                if sum(seen["ordered"].values()) == batches:
+                    for counted in seen.values():
+                        assert counted == Counter(range(batches))
+    assert {str(k): n for k, n in staleness.items()} == result["staleness_histogram"]
+    assert path.stat().st_size == result["event_log_bytes"] or path.stat().st_size > result["event_log_bytes"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("mode", ["sync", "async", "gba"])
+def test_a_run_learns_and_its_result_adds_up(launcher: Launcher, mode: str, transport: str) -> None:
+    launched = launcher.start(
+        f"mode={mode}", f"cluster.transport={transport}", "collective=gloo", "data.rows_per_day=16000",
+        "optim.lr=0.004", "seed=3",
+    )  # fmt: skip
+    done = launched.finish()
+    assert done.code == 0, done.err
+    result = json.loads(done.out.splitlines()[-1])
+    assert result == done.result
+    assert (result["mode"], result["seed"]) == (mode, 3)
+    consistent(result, 16000)
+    assert result["best_auc"] > result["auc"] > 0.6
+    assert result["ne"] < 1 and result["eps"] > 0 and result["wall_seconds"] > 0
+    if mode == "sync":
+        assert result["staleness_histogram"] == {"0": 125}
+        assert result["checksums"]["W0"] == result["checksums"]["W1"]
+    logs = {path.name: path.read_text() for path in done.run_dir.glob("logs/*.log")}
+    assert set(logs) == {"C.log", "S0.log", "S1.log", "W0.log", "W1.log"}
+    for name, text in logs.items():
+        assert f" {name[:-4]} INFO pid " in text and text.rstrip().endswith("done")
+        assert "WARNING" not in text and "ERROR" not in text and "Traceback" not in text
+    assert (done.run_dir / "config.yaml").exists()
+    assert "AUC" in done.err and "\x1b" not in done.err
+
+
+OPTIONS = {
+    "wide and deep in bf16, 3 servers over TCP": (
+        "mode=gba", "model=wide_deep", "precision=bf16", "cluster.servers=3", "cluster.transport=tcp",
+    ),
+    "batch norm, dropout, uneven batches and two buckets in sync": (
+        "mode=sync", "collective=gloo", "model.batch_norm=true", "model.dropout=0.3",
+        "data.rows_per_day=4001", "collective.buckets=2",
+    ),
+    "batch norm, dropout and uneven batches on the servers": (
+        "mode=gba", "model.batch_norm=true", "model.dropout=0.3", "data.rows_per_day=4001",
+        "train.shuffle=true",
+    ),
+    "row-wise adagrad without prefetch": ("mode=async", "optim=rowwise_adagrad", "mode.prefetch=0"),
+    "adagrad and gba's other rules": (
+        "mode=gba", "optim=adagrad", "mode.decay=exp", "mode.divisor=accepted",
+        "mode.sparse_divisor=contributors", "mode.local_batch=32",
+    ),
+    "sgd on a schedule, with decay of every row": (
+        "mode=async", "optim=sgd", "optim.schedule.name=cosine", "optim.schedule.warmup=2",
+        "optim.schedule.total=16", "optim.row_l2=all", "optim.row_weight_decay=0.001", "cluster.servers=1",
+    ),
+    "one worker, alone": ("mode=sync", "collective=gloo", "cluster.workers=1", "cluster.servers=1"),
+    "fewer samples than a global batch": ("mode=gba", "data.rows_per_day=200"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_runs_to_its_end(launcher: Launcher, name: str) -> None:
+    overrides = dict(pair.split("=", 1) for pair in OPTIONS[name] if "[" not in pair)
+    result = launcher.train(*OPTIONS[name])
+    samples = int(overrides.get("data.rows_per_day", 4000))
+    workers = int(overrides.get("cluster.workers", 2))
+    local = int(overrides.get("mode.local_batch", 256 // workers))
+    consistent(result, samples, global_batch=local * workers, workers=workers)
+    assert 0.45 < result["auc"] < 1 and result["logloss"] < 1
+
+
+def test_two_days_are_two_phases_judged_by_the_next_day(launcher: Launcher) -> None:
+    result = launcher.train("mode=gba", "data.days=3")
+    consistent(result, 8000)
+    assert [(p["day"], p["evaluated_on"]) for p in result["phases"]] == [("day 0", "day1"), ("day 1", "day2")]
+
+
+def test_a_model_that_diverges_is_told_in_a_sentence(launcher: Launcher) -> None:
+    done = launcher.start("mode=async", "optim=sgd", "optim.lr=1e30").finish()
+    assert "Traceback" not in done.err
+    if done.code == 0:
+        assert done.result["auc"] is None or 0 <= done.result["auc"] <= 1
+    else:
+        assert done.code == 1 and "diverged" in done.err
+
+
+def test_a_second_run_in_the_same_directory_is_refused(launcher: Launcher) -> None:
+    launcher.train("mode=async")
+    done = launcher.start("mode=async", f"run_dir={launcher.started[0].run_dir}").finish()
+    assert done.code == 2
+    assert "already holds a run; type another run_dir=" in done.err

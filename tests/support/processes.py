@@ -1,0 +1,168 @@
+"""Starts `gbactl train` as a user would, and sees to it that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gbactl
+
+SHM = Path("/dev/shm")
+SECONDS = 120.0
+SMALL = (
+    "experiment=smoke", "data.days=2", "data.rows_per_day=4000", "data.max_cardinality=300", "model.dim=4",
+    "model.hidden=[32]", "train.global_batch=256", "train.eval_batch=1024", "cluster.workers=2",
+    "cluster.threads=1",
+)  # fmt: skip
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children_of(launcher: int) -> list[int]:
+    """Pids of the nodes that a launcher started: its pid is their last argument."""
+    mark = f"gbactl.cluster.process\0{launcher}\0".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """The first true value of a condition. Fails the test when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"still not so after {seconds:.0f} s"
+        time.sleep(0.02)
+    return value
+
+
+@dataclass
+class Finished:
+    """What a run left."""
+
+    code: int
+    out: str
+    err: str
+    run_dir: Path
+    seconds: float
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """result.json."""
+        found: dict[str, Any] = json.loads((self.run_dir / "result.json").read_text())
+        return found
+
+
+@dataclass
+class Launched:
+    """A running `gbactl train`."""
+
+    process: subprocess.Popen[str]
+    run_dir: Path
+    pids: set[int] = field(default_factory=set)
+
+    def node(self, name: str) -> int:
+        """The pid of a node, as its log tells it."""
+        log = self.run_dir / "logs" / f"{name}.log"
+        found = wait_for(lambda: log.exists() and re.search(r"pid (\d+)", log.read_text()))
+        return int(found[1])
+
+    def nodes(self) -> list[int]:
+        """Pids of all nodes there are now."""
+        now = children_of(self.process.pid)
+        self.pids |= set(now)
+        return now
+
+    def training(self) -> None:
+        """Wait until steps are being applied."""
+        log = self.run_dir / "events.log"
+        wait_for(lambda: self.process.poll() is not None or (log.exists() and log.stat().st_size > 4000))
+        assert self.process.poll() is None, self.process.communicate()[1]
+        self.nodes()
+
+    def finish(self, seconds: float = SECONDS) -> Finished:
+        """Wait for the end."""
+        began = time.monotonic()
+        out, err = self.process.communicate(timeout=seconds)
+        return Finished(self.process.returncode, out, err, self.run_dir, time.monotonic() - began)
+
+    def left_behind(self) -> list[str]:
+        """Nodes that still live and shared memory that still has a name."""
+        logs = [path.read_text(errors="replace") for path in self.run_dir.glob("logs/*.log")]
+        self.pids |= {int(pid) for log in logs for pid in re.findall(r" pid (\d+)", log)}
+        owners = {str(pid) for pid in {self.process.pid, *self.pids}}
+        memory = [path.name for path in SHM.glob("gbactl-*") if path.name.split("-")[1] in owners]
+        return memory + [f"pid {pid}" for pid in children_of(self.process.pid)]
+
+    def reap(self) -> list[str]:
+        """End it whatever it does; returns what had to be cleaned away after a grace period."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.communicate()
+        deadline = time.monotonic() + 10
+        while (left := self.left_behind()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in children_of(self.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        return left
+
+
+class Launcher:
+    """Starts trainings in one directory."""
+
+    def __init__(self, cwd: Path, environment: dict[str, str]) -> None:
+        self.cwd = cwd
+        self.environment = environment
+        self.started: list[Launched] = []
+
+    def start(
+        self, *overrides: str, small: bool = True, tracking: bool = False, **environment: str
+    ) -> Launched:
+        """Start one; its run directory is runs/<number>."""
+        run_dir = self.cwd / "runs" / str(len(self.started))
+        arguments = [
+            *(SMALL if small else ()),
+            f"run_dir={run_dir}",
+            f"tracking.enabled={tracking}",
+            *overrides,
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gbactl", "train", *arguments],
+            cwd=self.cwd, env={**self.environment, **environment}, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        launched = Launched(process, run_dir)
+        self.started.append(launched)
+        return launched
+
+    def train(self, *overrides: str, **more: Any) -> dict[str, Any]:
+        """Run one to its good end; returns result.json."""
+        done = self.start(*overrides, **more).finish()
+        assert done.code == 0, done.err
+        return done.result
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """What a launcher gets: the tests' own data cache, no tracking store of the user's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GBACTL_", "OMP_", "MKL_"))}
+    return {**kept, "PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "GBACTL_CACHE": str(cache)}

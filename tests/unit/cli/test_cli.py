@@ -1,0 +1,168 @@
+"""The command line: its surface, its exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gbactl
+
+HELP = """\
+Usage: gbactl [OPTIONS] COMMAND [ARGS]...
+
+  Which distributed training mode should this model run in, on this cluster?
+
+  First steps:
+    gbactl doctor                               what this machine can do
+    gbactl train experiment=smoke mode=gba      a first run, 20 seconds
+    gbactl report                               compare what has been run
+
+Options:
+  --version   Show the version and exit.
+  --debug     Show the traceback of an error.
+  -h, --help  Show this message and exit.
+
+Commands:
+  train   train a click model on a cluster in one of the modes
+  report  compare runs: mean, deviation, paired differences
+  data    prepare and describe data sets
+  doctor  check this machine: what is there, what to do
+  ui      open the MLflow UI on the right store
+"""
+
+
+def gbactl_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gbactl", *arguments], capture_output=True, text=True, cwd=cwd, timeout=100
+    )
+
+
+def test_the_surface_of_the_command() -> None:
+    done = gbactl_command("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == HELP
+    assert gbactl_command("-h").stdout == done.stdout
+
+
+@pytest.mark.parametrize("verb", ["train", "report", "data", "doctor", "ui"])
+def test_every_verb_has_help_and_needs_nothing_heavy_for_it(verb: str) -> None:
+    code = f"""
+import sys
+sys.argv = ["gbactl", "{verb}", "--help"]
+from gbactl.cli import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code, *sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith(f"Usage: gbactl {verb}")
+    exit_code, *modules = done.stderr.split()
+    assert exit_code == "0"
+    assert not HEAVY & set(modules)
+
+
+HEAVY = {
+    "torch",
+    "numpy",
+    "mlflow",
+    "hydra",
+    "omegaconf",
+    "sklearn",
+    "rich",
+    "polars",
+    "matplotlib",
+    "scipy",
+    "horovod",
+}
+
+
+def test_the_root_command_imports_click_and_little_else() -> None:
+    code = "import sys, gbactl.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    modules = set(done.stdout.split())
+    assert "click" in modules
+    assert not HEAVY & modules
+    assert {name for name in modules if name.startswith("gbactl.")} == {"gbactl.cli", "gbactl.errors"}
+
+
+@pytest.mark.slow
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        gbactl_command("--help")
+        taken.append(time.perf_counter() - began)
+    assert statistics.median(taken) < 0.3
+
+
+def test_the_version() -> None:
+    done = gbactl_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"gbactl, version {gbactl.__version__}\n")
+
+
+def test_composing_imports_no_torch() -> None:
+    code = (
+        "import sys; from gbactl.compose import compose; compose(['experiment=smoke']); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    modules = set(done.stdout.split())
+    assert "hydra" in modules and not {"torch", "mlflow", "sklearn", "horovod"} & modules
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "Usage: gbactl"),
+        (["nosuch"], 2, "Error: No such command 'nosuch'."),
+        (["--nosuch"], 2, "No such option"),
+        (["train", "mode=turbo"], 2, "gbactl: In 'train': Could not find 'mode/turbo' Available options"),
+        (["train", "train.global_batch=1001"], 2, "gbactl: train.global_batch=1001 cannot be shared"),
+        (["train", "cluster.workers=many"], 2, "gbactl: cluster.workers='many' is not a whole number."),
+        (["train", "data=criteo"], 2, "gbactl: data.path is not set; type data.path=FILE"),
+        (["train", "data=criteo", "data.path=nowhere.gz"], 1, "nowhere.gz"),
+    ],
+)
+def test_exit_codes_and_one_sentence(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+    done = gbactl_command(*arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    if done.stderr.startswith("gbactl:"):
+        assert done.stderr.count("\n") == 1
+    assert not [path for path in tmp_path.glob("runs/*") if path.name != ".hydra"], "no run directory"
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = gbactl_command("--debug", "train", "seed=x")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "ConfigError" in done.stderr
+
+
+def test_cfg_job_prints_the_configuration_and_runs_nothing(tmp_path: Path) -> None:
+    done = gbactl_command("train", "mode=gba", "cluster.workers=8", "--cfg", "job", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "name: gba" in done.stdout and "workers: 8" in done.stdout
+    assert not any(path.name not in ("runs",) for path in tmp_path.iterdir())
+
+
+def test_info_is_hydras(tmp_path: Path) -> None:
+    done = gbactl_command("train", "--info", "defaults", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "mode" in done.stdout
+
+
+def test_json_is_not_printed_for_a_failed_run(tmp_path: Path) -> None:
+    done = gbactl_command(
+        "train", "run_dir=/proc/nowhere", "data.days=2", "data.rows_per_day=500", cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "The run directory /proc/nowhere cannot be made" in done.stderr
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(done.stdout)

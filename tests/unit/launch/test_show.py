@@ -1,0 +1,86 @@
+"""What is shown on a pipe: a line now and then on standard error, nothing on standard output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gbactl.launch import show as module
+from gbactl.launch.show import Show, _summary
+
+
+def progress(share: float, **more: Any) -> dict[str, Any]:
+    fields = {
+        "phase_finished": int(share * 1000),
+        "phase_samples": 1000,
+        "loss": 0.5,
+        "label": "day 0",
+        "rounds": 2,
+    }
+    return {**fields, "step": 7, "eps": 12345.6, **more}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_now_and_then_and_one_at_the_end(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = Show()
+    for tick in range(40):
+        clock[0] += 0.5
+        show.progress(progress(tick / 40))
+    show.progress(progress(1.0))
+    show.progress(progress(1.0))
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len(lines) == 5
+    assert lines[-1] == "  day 0 of 2: 100 %  step 7  loss 0.5000  12,346 samples/s"
+    assert "\x1b" not in err, "no colours on a pipe"
+
+
+def test_no_loss_yet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    Show().progress(progress(0.0, loss=None))
+    assert "loss" not in capsys.readouterr().err
+
+
+def test_long_lines_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    Show().say("word " * 80)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {
+        "day": "day 0",
+        "steps": 40,
+        "eps": 1234.5,
+        "evaluated_on": "day1",
+        "auc": 0.71234,
+        "logloss": 0.51,
+    }
+    Show().phase(fields)
+    assert (
+        capsys.readouterr().err
+        == "  day 0: 40 steps, 1,234 samples/s; on day1: AUC 0.71234, log loss 0.51000\n"
+    )
+
+
+def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {
+        "mode": "gba", "seed": 1, "auc": 0.7, "logloss": 0.5, "ne": 0.9, "eps": 1000.0, "wall_seconds": 9.0,
+        "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_auc": None,
+        "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": "/r",
+    }  # fmt: skip
+    rows = dict(_summary(result))
+    assert rows["AUC"] == "0.70000" and "best possible AUC" not in rows
+    assert rows["trained / decayed / lost"] == "990 / 10 / 0"
+    assert rows["staleness mean / p50 / p99"] == "1.50 / 1 / 4"
+    assert dict(_summary({**result, "best_auc": 0.8}))["best possible AUC"] == "0.80000"
+    Show().result(result)
+    assert "gba, seed 1" in capsys.readouterr().out

@@ -1,0 +1,132 @@
+"""The schema: types, cross-field rules, and what each complaint tells the user to type."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gbactl.config import RunConfig, check, flatten, from_dict, to_dict
+from gbactl.errors import ConfigError
+
+
+def test_the_defaults_are_a_valid_run() -> None:
+    cfg = from_dict({})
+    assert (cfg.mode.name, cfg.cluster.workers, cfg.cluster.servers, cfg.train.global_batch) == (
+        "sync",
+        4,
+        2,
+        2048,
+    )
+    assert (cfg.local_batch, cfg.gradients_per_step) == (512, 4)
+
+
+def test_a_configuration_survives_plain_containers() -> None:
+    cfg = from_dict(
+        {"mode": {"name": "gba", "iota": 5}, "data": {"name": "criteo", "path": ["a", "b"]}, "seed": 7}
+    )
+    assert from_dict(to_dict(cfg)) == cfg
+    assert cfg.data["path"] == ["a", "b"]
+
+
+def test_batches() -> None:
+    cfg = from_dict({"mode": {"name": "gba", "local_batch": 256}, "train": {"global_batch": 4096}})
+    assert (cfg.local_batch, cfg.gradients_per_step) == (256, 16)
+
+
+def test_threads_are_shared_by_the_workers_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert from_dict({"cluster": {"workers": 4, "servers": 1}}).threads == 2
+    assert from_dict({"cluster": {"workers": 16}}).threads == 1
+    assert from_dict({"cluster": {"threads": 3}}).threads == 3
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"mode": {"name": "turbo"}}, r"mode\.name=turbo is not known; type .*= one of: async, gba, sync\."),
+    ({"mode": {"name": "gba", "decay": "soft"}}, r"mode\.decay= one of: hard, inverse, exp"),
+    ({"mode": {"name": "gba", "divisor": "N"}}, r"mode\.divisor=M or accepted"),
+    ({"mode": {"iota": 3}}, r"mode=sync has no key iota; it has none of its own"),
+    ({"mode": {"sparse_divisor": "N"}}, r"mode\.sparse_divisor= one of: global, contributors"),
+    ({"mode": {"prefetch": 2}}, r"mode\.prefetch is 0 or 1"),
+    ({"mode": {"name": "gba", "iota": -1}}, r"mode\.iota must be 0 or more"),
+    ({"mode": {"name": "gba", "decay_rate": 1.5}}, r"mode\.decay_rate must be in \[0, 1\]"),
+    ({"cluster": {"transport": "udp"}}, r"cluster\.transport= one of: shm, tcp"),
+    ({"cluster": {"workers": 0}}, r"cluster\.workers must be at least 1"),
+    ({"cluster": {"servers": 0}}, r"cluster\.servers must be at least 1"),
+    ({"cluster": {"threads": 0}}, r"cluster\.threads must be at least 1"),
+    ({"cluster": {"start_timeout": 0}}, r"cluster\.start_timeout must be positive"),
+    ({"collective": {"name": "nccl"}}, "collective= one of: horovod, gloo"),
+    ({"collective": {"buckets": 0}}, r"collective\.buckets must be at least 1"),
+    ({"model": {"name": "dlrm"}}, r"model\.name= one of: deepfm, wide_deep"),
+    ({"model": {"dropout": 1.0}}, r"model\.dropout must be in \[0, 1\)"),
+    ({"model": {"dim": 0}}, r"model\.dim must be at least 1"),
+    ({"model": {"hidden": [64, 0]}}, r"model\.hidden"),
+    ({"optim": {"name": "lion"}}, r"optim\.name= one of: sgd, adagrad, rowwise_adagrad, adam"),
+    ({"optim": {"lr": 0.0}}, r"optim\.lr must be positive"),
+    ({"optim": {"row_l2": "some"}}, r"optim\.row_l2= one of: touched, all"),
+    ({"optim": {"schedule": {"name": "step"}}}, r"optim\.schedule\.name= one of: constant, linear"),
+    ({"precision": "fp16"}, "precision= one of: fp32, bf16"),
+    ({"train": {"epochs": 0}}, r"train\.epochs must be at least 1"),
+    ({"train": {"eval_batch": 0}}, r"train\.eval_batch must be at least 1"),
+    ({"train": {"patience": -1}}, r"train\.patience"),
+    ({"train": {"global_batch": 0}}, r"train\.global_batch must be a positive number"),
+    ({"train": {"global_batch": 1001}}, r"type train\.global_batch=1004 or set mode\.local_batch"),
+    (
+        {"mode": {"name": "gba", "local_batch": 300}, "train": {"global_batch": 1000}},
+        r"train\.global_batch=1000 is not a multiple of mode\.local_batch=300; type .*batch=1200\.",
+    ),
+    ({"mode": {"name": "gba", "local_batch": 0}}, "not a multiple"),
+    (
+        {"mode": {"name": "sync", "local_batch": 256}, "train": {"global_batch": 2048}},
+        r"leave mode\.local_batch out or type train\.global_batch=1024",
+    ),
+    ({"seed": "abc"}, "seed='abc' is not a whole number"),
+    ({"seed": True}, "seed=True is not a whole number"),
+    ({"cluster": {"workers": "4"}}, r"cluster\.workers='4' is not a whole number"),
+    ({"cluster": {"workers": 4.0}}, r"cluster\.workers=4\.0 is not a whole number"),
+    ({"optim": {"lr": "fast"}}, r"optim\.lr='fast' is not a number"),
+    ({"model": {"hidden": 64}}, r"model\.hidden=64 is not a list"),
+    ({"model": {"hidden": [1.5]}}, r"model\.hidden=\[1\.5\] is not a list"),
+    ({"run_dir": 3}, "run_dir=3 is not text or null"),
+    ({"tracking": {"tags": {"a": 1}}}, r"tracking\.tags"),
+    ({"mode": "gba"}, "mode is a group of keys, not 'gba'"),
+    ({"modes": {}}, "the configuration has no key modes; keys are: mode, data"),
+    ({"optim": {"schedule": {"nam": 1}}}, r"optim\.schedule\. has no key nam; keys are: name, warmup"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "message"), WRONG, ids=[str(values) for values, _ in WRONG])
+def test_what_cannot_work_says_what_to_type(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_dict(values)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": {"name": "gba", "iota": float("inf")}},
+        {"mode": {"name": "gba", "iota": 0}},
+        {
+            "mode": {"name": "async", "local_batch": 100},
+            "train": {"global_batch": 100},
+            "cluster": {"workers": 3},
+        },
+        {"mode": {"local_batch": 512}},
+        {"optim": {"lr": 1}},
+        {"model": {"hidden": []}},
+        {"tracking": {"tags": {"study": "a"}}},
+    ],
+)
+def test_what_works(values: dict[str, Any]) -> None:
+    assert check(from_dict(values))
+
+
+def test_every_key_of_the_schema_is_a_scalar_or_a_list_when_flattened() -> None:
+    flat = flatten(to_dict(RunConfig()))
+    assert {"mode.name", "optim.schedule.total", "model.hidden", "seed"} <= set(flat)
+    assert flat["model.hidden"] == [400, 400, 400]
+    assert {key.split(".")[0] for key in flat} == {f.name for f in dataclasses.fields(RunConfig)}
+    assert flatten({"a": {"b": {"c": 1}}, "d": {}}) == {"a.b.c": 1, "d": {}}

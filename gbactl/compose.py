@@ -115,4 +115,4 @@ def _keys(path: Path, group: str) -> list[str]:
 def known_keys() -> list[str]:
     """Every key of the schema, and every mode's own."""
     own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
-    return sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}) + ["data.*"]
+    return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), "data.*"]

@@ -233,7 +233,8 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
     known = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(known))
-    _require(not unknown, f"{path or 'the configuration'} has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
+    where = path.rstrip(".") or "The configuration"
+    _require(not unknown, f"{where} has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
     nested = {
         "mode": ModeConfig, "model": ModelConfig, "optim": OptimConfig, "cluster": ClusterConfig,
         "collective": CollectiveConfig, "train": TrainConfig, "tracking": TrackingConfig,

@@ -41,9 +41,7 @@ def rates(
     context = multiprocessing.get_context("spawn")
     talking = len(arguments) - silent
     barrier, out = context.Barrier(talking), context.Queue()
-    running = [
-        context.Process(target=target, args=(*given, barrier, out), daemon=True) for given in arguments
-    ]
+    running = [context.Process(target=target, args=(*given, barrier, out), daemon=True) for given in arguments]
     for process in running:
         process.start()
     try:

@@ -106,8 +106,7 @@ def main() -> None:
         open_rendezvous("horovod", size, Path(folder), cycle_time_ms=options.cycle_ms) as meeting,
     ):
         given = [
-            (path, options.overrides, r, size, options, {**meeting.environment(r), **DEFAULTS})
-            for r in range(size)
+            (path, options.overrides, r, size, options, {**meeting.environment(r), **DEFAULTS}) for r in range(size)
         ]
         print(f"{sum(rates(one, given, options.seconds)):.0f}")
 

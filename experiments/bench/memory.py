@@ -199,8 +199,7 @@ def worker_line(bench: Bench, large: int) -> Line:
         peaks.append(max(v["peak_rss"] for k, v in memory.items() if k.startswith("W")))
         sizes.append(memory["S0"]["table"])
     small, big = (
-        f"{peak / 1e6:,.0f} MB beside a table of {size / 1e6:,.1f} MB"
-        for peak, size in zip(peaks, sizes, strict=True)
+        f"{peak / 1e6:,.0f} MB beside a table of {size / 1e6:,.1f} MB" for peak, size in zip(peaks, sizes, strict=True)
     )
     what = "worker's peak memory, large / small table"
     return Line("worker-memory", what, [peaks[1] / peaks[0]], 1.05, at_least=False, note=f"{big}; {small}")

@@ -16,9 +16,7 @@ from typing import Any
 from crew import rates
 
 
-def one(
-    path: str, overrides: list[str], rank: int, processes: int, seconds: float, barrier: Any, out: Any
-) -> None:
+def one(path: str, overrides: list[str], rank: int, processes: int, seconds: float, barrier: Any, out: Any) -> None:
     """Train alone until the time is up; put samples per second."""
     import numpy as np
     from alone import WARM_UP, Trainee
@@ -29,10 +27,7 @@ def one(
     rows, flat, kernels = me.table(), me.flat, me.kernels
     if flat.buffers:
         raise SystemExit("The reference has no batch norm.")
-    blocks = [
-        DenseBlock(flat._numpy[low:high], DenseSpec(high - low), me.dense_optimizer)
-        for low, high in flat._spans
-    ]
+    blocks = [DenseBlock(flat._numpy[low:high], DenseSpec(high - low), me.dense_optimizer) for low, high in flat._spans]
     places = np.empty(len(me.emb), np.int32)
     sums = np.empty_like(me.emb)
 

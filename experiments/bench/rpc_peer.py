@@ -70,9 +70,7 @@ def push_pull(
 class Worker:
     """Two batches ahead in `one`, one batch ahead in `two`: rows are as stale as gbactl's with prefetch."""
 
-    def __init__(
-        self, rpc: Any, path: str, overrides: list[str], rank: int, size: int, combined: bool
-    ) -> None:
+    def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int, combined: bool) -> None:
         from alone import Trainee
 
         self.rpc, self.combined, self.me = rpc, combined, Trainee(path, overrides, rank, size)

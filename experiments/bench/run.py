@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from crew import one_thread_each
+from crew import end_on_sigterm, one_thread_each
 from lines import Line, Pair, Tell, pairs
 from sides import Bench, SideError
 
@@ -99,7 +99,7 @@ def main() -> int:
     """Measure, print, write; 1 when a target is missed or a line could not be measured, 2 on a wrong name."""
     given = arguments()
     one_thread_each()
-    load = warn_if_busy()
+    end_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="gbactl-bench-") as scratch:
         bench = Bench(Path(scratch), given.rows, given.seconds)
         known = jobs(bench, given.rounds, given.quick, tell)
@@ -108,6 +108,7 @@ def main() -> int:
             names = ", ".join(known)
             print(f"{', '.join(unknown)}: not known; --only takes one of {names}.", file=sys.stderr)
             return 2
+        load = warn_if_busy()
         prepare(bench)
         found: list[Line] = []
         failed = False

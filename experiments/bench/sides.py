@@ -56,9 +56,7 @@ class Bench:
             raise SideError(f"{name} failed: {(err.strip() or 'no output').splitlines()[-1]}")
         return out.strip().splitlines()[-1]
 
-    def train(
-        self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None
-    ) -> dict[str, Any]:
+    def train(self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> dict[str, Any]:
         """result.json of a `gbactl train`."""
         arguments = [
             "-m", "gbactl", "train", *self.overrides(workers, batch, rows), f"mode={mode}",

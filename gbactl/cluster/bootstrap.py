@@ -231,7 +231,9 @@ def run_worker(boot: Bootstrap) -> None:
     hub.close()
 
 
-def work(hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None) -> None:
+def work(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
+) -> None:
     """A worker's life on any kind of hub: build the model, meet the servers, train until told to stop."""
     import os
 

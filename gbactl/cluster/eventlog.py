@@ -1,8 +1,8 @@
 """The event log: what was handed out, announced and applied. The coordinator's orders in it are its journal.
 
-A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body. The header
-record is msgpack; the frequent ones are packed structs. Orders reach the file (os.write) before they are sent; the rest is
-buffered. About 75 bytes a gradient with two shards; under 10 us.
+A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body. The
+header record is msgpack; the frequent ones are packed structs. Orders reach the file (os.write) before they
+are sent; the rest is buffered. About 75 bytes a gradient with two shards; under 10 us.
 """
 
 from __future__ import annotations

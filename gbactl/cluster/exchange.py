@@ -263,6 +263,6 @@ class Exchange:
             Announce(
                 grant.phase, self.index, grant.batch, item.loss, item.seconds,
                 item.row_versions, item.dense_versions,
-            )  # fmt: skip
+            )
         )
         self._cv.notify_all()

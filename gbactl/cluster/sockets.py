@@ -228,12 +228,10 @@ class SocketChannel:
         return Frame(header.kind, descriptor, self._theirs[slot][: header.payload_bytes], release)
 
     def _take_back(self, released: int) -> None:
-        slot = 0
-        while released:
-            if released & 1 and slot < len(self._mine) and slot not in self._free and slot not in self._reserved.values():
+        taken = {*self._free, *self._reserved.values()}
+        for slot in range(len(self._mine)):
+            if released >> slot & 1 and slot not in taken:
                 self._free.append(slot)
-            released >>= 1
-            slot += 1
 
     # -- shared memory ------------------------------------------------------------------------------
 

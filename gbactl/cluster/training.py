@@ -69,7 +69,7 @@ class Training:
             Granted(
                 self.number, grant.batch, grant.token, grant.start, grant.samples,
                 grant.after, grant.divisor, scale,
-            )  # fmt: skip
+            )
         )
         return True
 

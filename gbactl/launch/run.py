@@ -54,8 +54,9 @@ def train(cfg: RunConfig) -> dict[str, Any]:
 
 def _headline(cfg: RunConfig, dataset: Dataset) -> str:
     return (
-        f"mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, G {cfg.train.global_batch}, "
-        f"local batch {cfg.local_batch}, M {cfg.gradients_per_step}, seed {cfg.seed}, {dataset.rows:,} samples"
+        f"mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
+        f"G {cfg.train.global_batch}, local batch {cfg.local_batch}, M {cfg.gradients_per_step}, "
+        f"seed {cfg.seed}, {dataset.rows:,} samples"
     )
 
 
@@ -126,10 +127,12 @@ class Run:
             channel = self._meet(hub, children)
             channel.send(Hello("launcher", 0, "", 0))
             while not (self.result is not None and children.ended()):
+                # looked at before polling: what a child said before it ended is then read before it is judged
+                failure, over = children.failure(), children.ended()
                 for _, frame in hub.poll(0.1):
                     if frame.kind != 0:
                         self._event(unpack(frame.kind, frame.descriptor))
-                self._check(children)
+                self._check(children, failure, over)
         finally:
             hub.close()
 
@@ -140,15 +143,14 @@ class Run:
             return hub.connect(children.coordinator)
         except WireError:
             children.wait(1.0)
-            self._check(children)
+            self._check(children, children.failure(), children.ended())
             raise
 
-    def _check(self, children: Children) -> None:
-        failure = children.failure() if self.result is None else None
-        if failure is not None:
+    def _check(self, children: Children, failure: tuple[str, bool] | None, over: bool) -> None:
+        if failure is not None and self.result is None:
             sentence, _ = self._cause(children, failure)
             raise ClusterError(f"{sentence} Logs: {self.run_dir / 'logs'}")
-        if children.ended() and self.result is None:
+        if over and self.result is None:
             raise ClusterError(f"Every process ended without a result; look into {self.run_dir / 'logs'}.")
         if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
             raise ClusterError("The processes did not end after the result; they were killed.")
@@ -210,6 +212,9 @@ class Run:
         written = rundir.write_result(self.run_dir, result)
         if self.tracked is not None:
             self._finish_tracking(status, result, written)
+            if result["run_id"] != self.tracked.run_id:  # the store answered only now
+                result["run_id"] = self.tracked.run_id
+                rundir.write_result(self.run_dir, result)
         return result
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:

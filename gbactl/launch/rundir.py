@@ -28,7 +28,8 @@ def create(cfg: RunConfig) -> Path:
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The run directory {path} cannot be made ({error.strerror}); type another run_dir=.") from error
+        reason = error.strerror
+        raise UsageError(f"The run directory {path} cannot be made ({reason}); type another run_dir=.") from error
     write_config(path, cfg)
     return path.resolve()
 

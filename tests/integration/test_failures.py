@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import eventlog
-from tests.support.processes import Finished, Launched, Launcher, alive, children_of, wait_for
+from tests.support.processes import Finished, Launched, Launcher, alive, children_of, collective, wait_for
 
 SECONDS = 20.0  # the rule is 10; this machine may be busy with other things
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
@@ -49,11 +49,9 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
 @pytest.mark.parametrize(
     ("mode", "victim"), [("gba", "W1"), ("gba", "S0"), ("async", "C"), ("sync", "W1"), ("sync", "S1")]
 )
-def test_a_killed_process_ends_the_run_and_is_named(
-    launcher: Launcher, store: Path, mode: str, victim: str
-) -> None:
+def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: Path, mode: str, victim: str) -> None:
     launched = launcher.start(
-        *LONG, f"mode={mode}", "collective=gloo", f"tracking.uri=sqlite:///{store}", tracking=True
+        *LONG, f"mode={mode}", f"collective={collective()}", f"tracking.uri=sqlite:///{store}", tracking=True
     )
     launched.training()
     pid = launched.node(victim)

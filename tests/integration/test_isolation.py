@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -16,14 +17,14 @@ LISTENING = "0A"
 
 
 def listeners(pid: int) -> set[str]:
-    """Addresses (hexadecimal, as the kernel writes them) that a process listens on."""
+    """ADDRESS:PORT (hexadecimal, as the kernel writes them) that a process listens on."""
     try:
         sockets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
         tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     except OSError:
         return set()
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
-    return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in sockets}
+    return {row[1] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in sockets}
 
 
 def watch(launched: Launched) -> dict[int, set[str]]:
@@ -43,10 +44,28 @@ def test_every_process_listens_on_loopback_only(launcher: Launcher, overrides: t
         pytest.importorskip("horovod.torch")
     launched = launcher.start(*overrides)
     found = watch(launched)
-    assert launched.finish().code == 0
+    done = launched.finish()
+    assert done.code == 0, done.err
     assert len(found) == 6
-    assert set().union(*found.values()) <= LOOPBACK
+    assert {place.split(":")[0] for places in found.values() for place in places} <= LOOPBACK
     assert sum(bool(addresses) for addresses in found.values()) >= 3, "coordinator and servers listen"
+
+
+def test_strangers_who_knock_during_a_run_are_counted_and_change_nothing(launcher: Launcher) -> None:
+    launched = launcher.start("mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]")
+    launched.training()
+    doors = [(pid, place) for pid in launched.nodes() for place in listeners(pid)]
+    assert len(doors) == 3, "coordinator and two servers"
+    for words in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), b"", bytes(4000)):
+        for _, place in doors:
+            with socket.create_connection(("127.0.0.1", int(place.split(":")[1], 16)), timeout=60) as stranger:
+                stranger.sendall(words)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert done.result["refused_frames"] == 9
+    assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == 60000
+    for name in ("C", "S0", "S1"):
+        assert "refused" in (done.run_dir / "logs" / f"{name}.log").read_text()
 
 
 HOOK = """
@@ -68,7 +87,8 @@ def test_no_process_of_a_run_imports_grpc(launcher: Launcher, tmp_path: Path) ->
     launched = launcher.start(
         "mode=sync", "collective=gloo", tracking=True, PYTHONPATH=path, WATCHED=str(tmp_path / "watched")
     )
-    assert launched.finish().code == 0
+    done = launched.finish()
+    assert done.code == 0, done.err
     seen = {path.name for path in (tmp_path / "watched").iterdir()}
     nodes = [launched.node(name) for name in ("C", "S0", "S1", "W0", "W1")]
     assert {f"seen-{pid}" for pid in [launched.process.pid, *nodes]} <= seen

@@ -10,18 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Launcher
+from tests.support.processes import Launcher, collective
 
 PARTS = ("checksums", "auc", "logloss", "ne", "calibration", "samples", "global_step")
 COMMON = ("mode=sync", "model.dropout=0.2", "model.batch_norm=true", "data.rows_per_day=4010", "seed=11")
-
-
-def collective() -> str:
-    try:
-        import horovod.torch  # noqa: F401
-    except ImportError:
-        return "gloo"
-    return "horovod"
 
 
 @contextmanager
@@ -41,9 +33,8 @@ def bits(result: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workers", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_twice_and_beside_a_busy_neighbour(launcher: Launcher, workers: int) -> None:
-    overrides = (
-        *COMMON, f"cluster.workers={workers}", f"train.global_batch={64 * workers}", f"collective={collective()}",
-    )  # fmt: skip
+    size = (f"cluster.workers={workers}", f"train.global_batch={64 * workers}")
+    overrides = (*COMMON, *size, f"collective={collective()}")
     first = bits(launcher.train(*overrides))
     with busy_neighbour():
         second = bits(launcher.train(*overrides))
@@ -55,9 +46,7 @@ def test_twice_and_beside_a_busy_neighbour(launcher: Launcher, workers: int) -> 
 
 def test_any_number_of_servers(launcher: Launcher) -> None:
     results = [
-        launcher.train(
-            *COMMON, "collective=gloo", f"cluster.servers={servers}", f"cluster.transport={transport}"
-        )
+        launcher.train(*COMMON, "collective=gloo", f"cluster.servers={servers}", f"cluster.transport={transport}")
         for servers, transport in ((1, "shm"), (2, "tcp"), (3, "shm"))
     ]
     assert results[0]["checksums"]["model"]
@@ -69,10 +58,7 @@ def test_any_number_of_servers(launcher: Launcher) -> None:
 
 def test_evaluation_does_not_depend_on_the_number_of_workers(launcher: Launcher) -> None:
     """The same parameters (none are trained: a rate of next to nothing) judged by one worker and by three."""
-    few, many = (
-        launcher.train("mode=gba", "optim=sgd", "optim.lr=1e-30", "model.init_scale=0.5", f"cluster.workers={workers}",
-                       "train.global_batch=192", "train.eval_batch=300")
-        for workers in (1, 3)
-    )  # fmt: skip
+    same = ("mode=gba", "optim=sgd", "optim.lr=1e-30", "model.init_scale=0.5", "train.global_batch=192")
+    few, many = (launcher.train(*same, "train.eval_batch=300", f"cluster.workers={workers}") for workers in (1, 3))
     for key in ("auc", "logloss", "ne", "calibration"):
         assert few[key] == many[key]

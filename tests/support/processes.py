@@ -135,9 +135,7 @@ class Launcher:
         self.environment = environment
         self.started: list[Launched] = []
 
-    def start(
-        self, *overrides: str, small: bool = True, tracking: bool = False, **environment: str
-    ) -> Launched:
+    def start(self, *overrides: str, small: bool = True, tracking: bool = False, **environment: str) -> Launched:
         """Start one; its run directory is runs/<number>."""
         run_dir = self.cwd / "runs" / str(len(self.started))
         arguments = [
@@ -166,3 +164,12 @@ def environment(cache: Path) -> dict[str, str]:
     """What a launcher gets: the tests' own data cache, no tracking store of the user's."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GBACTL_", "OMP_", "MKL_"))}
     return {**kept, "PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "GBACTL_CACHE": str(cache)}
+
+
+def collective() -> str:
+    """The default all-reduce where it is installed, else the other."""
+    try:
+        import horovod.torch  # noqa: F401
+    except ImportError:
+        return "gloo"
+    return "horovod"

@@ -91,8 +91,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"run_dir": 3}, "run_dir=3 is not text or null"),
     ({"tracking": {"tags": {"a": 1}}}, r"tracking\.tags"),
     ({"mode": "gba"}, "mode is a group of keys, not 'gba'"),
-    ({"modes": {}}, "the configuration has no key modes; keys are: mode, data"),
-    ({"optim": {"schedule": {"nam": 1}}}, r"optim\.schedule\. has no key nam; keys are: name, warmup"),
+    ({"modes": {}}, "The configuration has no key modes; keys are: mode, data"),
+    ({"optim": {"schedule": {"nam": 1}}}, r"optim\.schedule has no key nam; keys are: name, warmup"),
 ]  # fmt: skip
 
 

@@ -142,8 +142,8 @@ def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefet
 def test_gba_of_one_gradient_is_async(data: Path, tmp_path: Path, lock_step: None) -> None:
     """M = 1, iota = infinity, arrivals in the same order: the same bits."""
     results = [
-        run_in_memory(config(m, local_batch=128, options={"iota": float("inf")} if m == "gba" else {}), data, tmp_path / m)
-        for m in ("async", "gba")
+        run_in_memory(config(m, local_batch=128, options=options), data, tmp_path / m)
+        for m, options in (("async", {}), ("gba", {"iota": float("inf")}))
     ]
     assert model(results[0]) == model(results[1])
     assert results[0]["global_step"] == results[1]["global_step"] == 12

@@ -33,10 +33,7 @@ def naive_logit(model: ClickModel, x: torch.Tensor, rows: torch.Tensor) -> torch
     """One sample, every pair of terms written out."""
     hidden = torch.cat([x, *[row[:2] for row in rows]])
     for layer in model.mlp:
-        if isinstance(layer, torch.nn.Linear):
-            hidden = layer.weight @ hidden + layer.bias
-        else:
-            hidden = hidden.clamp(min=0)
+        hidden = layer.weight @ hidden + layer.bias if isinstance(layer, torch.nn.Linear) else hidden.clamp(min=0)
     logit = model.bias[0] + hidden[0] + sum(row[2] for row in rows)
     terms = [row[:2] for row in rows]
     if model.numeric_weight is not None:

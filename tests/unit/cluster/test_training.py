@@ -1,0 +1,166 @@
+"""One phase of training against recorded channels: grants, orders, the journal, and what is refused."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, OrderRecord, read
+from gbactl.cluster.members import Members
+from gbactl.cluster.messages import Announce, Granted, Hello, OrderStep
+from gbactl.cluster.statistics import Statistics
+from gbactl.cluster.training import Training
+from gbactl.errors import AccountingError, WireError
+from gbactl.policies import Phase, make
+
+
+class Recorder:
+    """A channel that keeps what was sent, and reads the journal at that moment."""
+
+    def __init__(self, role: str, index: int, journal: Callable[[], list[Any]]) -> None:
+        self.peer = Peer(role, index)
+        self.sent: list[Any] = []
+        self.journal = journal
+
+    def send(self, message: Any, payload: Any = None) -> None:
+        if isinstance(message, OrderStep):
+            orders = [record.step for record in self.journal() if isinstance(record, OrderRecord)]
+            assert message.step in orders, "an order is in the file before it is sent"
+        self.sent.append(message)
+
+    def reserve(self, nbytes: int) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Setting:
+    """gba, M = 2, batches of 4; two workers, two servers; phase number 7."""
+
+    def __init__(self, folder: Path, samples: int = 20, mode: str = "gba") -> None:
+        self.path = folder / "events.log"
+        self.members = Members(workers=2, servers=2)
+        self.channels: dict[str, Recorder] = {}
+        for role in ("server", "worker"):
+            for index in range(2):
+                channel = Recorder(role, index, lambda: list(read(self.path)))
+                self.channels[str(channel.peer)] = channel
+                self.members.hello(channel, Hello(role, index, "", 1))
+        self.statistics = Statistics()
+        policy = make(mode, Phase(samples, 4, 8, 0, (0, 1)))
+        self.waiting: deque[int] = deque()
+        self.log = EventLog(self.path, {})
+        self.training = Training(
+            7, policy, self.members, self.log, self.statistics, lambda finished: 1.0 / (1 + finished), self.waiting
+        )
+
+    def announce(self, worker: int, batch: int, rows: Any = (0, 0), dense: Any = (0, 0), phase: int = 7) -> None:
+        self.training.announce(Announce(phase, worker, batch, 0.5, 0.1, list(rows), list(dense)))
+
+    def of(self, name: str, kind: type[Any]) -> list[Any]:
+        return [message for message in self.channels[name].sent if isinstance(message, kind)]
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Setting:
+    return Setting(tmp_path)
+
+
+def test_grants_carry_the_phase_and_the_token(at: Setting) -> None:
+    for worker in (0, 1, 1):
+        assert at.training.take(worker)
+    assert at.of("W1", Granted) == [Granted(7, 1, 0, 4, 4, 0, 0.0, 0.0), Granted(7, 2, 1, 8, 4, 0, 0.0, 0.0)]
+
+
+def test_a_full_buffer_is_one_order_to_every_server_after_the_journal(at: Setting) -> None:
+    at.training.take(0), at.training.take(1)
+    at.announce(1, 1)
+    assert at.of("S0", OrderStep) == []
+    at.announce(0, 0)
+    [order] = at.of("S0", OrderStep)
+    assert order == OrderStep(7, 0, [1, 0], [1.0, 1.0], 2.0, 2.0, 1.0)
+    assert at.of("S1", OrderStep) == [order]
+    at.log.flush()
+    kinds = [type(record) for record in read(at.path)][1:]
+    assert kinds == [GrantRecord, GrantRecord, AnnounceRecord, AnnounceRecord, OrderRecord]
+
+
+def test_the_rate_of_a_step_is_a_function_of_the_samples_finished_before_it(at: Setting) -> None:
+    for batch in range(4):
+        at.training.take(0)
+        at.announce(0, batch)
+    assert [order.lr_scale for order in at.of("S0", OrderStep)] == [1.0, 1 / 9]
+
+
+def test_who_waits_is_served_as_soon_as_the_policy_allows(tmp_path: Path) -> None:
+    at = Setting(tmp_path, samples=4)
+    assert at.training.take(0)
+    assert not at.training.take(1)
+    at.waiting.append(1)
+    at.training.policy.lost_worker(0)
+    at.training.serve()
+    assert [grant.batch for grant in at.of("W1", Granted)] == [0]
+    assert not at.waiting
+
+
+@pytest.mark.parametrize(("worker", "batch", "phase"), [(1, 0, 7), (0, 5, 7), (0, -1, 7), (0, 0, 6)])
+def test_an_announcement_that_nobody_waits_for_changes_nothing(
+    at: Setting, worker: int, batch: int, phase: int
+) -> None:
+    at.training.take(0)
+    at.announce(worker, batch, phase=phase)
+    assert at.statistics.pulled == {} and 0 in at.training.policy.leases
+
+
+def test_a_gradient_announced_twice_counts_once(at: Setting) -> None:
+    at.training.take(0), at.training.take(0)
+    for _ in range(3):
+        at.announce(0, 0)
+    assert at.of("S0", OrderStep) == []
+    assert at.statistics.workers[0].batches == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "dense"),
+    [([], []), ([0], [0]), ([0, 0, 0], [0, 0]), ([0, 0], []), ([-1, 0], [0, 0]), ([0, 0], [-2, 0]), ([0, 9], [0, 0]),
+     ([0, 0], [0, 1 << 40])],
+)  # fmt: skip
+def test_versions_that_cannot_be_are_refused_before_anything_changes(at: Setting, rows: Any, dense: Any) -> None:
+    at.training.take(0)
+    with pytest.raises(WireError, match="versions"):
+        at.announce(0, 0, rows, dense)
+    assert at.statistics.workers == {}
+    at.announce(0, 0)
+    assert at.statistics.workers[0].batches == 1
+
+
+def test_staleness_is_counted_from_the_oldest_version_pulled(at: Setting) -> None:
+    for batch in range(4):
+        at.training.take(0)
+        at.announce(0, batch, dense=(-1, -1))
+    assert dict(at.statistics.staleness) == {0: 2, 1: 2}
+
+
+def test_the_end_applies_what_is_left_and_checks_the_accounts(at: Setting) -> None:
+    while at.training.take(0):
+        pass
+    with pytest.raises(AccountingError, match="do not add up"):
+        at.training.finish()
+    for batch in range(5):
+        at.announce(0, batch)
+    at.training.finish()
+    assert [(order.batches, order.divisor) for order in at.of("S0", OrderStep)][-1] == ([4], 1.0)
+
+
+def test_the_clock_runs_from_the_first_hand_out_to_the_last(at: Setting) -> None:
+    assert at.training.clock.seconds == 0.0
+    at.training.take(0)
+    assert at.training.clock.seconds == 0.0
+    at.training.take(0)
+    assert at.training.clock.seconds > 0.0

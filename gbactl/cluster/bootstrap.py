@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster import frames
+from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, unpack
+from gbactl.cluster.scheduling import ask_for_long_slices
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import PeerGoneError
@@ -30,6 +32,7 @@ from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 
 INSTALLED = Ack(0, 0)
+WORKER_SLICE_MS = 20.0  # about one batch
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,9 @@ def run_server(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=cfg.cluster.bind)
+    hub = SocketHub(
+        bytes.fromhex(boot.key), boot.peer, bind=local(cfg.cluster.bind, cfg.cluster.transport)
+    )
     hub.patience = cfg.cluster.start_timeout
     coordinator = hub.connect(boot.coordinator)
     serve(hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
@@ -224,6 +229,7 @@ def run_worker(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
+    ask_for_long_slices(WORKER_SLICE_MS)
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
     hub.patience = cfg.cluster.start_timeout
     coordinator = hub.connect(boot.coordinator)
@@ -269,7 +275,7 @@ def work(
         side = ServedDense(flat, exchange)
     else:
         block = DenseBlock(
-            flat.initial(),
+            flat.initial() if flat.buffers else flat.vector,
             DenseSpec(flat.params, flat.buffers, cfg.model.batch_norm_momentum),
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )

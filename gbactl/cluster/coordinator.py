@@ -298,10 +298,14 @@ class Coordinator:
 
     def _on_take(self, channel: Channel, take: Take, _: Frame) -> None:
         self.members.authentic(channel, "worker", take.worker)
+        self._take(take.worker)
+
+    def _take(self, worker: int) -> None:
+        """Hand a worker its next batch, or remember that it waits."""
         if self._evaluation is not None:
-            self._grant_evaluation(take.worker)
-        elif self._training is None or not self._training.take(take.worker):
-            self._waiting.append(take.worker)
+            self._grant_evaluation(worker)
+        elif self._training is None or not self._training.take(worker):
+            self._waiting.append(worker)
 
     def _grant_evaluation(self, worker: int) -> None:
         evaluation = self._evaluation
@@ -317,6 +321,7 @@ class Coordinator:
         self.members.authentic(channel, "worker", message.worker)
         if self._training is not None:
             self._training.announce(message)
+        self._take(message.worker)
 
     def _on_predictions(self, _: Channel, message: Predictions, frame: Frame) -> None:
         if self._evaluation is not None and message.phase == self._phase_number:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gbactl.cluster.exchange import Exchange, Item
+from gbactl.cluster.frames import Frame
 from gbactl.collective.base import Buckets, Collective
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
@@ -37,6 +38,7 @@ class ServedDense:
         shards = len(exchange.servers)
         self.cuts = [dense_range(flat.size, s, shards) for s in range(shards)]
         self.gradient = np.empty(flat.size, np.float32)
+        self._held: Frame | None = None
 
     def size(self, shard: int) -> int:
         """See exchange.DenseParts."""
@@ -54,20 +56,31 @@ class ServedDense:
         out[:] = self.gradient[low:high]
 
     def load(self, item: Item) -> None:
-        """Copy the slices that changed."""
+        """Use the vector where it lies if one server holds all of it, else copy the slices that changed."""
         for shard, (rows, frame) in item.answers.items():
-            if rows.dense:
-                self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[-rows.dense :])
+            if rows.dense and rows.dense == self.flat.size:
+                if self.flat.use(frame.payload[: 4 * rows.dense].view(np.float32)):
+                    self._hold(item, frame)
+            elif rows.dense:
+                self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
+
+    def _hold(self, item: Item, frame: Frame) -> None:
+        """Keep the memory the model computes with; give the one before back."""
+        item.kept = frame
+        if self._held is not None:
+            self._held.release()
+        self._held = frame
 
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
         return "", ""
 
     def finish(self, item: Item, row_gradient: Any) -> None:
-        """Push rows and dense slices; ask for the next batch."""
-        if row_gradient is not None:
+        """Push rows and dense slices."""
+        if row_gradient is None:
+            self.exchange.take()
+        else:
             self.exchange.push(item, row_gradient, self)
-        self.exchange.take()
 
 
 class ReplicatedDense:
@@ -100,11 +113,13 @@ class ReplicatedDense:
             if weight != 1.0:
                 self.gradient *= np.float32(weight)
         handles = self.buckets.start(self.collective, self.gradient)
-        if row_gradient is not None:
+        if row_gradient is None:
+            self.exchange.take()
+        else:
             self.exchange.push(item, row_gradient, None)
-        self.exchange.take()
         self.exchange.pull_ahead()
         for handle in handles:
             self.collective.wait(handle)
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
-        self.flat.load(self.block.value)
+        if self.block.value is not self.flat.vector:
+            self.flat.load(self.block.value)

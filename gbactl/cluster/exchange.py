@@ -54,13 +54,15 @@ class Item:
     row_versions: list[int] = field(default_factory=list)
     dense_versions: list[int] = field(default_factory=list)
     acknowledged: int = 0
+    kept: Frame | None = None
     loss: float = 0.0
     seconds: float = 0.0
 
     def release(self) -> None:
-        """Give the answers' memory back."""
+        """Give the answers' memory back, but for what the model computes with."""
         for _, frame in self.answers.values():
-            frame.release()
+            if frame is not self.kept:
+                frame.release()
 
 
 class DenseParts(Protocol):
@@ -142,7 +144,7 @@ class Exchange:
         return bool(self._queue) and len(self._queue[0].answers) == len(self.servers)
 
     def take(self) -> None:
-        """Ask for another batch."""
+        """Ask for another batch; after a push the announcement does."""
         self.coordinator.send(Take(self.index))
 
     def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:

@@ -16,6 +16,7 @@ import hmac
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +52,7 @@ class Frame:
             done()
 
 
-@dataclass(slots=True, frozen=True)
-class Header:
+class Header(NamedTuple):
     """The parsed fixed part of a frame."""
 
     kind: int

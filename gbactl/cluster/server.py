@@ -30,11 +30,13 @@ from gbactl.cluster.messages import (
     Stop,
     unpack,
 )
+from gbactl.cluster.scheduling import settle_garbage
 from gbactl.errors import WireError
 from gbactl.store.part import Order, Part
 from gbactl.store.shard import Shard
 
 HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
+FROM_WORKERS = (Pull, Push)
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until stopped."""
+        settle_garbage()
         while not self.stopped:
             for channel, frame in self.hub.poll(None):
                 self.handle(channel, frame)
@@ -71,7 +74,7 @@ class Server:
         try:
             message = unpack(frame.kind, frame.descriptor)
             handler = self._handlers.get(type(message))
-            if handler is None or (channel is not self.coordinator and not isinstance(message, Pull | Push)):
+            if handler is None or (channel is not self.coordinator and type(message) not in FROM_WORKERS):
                 raise WireError(f"{channel.peer} may not send {type(message).__name__}.")
             handler(channel, message, frame)
         except (WireError, ValueError) as error:
@@ -100,10 +103,9 @@ class Server:
         dense = self.dense_size if pull.dense and pull.have_dense != shard.version else 0
         out = channel.reserve(4 * (pull.rows * width + dense))
         values = out.view(np.float32)
-        cut = pull.rows * width
-        shard.pull_rows(frame.payload.view(np.int32), values[:cut].reshape(pull.rows, width))
+        shard.pull_rows(frame.payload.view(np.int32), values[dense:].reshape(pull.rows, width))
         if dense:
-            shard.pull_dense(values[cut:])
+            shard.pull_dense(values[:dense])
         frame.release()
         channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
 

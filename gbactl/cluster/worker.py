@@ -14,6 +14,7 @@ import numpy as np
 from gbactl.cluster.dense import DenseSide
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.messages import BeginPhase, Granted, Inspected
+from gbactl.cluster.scheduling import settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split
 from gbactl.data.shuffle import permuted
 from gbactl.kernels.base import Kernels, Unique
@@ -73,6 +74,7 @@ class Worker:
 
     def run(self, ahead: int) -> None:
         """Work until the coordinator says stop; `ahead` batches are asked for early."""
+        settle_garbage()
         self.exchange.start(ahead)
         while (item := self.exchange.next(self._inspect)) is not None:
             self.dense.load(item)
@@ -122,7 +124,7 @@ class Worker:
         views = []
         for shard in range(len(self.exchange.servers)):
             rows, frame = item.answers[shard]
-            values = frame.payload.view(np.float32)[: rows.rows * self.width]
+            values = frame.payload.view(np.float32)[rows.dense : rows.dense + rows.rows * self.width]
             views.append(values.reshape(rows.rows, self.width))
         if len(views) == 1:
             return views[0]

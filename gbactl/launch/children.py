@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gbactl.cluster.addresses import address_of, listen, local
 from gbactl.cluster.bootstrap import Bootstrap
 from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
 from gbactl.config import RunConfig
@@ -81,9 +82,8 @@ class Children:
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
-        with socket.create_server((self.cfg.cluster.bind, 0), backlog=128) as listener:
-            host, port = listener.getsockname()[:2]
-            self.coordinator = f"{host}:{port}"
+        with listen(local(self.cfg.cluster.bind, self.cfg.cluster.transport)) as listener:
+            self.coordinator = address_of(listener)
             self._spawn("coordinator", 0, 1, {}, listener)
         for index in range(self.cfg.cluster.servers):
             self._spawn("server", index, 1, {})
@@ -113,8 +113,8 @@ class Children:
 
     def failure(self) -> tuple[str, bool] | None:
         """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed."""
-        ended = [(child.exit_sentence(), child.only_noticed()) for child in self.running]
-        sentences = sorted((noticed, "was killed by" not in s, s) for s, noticed in ended if s)
+        ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
+        sentences = sorted((child.only_noticed(), "was killed by" not in s, s) for child, s in ended)
         return (sentences[0][2], not sentences[0][0]) if sentences else None
 
     def ended(self) -> bool:

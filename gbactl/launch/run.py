@@ -13,7 +13,8 @@ from typing import Any
 
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.messages import Event, Hello, unpack
-from gbactl.cluster.sockets import SocketChannel, SocketHub
+from gbactl.cluster.socket_channel import SocketChannel
+from gbactl.cluster.sockets import SocketHub
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
@@ -28,6 +29,7 @@ from gbactl.tracking.summary import metrics_of, tags_of
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
+LOOK_SECONDS = 0.25  # how often children are looked after
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
 
 
@@ -129,7 +131,7 @@ class Run:
             while not (self.result is not None and children.ended()):
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
-                for _, frame in hub.poll(0.1):
+                for _, frame in hub.poll(LOOK_SECONDS):
                     if frame.kind != 0:
                         self._event(unpack(frame.kind, frame.descriptor))
                 self._check(children, failure, over)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gbactl.store.dense import DenseSpec
 
 Vector = NDArray[np.float32]
+ALIGNMENT = 64  # bytes, as torch aligns its own memory
+MOST_VIEWS = 8
 
 
 class FlatModel:
@@ -29,8 +31,10 @@ class FlatModel:
         self._buffers = list(model.buffers())
         self.params = sum(p.numel() for p in self.parameters)
         self.buffers = sum(b.numel() for b in self._buffers)
-        self._flat = torch.empty(self.params + self.buffers, dtype=torch.float32)
-        self._numpy: Vector = self._flat.numpy()
+        self._own = torch.empty(self.params + self.buffers, dtype=torch.float32)
+        self._numpy: Vector = self._own.numpy()
+        self._own_numpy = self._numpy
+        self._views: dict[int, tuple[Vector, list[Tensor]]] = {}
         self._spans = self._adopt()
         self._initial = self._numpy.copy()
         self._running = self._numpy[self.params :].copy()
@@ -40,12 +44,42 @@ class FlatModel:
         spans, low = [], 0
         for tensor in (*self.parameters, *self._buffers):
             high = low + tensor.numel()
-            view = self._flat[low:high].view(tensor.shape)
+            view = self._own[low:high].view(tensor.shape)
             view.copy_(tensor.detach())
             tensor.data = view
             spans.append((low, high))
             low = high
         return spans
+
+    @property
+    def vector(self) -> Vector:
+        """The model's own memory float32[P + Q]: a change there is a change of the model."""
+        return self._own_numpy
+
+    def use(self, vector: Vector) -> bool:
+        """Compute with float32[P + Q] where it lies, without a copy, until the next load or use.
+
+        False, and a copy, where it is not aligned as the model's own memory is: sums would differ in bits.
+        """
+        address = vector.ctypes.data
+        if address % ALIGNMENT or vector.shape != self._numpy.shape:
+            self.load(vector)
+            return False
+        self._bind(address, vector)
+        np.copyto(self._running, vector[self.params :])
+        return True
+
+    def _bind(self, address: int, vector: Vector) -> None:
+        if address not in self._views:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            whole = torch.from_numpy(vector)
+            tensors = (*self.parameters, *self._buffers)
+            views = [whole[a:b].view(t.shape) for t, (a, b) in zip(tensors, self._spans, strict=True)]
+            self._views[address] = (vector, views)
+        self._numpy, views = self._views[address]
+        for tensor, view in zip((*self.parameters, *self._buffers), views, strict=True):
+            tensor.data = view
 
     @property
     def dense_spec(self) -> DenseSpec:
@@ -67,6 +101,8 @@ class FlatModel:
         """Copy float32[P + Q] in; its Q part becomes the running statistics."""
         if vector.shape != self._numpy.shape:
             raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
+        if self._numpy is not self._own_numpy:
+            self._bind(self._own_numpy.ctypes.data, self._own_numpy)
         np.copyto(self._numpy, vector)
         if self.buffers:
             np.copyto(self._running, vector[self.params :])

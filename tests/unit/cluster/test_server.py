@@ -105,8 +105,8 @@ def test_a_pull_is_answered_with_rows_and_the_dense_slice(at: Setting) -> None:
     at.pull(5, [3, 0, 3])
     rows, values = answer(at)
     assert rows == Rows(5, 0, 3, DENSE)
-    assert np.array_equal(values[: 3 * WIDTH].reshape(3, WIDTH), at.shard.table[[3, 0, 3]])
-    assert np.array_equal(values[3 * WIDTH :], np.zeros(DENSE))
+    assert np.array_equal(values[DENSE:].reshape(3, WIDTH), at.shard.table[[3, 0, 3]])
+    assert np.array_equal(values[:DENSE], np.zeros(DENSE))
 
 
 def test_a_dense_slice_that_the_worker_has_is_left_out(at: Setting) -> None:

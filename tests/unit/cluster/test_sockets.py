@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gbactl.cluster import auth, frames, shm
 from gbactl.cluster.messages import Ack, Take, kind_of, pack, unpack
-from gbactl.cluster.sockets import ATTACH, ATTACHED, SocketHub
+from gbactl.cluster.socket_channel import ATTACH, ATTACHED
+from gbactl.cluster.sockets import SocketHub
 from gbactl.errors import WireError
 
 

@@ -255,6 +255,7 @@ def work(
     from gbactl.store.dense import DenseBlock
 
     torch.set_num_threads(cfg.threads)
+    torch.set_flush_denormal(True)
     kernels, mode = load(), policy_class(cfg.mode.name)
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)

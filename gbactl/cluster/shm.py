@@ -92,6 +92,20 @@ def attach(layout: Layout) -> mmap.mmap | None:
         os.close(handle)
 
 
+def sweep() -> int:
+    """Remove this user's segments whose creator is dead; returns how many. One killed between create and
+    attach leaves such a name."""
+    removed = 0
+    for path in DIRECTORY.glob(f"{PREFIX}*"):
+        if not _NAME.fullmatch(path.name) or Path(f"/proc/{path.name.split('-')[1]}").exists():
+            continue
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                path.unlink()
+                removed += 1
+    return removed
+
+
 def unlink(layout: Layout) -> None:
     """Remove the name; the mapping lives on."""
     with contextlib.suppress(FileNotFoundError):

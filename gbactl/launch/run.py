@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.socket_channel import SocketChannel
@@ -87,6 +88,7 @@ class Run:
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
+        shm.sweep()
         self._begin_tracking()
         try:
             self._train()

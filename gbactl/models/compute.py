@@ -51,7 +51,6 @@ class GradientComputer:
         self.model = model
         self.flat = FlatModel(model)
         self._low = precision == "bf16"
-        torch.set_flush_denormal(True)
         if dense is not None:
             self.flat.load(dense)
 

@@ -37,7 +37,12 @@ def watch(launched: Launched) -> dict[int, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "overrides", [("mode=gba",), ("mode=sync", "collective=gloo"), ("mode=sync", "collective=horovod")]
+    "overrides",
+    [
+        ("mode=gba", "cluster.transport=tcp"),
+        ("mode=sync", "collective=gloo", "cluster.transport=tcp"),
+        ("mode=sync", "collective=horovod", "cluster.transport=tcp"),
+    ],
 )
 def test_every_process_listens_on_loopback_only(launcher: Launcher, overrides: tuple[str, ...]) -> None:
     if "collective=horovod" in overrides:
@@ -51,8 +56,18 @@ def test_every_process_listens_on_loopback_only(launcher: Launcher, overrides: t
     assert sum(bool(addresses) for addresses in found.values()) >= 3, "coordinator and servers listen"
 
 
+def test_shared_memory_needs_no_port(launcher: Launcher) -> None:
+    """On one host the nodes meet at Unix sockets without a file."""
+    launched = launcher.start("mode=gba")
+    found = watch(launched)
+    assert launched.finish().code == 0
+    assert not any(found.values())
+
+
 def test_strangers_who_knock_during_a_run_are_counted_and_change_nothing(launcher: Launcher) -> None:
-    launched = launcher.start("mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]")
+    launched = launcher.start(
+        "mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]", "cluster.transport=tcp"
+    )
     launched.training()
     doors = [(pid, place) for pid in launched.nodes() for place in listeners(pid)]
     assert len(doors) == 3, "coordinator and two servers"

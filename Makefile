@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench ui clean help
+.PHONY: demo install test test-slow check bench frappe ui clean help
 
 demo: install ## install, train sync, async and gba on synthetic data, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba
@@ -29,6 +29,12 @@ check: install ## ruff and mypy --strict
 
 bench: install ## the speed ratios of the README, measured here
 	$(BIN)/python experiments/bench/run.py
+
+frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER with frappe/ in it (15 minutes)
+	$(BIN)/gbactl train -m experiment=frappe mode=sync,gba seed=0,1,2
+	@{ echo "# Results"; echo; echo "Written by \`make frappe\`. AUC and log loss on the test split."; echo; \
+	$(BIN)/gbactl report --experiment frappe --format md; } > experiments/frappe/results.md
+	@cat experiments/frappe/results.md
 
 ui: install ## open the MLflow UI on the store of this directory
 	$(BIN)/gbactl ui

@@ -208,6 +208,11 @@ def check(cfg: RunConfig) -> RunConfig:
     _require(cfg.cluster.servers >= 1, "cluster.servers must be at least 1.")
     _require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
     _require(cfg.optim.lr > 0, "optim.lr must be positive.")
+    schedule = cfg.optim.schedule
+    _require(
+        schedule.name != "cosine" or schedule.total > schedule.warmup,
+        "optim.schedule.name=cosine ends at optim.schedule.total global batches; type a total above the warm-up.",
+    )
     _require(cfg.train.epochs >= 1, "train.epochs must be at least 1.")
     _require(cfg.train.eval_batch >= 1, "train.eval_batch must be at least 1.")
     _require(cfg.train.patience >= 0, "train.patience must be 0 (never stop early) or more.")

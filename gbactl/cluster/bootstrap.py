@@ -20,7 +20,6 @@ from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, unpack
-from gbactl.cluster.scheduling import ask_for_long_slices
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import PeerGoneError
@@ -32,7 +31,6 @@ from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 
 INSTALLED = Ack(0, 0)
-WORKER_SLICE_MS = 20.0  # about one batch
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,6 @@ def run_worker(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
-    ask_for_long_slices(WORKER_SLICE_MS)
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
     hub.patience = cfg.cluster.start_timeout
     coordinator = hub.connect(boot.coordinator)

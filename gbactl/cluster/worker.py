@@ -14,12 +14,13 @@ import numpy as np
 from gbactl.cluster.dense import DenseSide
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.messages import BeginPhase, Granted, Inspected
-from gbactl.cluster.scheduling import settle_garbage
+from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.data.dataset import Batch, Dataset, Split
 from gbactl.data.shuffle import permuted
 from gbactl.kernels.base import Kernels, Unique
 from gbactl.models.compute import GradientComputer
 
+SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15
 
 
@@ -76,6 +77,7 @@ class Worker:
         """Work until the coordinator says stop; `ahead` batches are asked for early."""
         settle_garbage()
         self.exchange.start(ahead)
+        ask_for_long_slices(SLICE_MS)  # this thread alone: those that wake it up must not wait for it
         while (item := self.exchange.next(self._inspect)) is not None:
             self.dense.load(item)
             if item.phase.training:

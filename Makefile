@@ -9,8 +9,8 @@ FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 .DEFAULT_GOAL := help
 .PHONY: demo install test test-slow check bench frappe ui clean help
 
-demo: install ## install, train sync, async and gba on synthetic data, print the comparison (3 minutes)
-	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba
+demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
+	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
 	$(BIN)/gbactl report --experiment demo
 	@echo "Every run is in MLflow: type 'make ui' and open the address it prints."
 

@@ -1,7 +1,7 @@
 """How the kernel shares the cores among a run's processes (Linux only), and what the collector may disturb.
 
 A worker's compute thread runs in long stretches and asks for long time slices: where there are more workers
-than cores, a short slice only empties the caches (4 % with 4 workers on 2 cores). All other threads and
+than cores, a short slice only empties the caches (about 2 % with 4 workers on 2 cores). All other threads and
 processes keep the default and so come first when they wake up.
 """
 

@@ -260,7 +260,9 @@ def work(
     flat, served = computer.flat, mode.dense_on == "servers"
     setup = await_setup(hub, coordinator)
     sizes = segment_bytes(cfg, dataset, flat.size if served else 0)
-    servers: list[Channel] = [hub.connect(address, sizes) for address in setup.servers]
+    servers: list[Channel] = [
+        hub.connect(address, sizes, Peer("server", shard)) for shard, address in enumerate(setup.servers)
+    ]
     if served and boot.index == 0:
         install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
     source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)

@@ -14,6 +14,7 @@ import numpy as np
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import Bytes, Frame
 
+COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
 
 
@@ -39,7 +40,9 @@ class Hub(Protocol):
     #: what was turned away, by reason
     refused: Counter[str]
 
-    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0)) -> Channel:
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> Channel:
         """Connect and authenticate, blocking. With sizes (out slot, in slot): use shared memory.
 
         Raises WireError when the other end is not there or does not know the key."""

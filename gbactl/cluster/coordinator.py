@@ -274,10 +274,17 @@ class Coordinator:
                 raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
             handler(channel, message, frame)
         except WireError as error:
-            self.hub.refused[type(error).__name__] += 1
-            log.warning("refused a frame from %s: %s", channel.peer, error)
+            self._refuse(channel, error)
         finally:
             frame.release()
+
+    def _refuse(self, channel: Channel, error: WireError) -> None:
+        """A node that sends what cannot be would keep its batch for ever: the run ends instead."""
+        self.hub.refused[type(error).__name__] += 1
+        log.warning("refused a frame from %s: %s", channel.peer, error)
+        channel.close()
+        if self.members.forget(channel) and not self.stopped:
+            raise ClusterError(f"{channel.peer} was turned away: {error}") from error
 
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:

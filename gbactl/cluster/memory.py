@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.channel import NO_BYTES, Channel
+from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.cluster.frames import CLOSED, Bytes, Frame
 from gbactl.cluster.messages import kind_of, pack
 from gbactl.errors import WireError
@@ -57,7 +57,9 @@ class MemoryHub:
         self._channels: list[MemoryChannel] = []
         network[self.address] = self
 
-    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0)) -> MemoryChannel:
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> MemoryChannel:
         """Connect two hubs of one network."""
         if address not in self.network:
             raise WireError(f"No gbactl process answers at {address}.")

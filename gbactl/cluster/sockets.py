@@ -15,7 +15,7 @@ from collections.abc import Callable
 from gbactl.cluster import auth, frames, shm
 from gbactl.cluster.addresses import address_of, dial, listen
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.channel import NO_BYTES, Channel
+from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.errors import WireError
@@ -57,7 +57,9 @@ class SocketHub:
             self.address = address_of(self._listener)
             self._selector.register(self._listener, selectors.EVENT_READ, None)
 
-    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0)) -> SocketChannel:
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> SocketChannel:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
         try:
             sock = dial(address, self.patience)
@@ -68,7 +70,7 @@ class SocketHub:
         except OSError as error:
             raise WireError(f"No gbactl process answers at {address} ({error}).") from error
         channel = SocketChannel(
-            sock, Peer("coordinator", 0), (keys.from_connector, keys.from_listener), self._lock
+            sock, peer, (keys.from_connector, keys.from_listener), self._lock
         )
         self._add(channel)
         if segment_bytes != (0, 0) and shm.available():

@@ -1,0 +1,58 @@
+"""The coordinator against nodes that say what they may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.coordinator import Coordinator
+from gbactl.cluster.memory import MemoryChannel, MemoryHub
+from gbactl.cluster.messages import Hello, Reached, Take
+from gbactl.config import RunConfig
+from gbactl.errors import ClusterError
+
+
+@pytest.fixture
+def network() -> dict[str, MemoryHub]:
+    return {}
+
+
+@pytest.fixture
+def coordinator(network: dict[str, MemoryHub], tmp_path: Path) -> Coordinator:
+    hub = MemoryHub(network, Peer("coordinator", 0))
+    return Coordinator(hub, RunConfig(), cast(Any, None), tmp_path, {})
+
+
+def said(coordinator: Coordinator) -> None:
+    for channel, frame in coordinator.hub.poll(0):
+        coordinator._handle(channel, frame)
+
+
+def worker(network: dict[str, MemoryHub], number: int) -> MemoryChannel:
+    return MemoryHub(network, Peer("worker", number)).connect("C")
+
+
+def test_a_node_that_speaks_for_another_ends_the_run(network: dict[str, MemoryHub], coordinator: Coordinator) -> None:
+    """It would keep its batch for ever otherwise."""
+    channel = worker(network, 1)
+    channel.send(Hello("worker", 1, "", 7))
+    said(coordinator)
+    channel.send(Take(2))
+    with pytest.raises(ClusterError, match="W1 was turned away"):
+        said(coordinator)
+    assert coordinator.hub.refused["WireError"] == 1
+
+
+def test_a_stranger_to_the_run_is_refused_and_the_run_goes_on(
+    network: dict[str, MemoryHub], coordinator: Coordinator
+) -> None:
+    """Worker 9 of 4 is nobody; what it says is counted."""
+    channel = worker(network, 9)
+    channel.send(Hello("worker", 9, "", 7))
+    channel.send(Reached(0, 1))
+    said(coordinator)
+    assert coordinator.hub.refused["WireError"] == 2
+    assert not coordinator.members.channels

@@ -37,13 +37,12 @@ from gbactl.cluster.messages import (
     unpack,
 )
 from gbactl.cluster.plan import EarlyStopping, Round, rounds
-from gbactl.cluster.statistics import Statistics
+from gbactl.cluster.record import RunRecord
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError, PeerGoneError, WireError
-from gbactl.policies import Ledger, Phase, make
-from gbactl.store.checksum import MODULUS
+from gbactl.policies import Phase, make
 from gbactl.store.schedule import factor
 
 PROGRESS_SECONDS = 0.5
@@ -57,16 +56,12 @@ class Coordinator:
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
         self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
-        self.statistics = Statistics()
-        self.ledger = Ledger()
+        self.record = RunRecord(cfg.mode.name)
         self.log = EventLog(run_dir / "events.log", header)
         self.run_dir = run_dir
         self.launcher: Channel | None = None
         self.step = 0
         self.stopped = False
-        self.phases: list[dict[str, Any]] = []
-        self.curve: list[dict[str, Any]] = []
-        self._began = time.monotonic()
         self._next_progress = 0.0
         self._phase_number = 0
         self._waiting: deque[int] = deque()
@@ -108,7 +103,7 @@ class Coordinator:
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
                 f"cluster.start_timeout={2 * limit:.0f}."
             )
-        self._began = time.monotonic()
+        self.record.start()
 
     def train(self, part: Round, number: int, of: int) -> None:
         """One phase of training, to its last applied gradient."""
@@ -116,23 +111,22 @@ class Coordinator:
         phase = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, tuple(range(cfg.cluster.workers)))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         self._begin(True, part.split, part.epoch, samples, cfg.local_batch)
-        self.statistics.pulled.clear()
-        done = self.ledger.finished
+        self.record.statistics.pulled.clear()
+        done = self.record.ledger.finished
         training = Training(
-            self._phase_number, policy, self.members, self.log, self.statistics,
+            self._phase_number, policy, self.members, self.log, self.record.statistics,
             lambda finished: self._lr_scale(done + finished), self._waiting,
         )  # fmt: skip
         self._training = training
         training.serve()
-        self._round = (part.label, number, of)
+        self.record.round = (part, number, of)
         self._pump(lambda: policy.idle)
-        drained = time.monotonic()
         training.finish()
         self.step = policy.step
         self._barrier()
         self._training = None
-        self.ledger.add(policy.ledger)
-        self._close_phase(part, training, time.monotonic() - drained)
+        self.record.close_phase(part, training)
+        self._progress()
 
     def _lr_scale(self, finished: int) -> float:
         return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
@@ -177,72 +171,27 @@ class Coordinator:
         self._pump(lambda: len(self._inspected) == expected)
         return dict(self._inspected)
 
-    # -- the result ---------------------------------------------------------------------------------
-
-    def _close_phase(self, part: Round, training: Training, drain: float) -> None:
-        ledger, seconds = training.policy.ledger, training.clock.seconds
-        self.phases.append(
-            {
-                "day": part.label,
-                "mode": self.cfg.mode.name,
-                "steps": training.policy.step - training.policy.phase.first_step,
-                "samples": ledger.trained,
-                "seconds": seconds,
-                "eps": ledger.trained / seconds if seconds > 0 else 0.0,
-                "drain_seconds": drain,
-            }
-        )
-        self._progress()
-
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
         last = part.evaluate[-1]
-        self.phases[-1].update(scores[last], evaluated_on=self.dataset.splits[last].name)
-        if self.dataset.kind == "splits":
-            self.phases[-1]["validation_auc"] = scores[part.judged_by]["auc"]
-        self._event("phase", {**self.phases[-1], "samples_finished": self.ledger.finished})
-        return self.phases[-1]
+        judged = scores[part.judged_by]["auc"]
+        phase = self.record.close_round(scores[last], self.dataset.splits[last].name, judged)
+        self._event("phase", {**phase, "samples_finished": self.record.ledger.finished})
+        return phase
 
     def result(self, best: dict[str, Any]) -> dict[str, Any]:
         """What result.json says, but for what only the launcher knows."""
         inspected = self.inspect()
-        replicas = {v.checksum for k, v in inspected.items() if k.startswith("W") and v.checksum}
-        if len(replicas) > 1:
-            raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")
-        seconds = sum(phase["seconds"] for phase in self.phases)
+        refused = [v.counters.get("refused", 0) for v in inspected.values()]
         return {
-            **{key: best[key] for key in ("auc", "logloss", "ne", "calibration")},
-            "best_round": best["day"],
+            **self.record.result(best, inspected),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
-            "eps": self.ledger.trained / seconds if seconds else 0.0,
-            "samples": {k: getattr(self.ledger, k) for k in ("read", "trained", "decayed", "lost", "effective")},
             "global_step": self.step,
-            "phases": self.phases,
-            "curve": self.curve,
-            **self.statistics.summary(),
-            "checksums": _checksums(inspected),
-            "memory": {k: v.bytes for k, v in sorted(inspected.items()) if v.bytes},
-            "refused_frames": sum(v.counters.get("refused", 0) for v in inspected.values())
-            + sum(self.hub.refused.values()),
+            "refused_frames": sum(refused) + sum(self.hub.refused.values()),
             "event_log_bytes": self.log.bytes,
         }
 
     def _progress(self) -> None:
-        """Tell the launcher how far the run is; twice a second at most."""
-        training = self._training
-        loss = self.statistics.take_loss()
-        finished = self.ledger.finished + (training.policy.ledger.finished if training else 0)
-        now = time.monotonic() - self._began
-        last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
-        rate = (finished - last["samples"]) / max(1e-9, now - last["seconds"])
-        point = {"samples": finished, "seconds": now, "loss": loss, "eps": rate}
-        if loss is not None:
-            self.curve.append(point)
-        fields: dict[str, Any] = {**point, "step": training.policy.step if training else self.step}
-        fields["workers"] = self.statistics.rates(now)
-        fields["label"], fields["round"], fields["rounds"] = self._round
-        fields["phase_samples"] = training.policy.phase.samples if training else 0
-        fields["phase_finished"] = training.policy.ledger.finished if training else 0
-        self._event("progress", fields)
+        self._event("progress", self.record.progress(self._training, self.step))
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:
         if self.launcher is not None:
@@ -352,12 +301,3 @@ class Coordinator:
         self._pump(lambda: not self.members.of("worker"), time.monotonic() + GOODBYE_SECONDS)
         self.members.tell("server", Stop(reason))
 
-
-def _checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
-    """Per node, and `model`: the same for any number of servers; None where tables are too large for it."""
-    own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
-    servers = [v.model_sum for name, v in inspected.items() if name.startswith("S")]
-    replicas = {v.model_sum for name, v in inspected.items() if name.startswith("W") and v.model_sum}
-    parts = [*servers, *replicas]
-    model = f"{sum(int(part) for part in parts) % MODULUS:016x}" if all(parts) else None
-    return {**own, "model": model}

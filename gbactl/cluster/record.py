@@ -1,0 +1,108 @@
+"""What a run leaves behind: its ledger, its phases, its curve, and the result made of them. No I/O."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gbactl.cluster.messages import Inspected
+from gbactl.cluster.plan import Round
+from gbactl.cluster.statistics import Statistics
+from gbactl.cluster.training import Training
+from gbactl.errors import ClusterError
+from gbactl.policies import Ledger
+from gbactl.store.checksum import MODULUS
+
+METRICS = ("auc", "logloss", "ne", "calibration")
+FATES = ("read", "trained", "decayed", "lost", "effective")
+
+
+class RunRecord:
+    """Filled in by the coordinator while the run goes on. Times are seconds since `start`."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.ledger = Ledger()
+        self.statistics = Statistics()
+        self.phases: list[dict[str, Any]] = []
+        self.curve: list[dict[str, Any]] = []
+        self.round: tuple[Round, int, int] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Everybody is ready."""
+        self._began = time.monotonic()
+
+    def close_phase(self, part: Round, training: Training) -> None:
+        """A phase's last gradient is applied. EPS covers first hand-out to last; the drain stands beside it."""
+        policy, clock = training.policy, training.clock
+        self.ledger.add(policy.ledger)
+        self.phases.append(
+            {
+                "day": part.label,
+                "mode": self.mode,
+                "steps": policy.step - policy.phase.first_step,
+                "samples": policy.ledger.trained,
+                "seconds": clock.seconds,
+                "eps": policy.ledger.trained / clock.seconds if clock.seconds > 0 else 0.0,
+                "drain_seconds": time.monotonic() - clock.last,
+            }
+        )
+
+    def close_round(self, scores: dict[str, float], evaluated_on: str, judged: float) -> dict[str, Any]:
+        """Add an evaluation to the last phase; `judged` is the AUC that early stopping looks at."""
+        self.phases[-1].update(scores, evaluated_on=evaluated_on, judged_auc=judged)
+        return self.phases[-1]
+
+    def progress(self, training: Training | None, step: int) -> dict[str, Any]:
+        """How far the run is; also a point of the curve if there is a new loss."""
+        ledger = training.policy.ledger if training else Ledger()
+        loss, now = self.statistics.take_loss(), time.monotonic() - self._began
+        finished = self.ledger.finished + ledger.finished
+        last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
+        rate = (finished - last["samples"]) / max(1e-9, now - last["seconds"])
+        point = {"samples": finished, "seconds": now, "loss": loss, "eps": rate}
+        if loss is not None:
+            self.curve.append(point)
+        assert self.round is not None
+        part, number, of = self.round
+        return {
+            **point,
+            "step": training.policy.step if training else step,
+            "workers": self.statistics.rates(now),
+            "label": part.label,
+            "round": number,
+            "rounds": of,
+            "phase_samples": training.policy.phase.samples if training else 0,
+            "phase_finished": ledger.finished,
+        }
+
+    def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
+        """What result.json says of the training. Raises ClusterError if replicas differ."""
+        seconds = sum(phase["seconds"] for phase in self.phases)
+        return {
+            **{key: best[key] for key in METRICS},
+            "best_round": best["day"],
+            "eps": self.ledger.trained / seconds if seconds else 0.0,
+            "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
+            "phases": self.phases,
+            "curve": self.curve,
+            **self.statistics.summary(),
+            "checksums": checksums(inspected),
+            "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
+        }
+
+
+def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
+    """Per node, and `model`: the same for any number of servers; None where tables are too large for it.
+
+    Raises ClusterError if the workers' replicas are not the same.
+    """
+    own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
+    if len({checksum for name, checksum in own.items() if name.startswith("W")}) > 1:
+        raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")
+    servers = [v.model_sum for name, v in inspected.items() if name.startswith("S")]
+    replicas = {v.model_sum for name, v in inspected.items() if name.startswith("W") and v.model_sum}
+    parts = [*servers, *replicas]
+    model = f"{sum(int(part) for part in parts) % MODULUS:016x}" if all(parts) else None
+    return {**own, "model": model}

@@ -67,7 +67,7 @@ def test_own_data_commands(workplace: Path) -> None:
 
 def test_make_targets_are_there() -> None:
     """Every `make` target that the README names is in `make help`."""
-    command = ["make", "-s", "-C", str(ROOT), "help"]
+    command = ["make", "-s", "--no-print-directory", "-C", str(ROOT), "help"]
     help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     listed = README.split("make install |")[1].split("\n")[0]
     named = set(re.findall(r"make ([a-z-]+)", README)) | set(re.findall(r"([a-z-]+)", listed))

@@ -34,7 +34,8 @@ def test_the_stamp_changes_with_what_it_depends_on(tmp_path: Path, monkeypatch: 
 
 
 def test_make_help_lists_every_target_with_its_comment() -> None:
-    out = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--no-print-directory", "help"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     assert {line[1] for line in lines} == TARGETS
     assert all(len(line) == 3 for line in lines)

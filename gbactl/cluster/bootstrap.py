@@ -276,7 +276,7 @@ def work(
     else:
         block = DenseBlock(
             flat.initial() if flat.buffers else flat.vector,
-            DenseSpec(flat.params, flat.buffers, cfg.model.batch_norm_momentum),
+            flat.dense_spec,
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
         collective = collective or connect()

@@ -23,7 +23,6 @@ from gbactl.cluster.messages import (
     Announce,
     Barrier,
     BeginPhase,
-    Command,
     Event,
     Granted,
     Hello,
@@ -58,7 +57,6 @@ class Coordinator:
         self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
         self.record = RunRecord(cfg.mode.name)
         self.log = EventLog(run_dir / "events.log", header)
-        self.run_dir = run_dir
         self.launcher: Channel | None = None
         self.step = 0
         self.stopped = False
@@ -72,7 +70,6 @@ class Coordinator:
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Announce: self._on_announce,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Command: self._on_command,
         }  # fmt: skip
 
     # -- the run ------------------------------------------------------------------------------------
@@ -250,7 +247,6 @@ class Coordinator:
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
         self.members.authentic(channel, ready.role, ready.number)
         self.members.ready.add((ready.role, ready.number))
-        self._event("ready", {"node": f"{ready.role[0].upper()}{ready.number}"})
 
     def _on_take(self, channel: Channel, take: Take, _: Frame) -> None:
         self.members.authentic(channel, "worker", take.worker)
@@ -290,14 +286,9 @@ class Coordinator:
     def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:
         self._inspected[message.node] = message
 
-    def _on_command(self, channel: Channel, command: Command, __: Frame) -> None:
-        if channel is self.launcher and command.name == "stop":
-            raise ClusterError("The run was stopped.")
-
     def _dismiss(self, reason: str) -> None:
         """Workers first, servers once those are gone: nobody is left talking to nobody."""
         self.stopped = True
         self.members.tell("worker", Stop(reason))
         self._pump(lambda: not self.members.of("worker"), time.monotonic() + GOODBYE_SECONDS)
         self.members.tell("server", Stop(reason))
-

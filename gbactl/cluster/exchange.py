@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -123,8 +123,7 @@ class Exchange:
         """
         with self._cv:
             self._computing = False
-            if self._queue:
-                self._pull(self._queue[0])
+            self.pull_ahead()
             self._cv.wait_for(self._due)
             while self._inspections and not self._over():
                 self._inspections -= 1
@@ -154,17 +153,23 @@ class Exchange:
         with self._cv:
             self._cv.wait_for(lambda: len(self._pushed) < MAX_UNACKNOWLEDGED or self._over())
             self._pushed[item.grant.phase, item.grant.batch] = item
-        low = 0
-        for s, (channel, count) in enumerate(zip(self.servers, item.unique.counts.tolist(), strict=True)):
+        width = row_gradient.shape[1]
+        for s, channel, low, high in self._shares(item):
+            count = high - low
             size = dense.size(s) if dense is not None else 0
-            width = row_gradient.shape[1]
             out = channel.reserve(4 * (count + count * width + size))
-            out[: 4 * count].view(np.int32)[:] = item.unique.index[low : low + count]
+            out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
             values = out.view(np.float32)
-            values[count : count * (1 + width)] = row_gradient[low : low + count].reshape(-1)
+            values[count : count * (1 + width)] = row_gradient[low:high].reshape(-1)
             if dense is not None:
                 dense.write(s, values[count * (1 + width) :])
             channel.send(Push(item.grant.phase, item.grant.batch, count, size), out)
+
+    def _shares(self, item: Item) -> Iterator[tuple[int, Channel, int, int]]:
+        """(shard, its channel, low, high): where each shard's part of the item's distinct rows lies."""
+        low = 0
+        for s, (channel, count) in enumerate(zip(self.servers, item.unique.counts.tolist(), strict=True)):
+            yield s, channel, low, low + count
             low += count
 
     def pull_ahead(self) -> None:
@@ -231,12 +236,9 @@ class Exchange:
         item.pulled = True
         self._next_ticket += 1
         self._tickets[self._next_ticket] = item
-        low = 0
-        for s, (channel, count) in enumerate(zip(self.servers, item.unique.counts.tolist(), strict=True)):
-            index = item.unique.index[low : low + count]
-            pull = Pull(self._next_ticket, count, self.served_dense, item.grant.after, self._have_dense[s])
-            channel.send(pull, index.view(np.uint8))
-            low += count
+        for s, channel, low, high in self._shares(item):
+            pull = Pull(self._next_ticket, high - low, self.served_dense, item.grant.after, self._have_dense[s])
+            channel.send(pull, item.unique.index[low:high].view(np.uint8))
 
     def _rows(self, channel: Channel, rows: Rows, frame: Frame) -> None:
         item = self._tickets[rows.ticket]

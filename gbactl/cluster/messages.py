@@ -185,12 +185,6 @@ class Event(NamedTuple):
     fields: dict[str, Any]
 
 
-class Command(NamedTuple):
-    """From the launcher: `start` or `stop`."""
-
-    name: str
-
-
 class Stop(NamedTuple):
     """End in an orderly way."""
 
@@ -199,7 +193,7 @@ class Stop(NamedTuple):
 
 Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Announce | Predictions | OrderStep | Barrier
-    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Command | Stop
+    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.errors import ClusterError
+
 Vector = NDArray[np.float32]
 ALIGN = 16  # floats: bucket edges fall on cache lines
 
@@ -112,6 +114,11 @@ def as_tensor(buffer: Any) -> Any:
     import torch
 
     return torch.from_numpy(as_array(buffer))
+
+
+def rank_gone(name: str, rank: int) -> ClusterError:
+    """What an all-reduce that fails half-way means."""
+    return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
 
 class Single:

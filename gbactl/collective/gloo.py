@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import as_tensor
+from gbactl.collective.base import as_tensor, rank_gone
 from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.errors import ClusterError
 
@@ -85,7 +85,7 @@ class GlooCollective:
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
         except Exception as error:
-            raise self._failure(name) from error
+            raise rank_gone(name, self.rank) from error
         return _Handle(name, work, tensor)
 
     def wait(self, handle: _Handle) -> None:
@@ -93,10 +93,7 @@ class GlooCollective:
         try:
             handle.work.wait()
         except Exception as error:
-            raise self._failure(handle.name) from error
-
-    def _failure(self, name: str) -> ClusterError:
-        return ClusterError(f"all-reduce {name} failed on rank {self.rank}: another rank is gone.")
+            raise rank_gone(handle.name, self.rank) from error
 
     def close(self) -> None:
         """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""

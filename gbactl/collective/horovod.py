@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import as_tensor
+from gbactl.collective.base import as_tensor, rank_gone
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 5e-5
@@ -66,7 +66,7 @@ class HorovodCollective:
         try:
             number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
         except Exception as error:
-            raise self._failure(name) from error
+            raise rank_gone(name, self.rank) from error
         return _Handle(name, number, tensor)
 
     def wait(self, handle: _Handle) -> None:
@@ -76,10 +76,7 @@ class HorovodCollective:
                 time.sleep(POLL_SECONDS)
             self._hvd.synchronize(handle.number)
         except Exception as error:
-            raise self._failure(handle.name) from error
-
-    def _failure(self, name: str) -> ClusterError:
-        return ClusterError(f"all-reduce {name} failed on rank {self.rank}: another rank is gone.")
+            raise rank_gone(handle.name, self.rank) from error
 
     def close(self) -> None:
         """See Collective.close."""

@@ -14,6 +14,7 @@ from typing import Any
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.record import METRICS
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
 from gbactl.config import RunConfig, flatten, to_dict
@@ -174,8 +175,7 @@ class Run:
         elif event.name == "phase":
             self.phases.append(event.fields)
             self.show.phase(event.fields)
-            keys = ("auc", "logloss", "ne", "calibration")
-            metrics = {key: event.fields[key] for key in keys} | {"phase_eps": event.fields["eps"]}
+            metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
             self._log(metrics, event.fields["samples_finished"])
         elif event.name == "result":
             self._result_at = time.monotonic()

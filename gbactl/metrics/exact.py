@@ -42,12 +42,15 @@ def logloss(labels: Labels, p: Probabilities) -> float:
 
 def ne(labels: Labels, p: Probabilities) -> float:
     """Normalised entropy: log loss over that of always predicting the base rate. 1 is useless."""
-    _checked(labels, p)
+    return _normalised(labels, logloss(labels, p))
+
+
+def _normalised(labels: Labels, loss: float) -> float:
     if not _both_classes(labels):
         return math.nan
     rate = np.count_nonzero(labels) / labels.size
     entropy = -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
-    return logloss(labels, p) / entropy
+    return loss / entropy
 
 
 def calibration(labels: Labels, p: Probabilities) -> float:
@@ -59,9 +62,10 @@ def calibration(labels: Labels, p: Probabilities) -> float:
 
 def evaluate(labels: Labels, p: Probabilities) -> dict[str, float]:
     """All four, by name."""
+    loss = logloss(labels, p)
     return {
         "auc": auc(labels, p),
-        "logloss": logloss(labels, p),
-        "ne": ne(labels, p),
+        "logloss": loss,
+        "ne": _normalised(labels, loss),
         "calibration": calibration(labels, p),
     }

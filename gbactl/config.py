@@ -37,6 +37,7 @@ class ClusterConfig:
     transport: str = "shm"
     bind: str = "127.0.0.1"
     threads: int | None = None
+    pin: str = "auto"
     start_timeout: float = 60.0
 
 
@@ -198,6 +199,7 @@ def check(cfg: RunConfig) -> RunConfig:
     cfg.policy_options()
     _choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
     _choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
+    _choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
     _choice("collective", cfg.collective.name, ("horovod", "gloo"))
     _choice("precision", cfg.precision, ("fp32", "bf16"))
     _choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))

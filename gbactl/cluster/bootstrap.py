@@ -45,6 +45,7 @@ class Bootstrap:
     dataset: str
     config: dict[str, Any]
     listener: int = -1
+    place: tuple[int, int, int] | None = None  # see turns.Place
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -244,6 +245,7 @@ def work(
 
     from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense
     from gbactl.cluster.exchange import Exchange
+    from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
     from gbactl.collective.factory import connect
     from gbactl.kernels import load
@@ -282,8 +284,9 @@ def work(
         collective = collective or connect()
         side = ReplicatedDense(flat, exchange, collective, block, cfg.collective.buckets)
     coordinator.send(Ready("worker", boot.index))
+    turns = join(None if boot.place is None else Place(*boot.place))
     try:
-        Worker(exchange, computer, side, kernels, row_width(cfg.model), cfg.seed).run(cfg.mode.prefetch)
+        Worker(exchange, computer, side, kernels, row_width(cfg.model), cfg.seed, turns).run(cfg.mode.prefetch)
     finally:
         if collective is not None:
             collective.close()

@@ -15,6 +15,7 @@ from gbactl.cluster.dense import DenseSide
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.messages import BeginPhase, Granted, Inspected
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
+from gbactl.cluster.turns import AnyTime, Turns
 from gbactl.data.dataset import Batch, Dataset, Split
 from gbactl.data.shuffle import permuted
 from gbactl.kernels.base import Kernels, Unique
@@ -65,8 +66,9 @@ class Worker:
 
     def __init__(
         self, exchange: Exchange, computer: GradientComputer, dense: DenseSide, kernels: Kernels, width: int,
-        seed: int,
+        seed: int, turns: Turns | AnyTime | None = None,
     ) -> None:  # fmt: skip
+        self.turns = turns or AnyTime()
         self.exchange, self.computer, self.dense = exchange, computer, dense
         self.kernels, self.width, self.seed = kernels, width, seed
         self._rows = np.empty((0, width), np.float32)
@@ -78,8 +80,8 @@ class Worker:
         settle_garbage()
         self.exchange.start(ahead)
         ask_for_long_slices(SLICE_MS)  # this thread alone: those that wake it up must not wait for it
+        self.turns.settle()
         while (item := self.exchange.next(self._inspect)) is not None:
-            self.dense.load(item)
             if item.phase.training:
                 self._train(item)
             else:
@@ -92,9 +94,17 @@ class Worker:
 
     def _train(self, item: Item) -> None:
         if item.grant.samples == 0:
+            self.dense.load(item)
             item.release()
             self.dense.finish(item, None)
             return
+        with self.turns.mine():
+            self.dense.load(item)
+            sums = self._compute(item)
+        self.dense.finish(item, sums)
+
+    def _compute(self, item: Item) -> Any:
+        """float32[U, W]: the gradient of the item's distinct rows; the dense one waits in the model."""
         began = time.perf_counter()
         emb = self._embed(item)
         item.release()
@@ -105,9 +115,10 @@ class Worker:
         out = sums[: len(item.unique.index)]
         self.kernels.segment_sum(gradient, item.unique.inverse, out)
         item.seconds = time.perf_counter() - began
-        self.dense.finish(item, out)
+        return out
 
     def _evaluate(self, item: Item) -> None:
+        self.dense.load(item)
         emb = self._embed(item)
         item.release()
         self.exchange.predictions(item, self.computer.predict(item.batch.numeric, emb))

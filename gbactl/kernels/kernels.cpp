@@ -4,11 +4,20 @@
 // twin.py spells out, so both give the same bits; compile with -ffp-contract=off and never with
 // -ffast-math. Rows far apart in memory cost a cache miss each, so loops prefetch some rows ahead.
 // Scratch memory is thread_local: calls from several threads do not meet.
+#include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <new>
 #include <vector>
+#ifdef __linux__
+#include <climits>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <ctime>
+#include <unistd.h>
+#endif
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__)
 #define HOT __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -297,7 +306,7 @@ INLINE uint64_t mix64(uint64_t x) {
         default: call(0);      \
     }
 
-API int64_t gb_abi() { return 1; }
+API int64_t gb_abi() { return 2; }
 
 HOT static void add_chunk(const float* grad, const int32_t* at, int64_t n, int64_t width, float weight,
                           float* total) {
@@ -475,4 +484,32 @@ API HOT void gb_init_rows(float* table, int64_t rows, int64_t width, uint64_t se
             out[j] = scale * (float(int32_t(x)) * 0x1p-23f - 1.0f);
         }
     }
+}
+
+// Turns on a core, first come first served, between processes that share the memory: see cluster/turns.py.
+// A ticket may go when every earlier one is done. Whoever has waited `ms` in vain takes the turn of a holder
+// that is stuck or dead; its late end then changes nothing.
+struct Turns {
+    std::atomic<uint32_t> next, done;
+};
+
+API int64_t gb_turn_take(Turns* turns, int64_t ms) {
+    const uint32_t mine = turns->next.fetch_add(1);
+#ifdef __linux__
+    const timespec limit{time_t(ms / 1000), long(ms % 1000) * 1000000};
+    for (uint32_t done = turns->done.load(); int32_t(mine - done) > 0; done = turns->done.load()) {
+        const long told = syscall(SYS_futex, &turns->done, FUTEX_WAIT, done, &limit, nullptr, 0);
+        uint32_t stuck = done;
+        if (told != 0 && errno == ETIMEDOUT) turns->done.compare_exchange_strong(stuck, done + 1);
+    }
+#endif
+    return int64_t(mine);
+}
+
+API void gb_turn_end(Turns* turns, int64_t ticket) {
+    uint32_t mine = uint32_t(ticket);
+    if (!turns->done.compare_exchange_strong(mine, mine + 1)) return;
+#ifdef __linux__
+    syscall(SYS_futex, &turns->done, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#endif
 }

@@ -16,6 +16,7 @@ from typing import IO
 from gbactl.cluster.addresses import address_of, listen, local
 from gbactl.cluster.bootstrap import Bootstrap
 from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
+from gbactl.cluster.turns import available_cores, open_board, sharing
 from gbactl.config import RunConfig
 
 GRACE_SECONDS = 3.0
@@ -87,16 +88,25 @@ class Children:
             self._spawn("coordinator", 0, 1, {}, listener)
         for index in range(self.cfg.cluster.servers):
             self._spawn("server", index, 1, {})
-        for index, environment in enumerate(worker_environment):
-            self._spawn("worker", index, self.cfg.threads, environment)
+        self._start_workers(worker_environment)
+
+    def _start_workers(self, environments: list[dict[str, str]]) -> None:
+        """Workers that must share the cores get a place each (see cluster/turns.py)."""
+        cores = available_cores()
+        places = sharing(len(environments), cores) if self.cfg.cluster.pin == "auto" else []
+        with open_board(len(cores)) as board:
+            for index, environment in enumerate(environments):
+                place = (board.fileno(), cores.index(places[index]), places[index]) if places else None
+                self._spawn("worker", index, self.cfg.threads, environment, place=place)
 
     def _spawn(
-        self, role: str, index: int, threads: int, environment: dict[str, str], listener: socket.socket | None = None
-    ) -> None:
+        self, role: str, index: int, threads: int, environment: dict[str, str],
+        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None,
+    ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd,
+            dict(self.config), fd, place,
         )  # fmt: skip
         name = str(boot.peer)
         log = self.run_dir / "logs" / f"{name}.log"
@@ -105,7 +115,7 @@ class Children:
                 [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
                 env={**os.environ, **thread_environment(threads), **environment},
-                pass_fds=() if listener is None else (fd,),
+                pass_fds=[*([] if listener is None else [fd]), *([] if place is None else place[:1])],
             )  # fmt: skip
         self.running.append(Child(name, process, log))
         assert process.stdin is not None

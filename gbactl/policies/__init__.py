@@ -6,7 +6,13 @@ To add a mode: one file here with a `@register("name")` class, one file in conf/
 
 from __future__ import annotations
 
-from gbactl.policies.base import Grant, Ledger, Member, Phase, Policy, PolicyOptions, Step, make, names
+from gbactl.policies.base import Policy, PolicyOptions, make, names
 from gbactl.policies.gba import GbaOptions
+from gbactl.policies.hop_bs import HopBsOptions
+from gbactl.policies.hop_bw import HopBwOptions
+from gbactl.policies.records import Decision, Drop, Grant, Ledger, Member, Phase, Step
 
-__all__ = ["GbaOptions", "Grant", "Ledger", "Member", "Phase", "Policy", "PolicyOptions", "Step", "make", "names"]
+__all__ = [
+    "Decision", "Drop", "GbaOptions", "Grant", "HopBsOptions", "HopBwOptions", "Ledger", "Member", "Phase", "Policy",
+    "PolicyOptions", "Step", "make", "names",
+]  # fmt: skip

@@ -1,4 +1,8 @@
-"""What every policy shares: phases, grants, steps, the ledger of samples, leases and re-issue."""
+"""What every policy shares: who lives, leases and their re-issue, the ledger, and the table of modes.
+
+A decision costs a few microseconds, whatever the number of workers; the loss of one costs a look at every
+lease.
+"""
 
 from __future__ import annotations
 
@@ -10,113 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gbactl.errors import AccountingError, ConfigError
+from gbactl.errors import ConfigError
+from gbactl.policies.records import Decision, Drop, Grant, Ledger, Member, Phase, Step
 
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One mode within one day (or epoch). Batches are numbered in data order; sizes in samples."""
-
-    samples: int
-    local_batch: int
-    global_batch: int
-    first_step: int
-    workers: tuple[int, ...]
-
-    @property
-    def batches(self) -> int:
-        """How many local batches the phase has; the last may be short."""
-        return -(-self.samples // self.local_batch)
-
-    @property
-    def gradients_per_step(self) -> int:
-        """M = G / B_a."""
-        return self.global_batch // self.local_batch
-
-    def size(self, batch: int) -> int:
-        """Samples in a batch; 0 past the end."""
-        return max(0, min(self.local_batch, self.samples - batch * self.local_batch))
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A batch handed to a worker.
-
-    `after`: the version a shard must have reached before it serves the rows. `divisor`: what the step's
-    sum is divided by where the worker applies the dense part itself (`sync`), else 0. `progress`: samples
-    of the phase finished before the step (`sync`), else 0. A grant of 0 samples only joins the step.
-    """
-
-    batch: int
-    token: int
-    start: int
-    samples: int
-    after: int = 0
-    divisor: float = 0.0
-    progress: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A gradient's place in a step. `weight` = f(token staleness) x n / B."""
-
-    batch: int
-    worker: int
-    weight: float
-    samples: int
-    token_staleness: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One optimizer step: every shard applies the members in this order, then its version is step + 1."""
-
-    step: int
-    members: tuple[Member, ...]
-    divisor: float
-
-    @property
-    def weight_sum(self) -> float:
-        """Sum of the weights, in member order."""
-        return sum(m.weight for m in self.members)
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Samples by their last fate; `effective` is the sum of weight x samples of what was applied."""
-
-    read: int = 0
-    trained: int = 0
-    decayed: int = 0
-    lost: int = 0
-    effective: float = 0.0
-
-    def settle(self, step: Step) -> None:
-        """Count the members of an applied step as trained or decayed."""
-        for member in step.members:
-            if member.weight > 0:
-                self.trained += member.samples
-                self.effective += member.weight * member.samples
-            else:
-                self.decayed += member.samples
-
-    @property
-    def finished(self) -> int:
-        """Samples with a fate: what schedules call progress, in samples."""
-        return self.trained + self.decayed + self.lost
-
-    def check(self) -> None:
-        """Raise AccountingError unless read = trained + decayed + lost."""
-        if self.read != self.finished:
-            raise AccountingError(
-                f"Samples do not add up: read {self.read} is not trained {self.trained} + decayed "
-                f"{self.decayed} + lost {self.lost}; this is a bug, please report the run directory."
-            )
-
-    def add(self, other: Ledger) -> None:
-        """Add another phase's counts."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+__all__ = [
+    "Decision", "Drop", "Grant", "Ledger", "Member", "Phase", "Policy", "PolicyOptions", "Step", "make", "names",
+    "policy_class", "register",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,6 +29,9 @@ class PolicyOptions:
 
     def check(self) -> None:
         """Raise ConfigError, with the key to type, on values that cannot work."""
+
+    def check_workers(self, workers: int) -> None:
+        """Raise ConfigError, with the key to type, on values that cannot work with so many workers."""
 
 
 @dataclass
@@ -143,18 +50,26 @@ class Policy(ABC):
     prefetch_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        self.options.check_workers(len(self.phase.workers))
         self.next_batch = 0
         self.step = self.phase.first_step
+        self.live: set[int] = set(self.phase.workers)
+        #: grows when somebody who was refused may be granted now; until then asking again is in vain
+        self.openings = 0
         self.leases: dict[int, tuple[int, Grant]] = {}
         self.reissue: deque[int] = deque()
 
     @abstractmethod
     def take(self, worker: int) -> Grant | None:
-        """The worker's next batch; None when it must wait or nothing is left."""
+        """The worker's next batch; None when it must wait, is not among the living, or nothing is left."""
 
     @abstractmethod
-    def announce(self, worker: int, batch: int) -> list[Step]:
-        """A gradient has reached every shard. Returns the steps this completes."""
+    def announce(self, worker: int, batch: int) -> list[Decision]:
+        """A gradient has reached every shard. Returns what follows from that, in order."""
+
+    def poll(self) -> list[Decision]:
+        """What is due without an announcement: to be asked after a loss or a joining of workers."""
+        return []
 
     def finish(self) -> list[Step]:
         """Nothing is in flight any more: apply what is left over."""
@@ -172,11 +87,18 @@ class Policy(ABC):
 
     def lost_worker(self, worker: int) -> list[int]:
         """Take a dead worker's leases back. Returns the batches that will be handed out again."""
+        self.live.discard(worker)
+        self.openings += 1
         back = sorted(batch for batch, (owner, _) in self.leases.items() if owner == worker)
         for batch in back:
             del self.leases[batch]
             self.reissue.append(batch)
         return back
+
+    def joined_worker(self, worker: int) -> None:
+        """A worker is there (again) and may take batches."""
+        self.live.add(worker)
+        self.openings += 1
 
     def _next(self) -> int | None:
         """The next batch number: re-issued ones first. New ones count as read."""
@@ -205,6 +127,10 @@ class Policy(ABC):
         self.ledger.settle(step)
         self.step += 1
         return step
+
+    def _drop(self, grant: Grant) -> Drop:
+        self.ledger.lost += grant.samples
+        return Drop(grant.batch, grant.samples)
 
 
 _MODES: dict[str, type[Policy]] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from gbactl.policies.base import Grant, Member, Policy, Step
+from gbactl.policies.base import Policy
+from gbactl.policies.records import Decision, Grant, Member, Step
 
 
 class BufferedPolicy(Policy):
@@ -28,8 +29,14 @@ class BufferedPolicy(Policy):
         """Whether a step is divided by the sum of its weights instead of the number of its gradients."""
         return False
 
+    def row_factors(self, token_staleness: int) -> tuple[float, ...]:
+        """f(0) .. f(token staleness) where rows have a staleness of their own; else nothing."""
+        return ()
+
     def take(self, worker: int) -> Grant | None:
         """The next batch in data order, re-issued ones first."""
+        if worker not in self.live:
+            return None
         fresh = not self.reissue
         batch = self._next()
         if batch is None:
@@ -42,14 +49,15 @@ class BufferedPolicy(Policy):
         """The global step for which a batch is handed out: k_0 + i // M."""
         return self.phase.first_step + batch // self.size
 
-    def announce(self, worker: int, batch: int) -> list[Step]:
+    def announce(self, worker: int, batch: int) -> list[Decision]:
         """Put the gradient into the buffer; a full buffer is a step. Duplicates count once."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
         staleness = max(0, self.step - grant.token)
-        weight = self.factor(staleness) * (grant.samples / self.phase.local_batch)
-        self.buffer.append(Member(batch, worker, weight, grant.samples, staleness))
+        share = grant.samples / self.phase.local_batch
+        rows = tuple(factor * share for factor in self.row_factors(staleness))
+        self.buffer.append(Member(batch, worker, self.factor(staleness) * share, grant.samples, staleness, rows))
         return [self._close()] if len(self.buffer) == self.size else []
 
     def finish(self) -> list[Step]:

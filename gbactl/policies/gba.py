@@ -17,12 +17,16 @@ from gbactl.policies.decay import DECAYS, weight
 
 @dataclass(frozen=True)
 class GbaOptions(PolicyOptions):
-    """f: `decay` past `iota` steps of staleness, at `decay_rate`; `divisor` M or the accepted weights."""
+    """f: `decay` past `iota` steps of staleness, at `decay_rate`; `divisor` M or the accepted weights.
+
+    `row_staleness` token: rows weigh what their gradient does; row: by the steps that touched them meanwhile.
+    """
 
     decay: str = "hard"
     iota: float = 3
     decay_rate: float = 0.5
     divisor: str = "M"
+    row_staleness: str = "token"
 
     def check(self) -> None:
         """See PolicyOptions."""
@@ -30,6 +34,10 @@ class GbaOptions(PolicyOptions):
             raise ConfigError(f"mode.decay={self.decay} is not known; type mode.decay= one of: {', '.join(DECAYS)}.")
         if self.divisor not in ("M", "accepted"):
             raise ConfigError(f"mode.divisor={self.divisor} is not known; type mode.divisor=M or accepted.")
+        if self.row_staleness not in ("token", "row"):
+            raise ConfigError(
+                f"mode.row_staleness={self.row_staleness} is not known; type mode.row_staleness=token or row."
+            )
         if not self.iota >= 0:
             raise ConfigError("mode.iota must be 0 or more; mode.iota=inf lets every gradient count in full.")
         if not 0 <= self.decay_rate <= 1:
@@ -41,6 +49,10 @@ class GbaPolicy(BufferedPolicy):
     """A buffer of M gradients, weighted by f(token staleness)."""
 
     Options: ClassVar[type[PolicyOptions]] = GbaOptions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._factors: list[float] = []
 
     @property
     def chosen(self) -> GbaOptions:
@@ -60,3 +72,11 @@ class GbaPolicy(BufferedPolicy):
         """f(staleness): hard, inverse or exp."""
         o = self.chosen
         return weight(o.decay, token_staleness, o.iota, o.decay_rate)
+
+    def row_factors(self, token_staleness: int) -> tuple[float, ...]:
+        """f(0) .. f(token staleness) with row_staleness=row."""
+        if self.chosen.row_staleness == "token":
+            return ()
+        while len(self._factors) <= token_staleness:
+            self._factors.append(self.factor(len(self._factors)))
+        return tuple(self._factors[: token_staleness + 1])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gbactl.policies.base import Grant, Member, Policy, Step, register
+from gbactl.policies.base import Policy, register
+from gbactl.policies.dealing import Dealer
+from gbactl.policies.records import Decision, Grant, Member, Step
 
 
 @register("sync")
 class SyncPolicy(Policy):
-    """Step s gives the worker at position j batch s * N + j; a step closes when all N are in."""
+    """Step s gives the worker at position j batch s * N + j; a step closes when all N are in.
+
+    A dead worker's batches are dealt to those left, some of which do two; the divisor stays N.
+    """
 
     dense_on: ClassVar[str] = "workers"
     prefetch_rows: ClassVar[bool] = False
@@ -17,38 +22,34 @@ class SyncPolicy(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.width = len(self.phase.workers)
-        self.position = {worker: j for j, worker in enumerate(self.phase.workers)}
-        self.taken = dict.fromkeys(self.phase.workers, 0)
+        self.dealer = Dealer(self.phase.workers, self.phase.batches)
         self.arrived: dict[int, dict[int, Member]] = {}
-        self.steps = -(-self.phase.batches // self.width)
 
     def take(self, worker: int) -> Grant | None:
-        """The worker's batch of its next step; one of 0 samples where the data end mid-step."""
-        turn = self.taken[worker]
-        if turn >= self.steps:
+        """The worker's batch of its next step; one of 0 samples where there is none left for it."""
+        card = self.dealer.next(worker)
+        if card is None:
             return None
-        self.taken[worker] += 1
-        batch = turn * self.width + self.position[worker]
-        samples = self.phase.size(batch)
-        step = self.phase.first_step + turn
+        samples = self.phase.size(card.batch)
+        step = self.phase.first_step + card.turn
         grant = Grant(
-            batch,
+            card.batch,
             step,
-            batch * self.phase.local_batch,
+            card.batch * self.phase.local_batch,
             samples,
             after=step,
-            divisor=self._divisor(turn),
-            progress=turn * self.width * self.phase.local_batch,
+            divisor=self._divisor(card.turn),
+            progress=card.turn * self.width * self.phase.local_batch,
         )
-        self.ledger.read += samples
+        self.ledger.read += samples if card.fresh else 0
         return self._lease(worker, grant) if samples else grant
 
     @property
     def exhausted(self) -> bool:
-        """Every worker has taken its batch of the last step."""
-        return all(turn >= self.steps for turn in self.taken.values())
+        """Every live worker has taken its batches of the last step."""
+        return self.dealer.empty
 
-    def announce(self, worker: int, batch: int) -> list[Step]:
+    def announce(self, worker: int, batch: int) -> list[Decision]:
         """Close the step once every batch of it is in; members stand in batch order."""
         grant = self._return(worker, batch)
         if grant is None:
@@ -56,22 +57,34 @@ class SyncPolicy(Policy):
         weight = grant.samples / self.phase.local_batch
         step = self.arrived.setdefault(grant.token, {})
         step[batch] = Member(batch, worker, weight, grant.samples, 0)
-        closed = []
+        closed: list[Decision] = []
         while len(self.arrived.get(self.step, ())) == self._expected(self.step - self.phase.first_step):
             members = tuple(m for _, m in sorted(self.arrived.pop(self.step).items()))
             turn = self.step - self.phase.first_step
             closed.append(self._emit(Step(self.step, members, self._divisor(turn))))
         return closed
 
+    def lost_worker(self, worker: int) -> list[int]:
+        """See Policy; batches that the dead worker had yet to take are dealt, too."""
+        back = super().lost_worker(worker)
+        self.reissue.clear()
+        self.dealer.lose(worker, back)
+        return back
+
+    def joined_worker(self, worker: int) -> None:
+        """A joiner shares the steps that nobody has begun."""
+        super().joined_worker(worker)
+        self.dealer.join(worker)
+
     def _expected(self, turn: int) -> int:
         """Gradients with samples in a step; past the end no count matches."""
         first = turn * self.width
-        return min(self.width, self.phase.batches - first) if turn < self.steps else -1
+        return min(self.width, self.phase.batches - first) if first < self.phase.batches else -1
 
     def _divisor(self, turn: int) -> float:
         """N_s; in the last, partial step the sum of n / B over what is there."""
         first = turn * self.width
-        sizes = [self.phase.size(batch) for batch in range(first, first + self.width)]
-        if all(size == self.phase.local_batch for size in sizes):
+        if (first + self.width) * self.phase.local_batch <= self.phase.samples:
             return float(self.width)
+        sizes = [self.phase.size(batch) for batch in range(first, first + self.width)]
         return sum(size / self.phase.local_batch for size in sizes if size)

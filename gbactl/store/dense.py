@@ -63,6 +63,11 @@ class DenseBlock:
         return self._optimizer.moments
 
     @property
+    def params(self) -> int:
+        """Parameters in the slice; what follows them are buffers."""
+        return self._params
+
+    @property
     def step(self) -> int:
         """Optimizer steps taken."""
         return self._optimizer.step
@@ -97,6 +102,25 @@ class DenseBlock:
             *((i, self.lo, m) for i, m in enumerate(self.moments.values(), 1)),
         ]
         return sum(row_sum(array, lo, 1, 100 + salt) for salt, lo, array in arrays) % MODULUS
+
+    def _arrays(self, low: int, high: int) -> list[Floats]:
+        """Value and moments of vector positions [low, high), as views."""
+        low, high = low - self.lo, high - self.lo
+        return [self.value[low:high], *(moment[low:high] for moment in self.moments.values())]
+
+    def packed(self, low: int, high: int) -> Floats:
+        """float32: value and moments of vector positions [low, high) one after the other, to move them."""
+        return np.concatenate(self._arrays(low, high))
+
+    def unpack(self, low: int, high: int, values: Floats, step: int) -> None:
+        """Take over what `packed` gave, after `step` steps. Raises ValueError when it does not fit."""
+        arrays = self._arrays(low, high)
+        require(values, FLOAT, (sum(len(array) for array in arrays),), "A packed dense state")
+        start = 0
+        for array in arrays:
+            np.copyto(array, values[start : start + len(array)])
+            start += len(array)
+        self._optimizer.step = step
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that has to move with the slice: value, moments, step (int64[1])."""

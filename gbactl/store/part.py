@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +17,20 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 @dataclass(slots=True)
 class Part:
     """One shard's part of a gradient: `index` int32[n] distinct local rows, `grad` f32[n, W], `dense` f32 of
-    the shard's slice. `release`, if given, is called once when the arrays are no longer needed."""
+    the shard's slice. `release`, if given, is called once when the arrays are no longer needed. `touches`
+    uint32[n]: how often each row had been touched when it was pulled, where the shard counts that."""
 
     index: Ints
     grad: Floats
     dense: Floats | None = None
     release: Callable[[], None] | None = None
+    touches: Any = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return self.index.nbytes + self.grad.nbytes + (0 if self.dense is None else self.dense.nbytes)
+        held = (self.index, self.grad, self.dense, self.touches)
+        return sum(array.nbytes for array in held if array is not None)
 
     def detach(self) -> None:
         """Copy the arrays to the heap and release what they were views of."""
@@ -39,6 +43,7 @@ class Part:
     def close(self) -> None:
         """Forget the arrays and release what they were views of; more calls do nothing."""
         self.index, self.grad, self.dense = np.empty(0, INT), np.empty((0, 0), FLOAT), None
+        self.touches = None
         self._let_go()
 
     def _let_go(self) -> None:
@@ -51,7 +56,8 @@ class Part:
 class Order:
     """Step `step` applies `members` ((batch, weight >= 0), ...) in this order.
 
-    Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`.
+    Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`,
+    if any, has an entry a member: the weight of a row by its own staleness, the last that of the token's.
     """
 
     step: int
@@ -59,3 +65,4 @@ class Order:
     divisor: float
     weight_sum: float
     lr_scale: float = 1.0
+    row_weights: tuple[tuple[float, ...], ...] = ()

@@ -18,17 +18,20 @@ from gbactl.store.optim import OptimizerSpec, RowOptimizer
 
 class RowBlock:
     """A table f32[rows, width]. `every`: all rows step each time, their gradient being decay * row plus the
-    data's; `per_row`: divide a row's sum by the gradients that carry it."""
+    data's; `per_row`: divide a row's sum by the gradients that carry it; `touches`: count the steps whose data
+    touched each row."""
 
     def __init__(
         self, rows: int, width: int, optimizer: OptimizerSpec, kernels: Kernels, *,
-        decay: float = 0.0, every: bool = False, per_row: bool = False,
+        decay: float = 0.0, every: bool = False, per_row: bool = False, touches: bool = False,
     ) -> None:  # fmt: skip
         self.table: Floats = zeros((rows, width))
         self._kernels, self._decay, self._per_row = kernels, decay, per_row
         self._optimizer = RowOptimizer(optimizer, self.table, kernels)
         self._slot: Ints | None = np.full(rows, -1, INT) if every else None
         self._workspace = Workspace()
+        own = touches and (every or self.counts is None)  # elsewhere Adam's counts are just that
+        self._touches: Any = zeros((rows,), np.uint32) if own else None
 
     def initialise(self, seed: int, first: int, stride: int, scale: float) -> None:
         """Give row i the initial value of global row first + i * stride."""
@@ -44,6 +47,13 @@ class RowBlock:
         """Adam's steps of each row, uint32[rows]; None for the others."""
         return self._optimizer.counts
 
+    @property
+    def touches(self) -> Any:
+        """Steps whose data touched each row, uint32[rows] (modulo 2^32); None where nobody counts them."""
+        if self._touches is not None:
+            return self._touches
+        return self.counts if self._slot is None else None
+
     def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float) -> None:
         """One step from (index int32[n] distinct, grad f32[n, W], weight > 0) parts, summed in order."""
         per_row: Floats | None = None
@@ -53,6 +63,8 @@ class RowBlock:
         else:
             index, grad, contributors = self._kernels.aggregate(parts, self._workspace)
             per_row, weight = (contributors if self._per_row else None), 1.0
+        if self._touches is not None:
+            self._touches[index] += np.uint32(1)
         if self._slot is None:
             self._optimizer.listed(
                 index, grad, per_row, weight=weight, divisor=divisor, lr_scale=lr_scale, decay=self._decay
@@ -71,6 +83,6 @@ class RowBlock:
         return {
             "table": self.table.nbytes,
             "moments": sum(moment.nbytes for moment in self.moments.values()),
-            "counts": 0 if self.counts is None else self.counts.nbytes,
+            "counts": sum(array.nbytes for array in (self.counts, self._touches) if array is not None),
             "scratch": slot + self._workspace.nbytes,
         }

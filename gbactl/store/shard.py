@@ -1,7 +1,8 @@
 """A server's state: rows, dense slice, their optimizers, staged gradients. No I/O, no sockets, no clock.
 
 Memory: rows x width x 4 x (1 + moments) bytes, 4 a row for Adam's counts (and 4 for row_l2=all), the dense
-slice with its moments, and the staged parts. A step from one gradient is one pass without copies.
+slice with its moments, and the staged parts; row_staleness=row: 4 a row without Adam, 8 a row pulled for a
+batch not staged yet. A step from one gradient is one pass without copies.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels import Kernels, load
-from gbactl.kernels.base import FLOAT, INT, Floats, Ints, require
+from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, require
+from gbactl.store import norms
 from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.store.dense import DenseBlock, dense_range
 from gbactl.store.memory import zeros
 from gbactl.store.part import Order, Part
 from gbactl.store.rows import RowBlock
 from gbactl.store.spec import ShardSpec
+from gbactl.store.staleness import PullNotes
 
 
 class Shard:
@@ -31,11 +34,13 @@ class Shard:
         self.rows = RowBlock(
             spec.local_rows, spec.width, spec.row_optimizer, self.kernels, decay=spec.row_weight_decay,
             every=spec.row_l2 == "all", per_row=spec.sparse_divisor == "contributors",
+            touches=spec.row_staleness == "row",
         )  # fmt: skip
         self.rows.initialise(spec.seed, spec.shard, spec.shards, spec.init_scale)
         size = 0 if spec.dense is None else spec.dense.size
         self.dense_range = dense_range(size, spec.shard, spec.shards)
         self.dense = self._make_dense()
+        self._notes = PullNotes(self.rows.touches) if spec.row_staleness == "row" else None
         self._staged: dict[int, Part] = {}
         self._applied: set[int] = set()
 
@@ -58,12 +63,19 @@ class Shard:
         """out f32[n, W] = rows `index` int32[n]. Raises ValueError on an index outside."""
         self.kernels.gather(self.rows.table, index, out)
 
+    def note_pull(self, batch: int, index: Ints) -> None:
+        """Rows `index` int32[n] are pulled for a batch, for its rows' own staleness (row_staleness=row; else this
+        does nothing, as for a negative batch: an evaluation's). Raises ValueError on an index outside."""
+        if self._notes is not None and batch >= 0 and batch not in self._applied and batch not in self._staged:
+            self._notes.note(batch, index)
+
     def pull_dense(self, out: Floats) -> None:
         """out f32[hi - lo] = the dense slice. Raises ValueError without one, or on another shape."""
-        require(out, FLOAT, self._dense().value.shape, "The output")
-        np.copyto(out, self._dense().value)
+        require(out, FLOAT, self.dense_block().value.shape, "The output")
+        np.copyto(out, self.dense_block().value)
 
-    def _dense(self) -> DenseBlock:
+    def dense_block(self) -> DenseBlock:
+        """The dense slice with its optimizer. Raises ValueError where there is none."""
         if self.dense is None:
             raise ValueError("This shard holds no dense parameters.")
         return self.dense
@@ -80,10 +92,12 @@ class Shard:
         require(part.grad, FLOAT, (len(part.index), self.spec.width), "A row gradient")
         require(part.index, INT, (-1,), "An index")
         if part.dense is not None:
-            require(part.dense, FLOAT, self._dense().value.shape, "A dense gradient")
+            require(part.dense, FLOAT, self.dense_block().value.shape, "A dense gradient")
         index = part.index.copy()
         self.kernels.check_index(index, self.spec.local_rows)
         part.index = index
+        if self._notes is not None:
+            self._notes.attach(batch, part)
         self._staged[batch] = part
         return True
 
@@ -95,7 +109,9 @@ class Shard:
         return True
 
     def drop(self, batch: int) -> bool:
-        """Forget a staged part, which may be staged again later. False if it is not staged."""
+        """Forget a batch's pull and staged part, which may be staged again later. False if it is not staged."""
+        if self._notes is not None:
+            self._notes.forget(batch)
         part = self._staged.pop(batch, None)
         if part is not None:
             part.close()
@@ -109,13 +125,12 @@ class Shard:
     def apply(self, order: Order) -> tuple[int, ...]:
         """Take step `order.step`; returns the batches applied and freed.
 
-        Members of weight 0 touch nothing; if all are, only the version advances. Raises ValueError, before
-        anything is changed, on a step out of turn, a member that is not staged, or numbers that cannot be.
+        Members of weight 0 touch nothing; if all are, only the version advances. With the order's `row_weights`
+        each row has a weight of its own, and a row of weight 0 is left out of its gradient. Raises ValueError,
+        before anything is changed, on a step out of turn, a member that is not staged, or numbers that cannot be.
         """
         parts = self._members(order)
-        live = [(part, weight) for part, weight in parts if weight > 0]
-        if live:
-            self._step(live, order)
+        self._step(self._row_parts(parts, order), [(part, weight) for part, weight in parts if weight > 0], order)
         self.version += 1
         batches = tuple(batch for batch, _ in order.members)
         self._applied.update(batches)
@@ -132,31 +147,75 @@ class Shard:
             raise ValueError(f"Step {order.step} names batches {batches}; not staged: {missing}.")
         if not all(0 <= weight < np.inf for _, weight in order.members):
             raise ValueError(f"Step {order.step} has a weight that is negative or not finite.")
+        if order.row_weights:
+            self._check_row_weights(order)
         live = any(weight > 0 for _, weight in order.members)
         if live and not (0 < order.divisor < np.inf and 0 < order.weight_sum < np.inf):
             raise ValueError(f"Step {order.step} has a divisor or weight sum that is not positive.")
         return [(self._staged[batch], weight) for batch, weight in order.members]
 
-    def _step(self, live: list[tuple[Part, float]], order: Order) -> None:
+    def _check_row_weights(self, order: Order) -> None:
+        if self._notes is None or len(order.row_weights) != len(order.members):
+            raise ValueError(f"Step {order.step} has row weights that this shard did not expect.")
+        if not all(weights and all(0 <= w < np.inf for w in weights) for weights in order.row_weights):
+            raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")
+
+    def _row_parts(self, parts: list[tuple[Part, float]], order: Order) -> list[RowPart]:
+        """The rows of weight > 0 of each part; an empty one where only the dense parts count."""
+        if not 0 < order.divisor < np.inf:
+            return []
+        if self._notes is None or not order.row_weights:
+            return [(part.index, part.grad, weight) for part, weight in parts if weight > 0]
+        weighed = [self._notes.weigh(part, own) for (part, _), own in zip(parts, order.row_weights, strict=True)]
+        kept = [rows for rows in weighed if rows[2] > 0 and len(rows[0])]
+        if not kept and any(weight > 0 for _, weight in parts):
+            return [(np.empty(0, INT), np.empty((0, self.spec.width), FLOAT), 1.0)]
+        return kept
+
+    def _step(self, rows: list[RowPart], live: list[tuple[Part, float]], order: Order) -> None:
         dense = [(part.dense, weight) for part, weight in live if part.dense is not None]
         if dense and len(dense) != len(live):
             raise ValueError(f"Step {order.step}: some gradients have a dense part and some have none.")
-        rows = [(part.index, part.grad, weight) for part, weight in live]
-        self.rows.apply(rows, order.divisor, order.lr_scale)
+        if rows:
+            self.rows.apply(rows, order.divisor, order.lr_scale)
         if dense:
-            self._dense().apply_parts(dense, order.divisor, order.weight_sum, order.lr_scale)
+            self.dense_block().apply_parts(dense, order.divisor, order.weight_sum, order.lr_scale)
+
+    def touched(self, order: Order) -> Ints:
+        """int32[n]: the distinct local rows that a step will touch, ascending; to be asked before `apply`."""
+        parts = [index for index, _, _ in self._row_parts(self._members(order), order)]
+        return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
+
+    def gradient_norms(self, order: Order) -> tuple[float, list[float]]:
+        """(squared L2 norm of the dense slice's gradient, norms of some rows') of a step; ask before `apply`."""
+        parts = self._members(order)
+        dense = [(part.dense, weight) for part, weight in parts if weight > 0 and part.dense is not None]
+        params = 0 if self.dense is None else self.dense.params
+        square = norms.dense_square(dense, params, order.divisor) if dense else 0.0
+        return square, norms.row_norms(self._row_parts(parts, order), order.divisor, self.kernels)
+
+    def step_digest(self, touched: Ints) -> str:
+        """BLAKE2b over the rows `touched`, their moments and counts, and the dense slice with its moments."""
+        arrays = [self.rows.table[touched], *(moment[touched] for moment in self.rows.moments.values())]
+        if self.rows.counts is not None:
+            arrays.append(self.rows.counts[touched])
+        if self.dense is not None:
+            arrays += [self.dense.value, *self.dense.moments.values()]
+        return digest(arrays)
 
     def begin_phase(self) -> None:
-        """Forget which batch numbers were applied: the next phase counts from 0 again."""
+        """Forget which batch numbers were applied and pulled: the next phase counts from 0 again."""
         self._applied.clear()
+        if self._notes is not None:
+            self._notes.forget()
 
     def dense_state(self) -> dict[str, Any]:
         """Copies of the dense slice, its moments and step. Raises ValueError without a dense block."""
-        return self._dense().state()
+        return self.dense_block().state()
 
     def load_dense(self, state: Mapping[str, Any]) -> None:
         """Take over a dense state of this slice. Raises ValueError when it does not fit."""
-        self._dense().load_state(state)
+        self.dense_block().load_state(state)
 
     def checksum(self) -> str:
         """BLAKE2b over rows, their moments and counts, and the dense slice with its moments (1 GB/s)."""
@@ -167,14 +226,18 @@ class Shard:
             arrays += [self.dense.value, *self.dense.moments.values()]
         return digest(arrays)
 
-    def model_sum(self) -> int | None:
+    def model_sum(self, with_dense: bool = True) -> int | None:
         """Summed over the shards (modulo 2^64) the same for any number of them; None above 512 MiB."""
         rows, s, n = self.rows, self.spec.shard, self.spec.shards
         arrays = [rows.table, *rows.moments.values(), *([] if rows.counts is None else [rows.counts])]
         if sum(array.nbytes for array in arrays) > MOST_BYTES:
             return None
         total = sum(row_sum(array, s, n, salt) for salt, array in enumerate(arrays))
-        return (total + (0 if self.dense is None else self.dense.model_sum())) % MODULUS
+        return (total + (self.dense.model_sum() if with_dense and self.dense is not None else 0)) % MODULUS
+
+    @property
+    def _noted(self) -> int:
+        return 0 if self._notes is None else self._notes.nbytes
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -184,7 +247,7 @@ class Shard:
             **self.rows.nbytes,
             "dense": 0 if dense is None else dense.value.nbytes,
             "dense_moments": 0 if dense is None else sum(m.nbytes for m in dense.moments.values()),
-            "staged": sum(part.nbytes for part in self._staged.values()),
+            "staged": sum(part.nbytes for part in self._staged.values()) + self._noted,
         }
 
 

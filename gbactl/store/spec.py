@@ -34,6 +34,7 @@ class ShardSpec:
     dense_optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     dense_init: Floats | None = None
     sparse_divisor: str = "global"
+    row_staleness: str = "token"
 
     @property
     def local_rows(self) -> int:
@@ -50,6 +51,8 @@ class ShardSpec:
             raise ConfigError(
                 "optim.row_l2 is touched or all; mode.sparse_divisor is global or contributors."
             )
+        if self.row_staleness not in ("token", "row"):
+            raise ConfigError("mode.row_staleness is token or row.")
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
             raise ConfigError(
                 f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; "

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_runs import phase
 
-from gbactl.policies import GbaOptions, Policy, Step, make
+from gbactl.errors import ConfigError
+from gbactl.policies import Decision, GbaOptions, Policy, Step, make
 from gbactl.policies.decay import weight
+from tests.support.policy_driver import phase
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def stale_by(steps: int, chosen: GbaOptions) -> tuple[Policy, Step]:
     grant = policy.take(1)
     assert grant is not None
     [step] = policy.announce(1, grant.batch)
+    assert isinstance(step, Step)
     return policy, step
 
 
@@ -80,16 +82,17 @@ def test_when_all_weigh_nothing_the_step_still_happens() -> None:
         policy.announce(1, grant.batch)
     policy.announce(0, 0)
     [step] = policy.announce(0, 1)
+    assert isinstance(step, Step)
     assert (step.step, step.weight_sum, step.divisor) == (1, 0.0, 0.0)
     assert (policy.step, policy.ledger.decayed, policy.ledger.trained) == (2, 8, 8)
 
 
 def test_the_end_of_a_phase_applies_what_is_left_as_a_weighted_mean() -> None:
     policy = make("gba", phase(4 * 4 + 3, local=4, gradients=4), GbaOptions())
-    steps: list[Step] = []
+    steps: list[Decision] = []
     while (grant := policy.take(0)) is not None:
         steps += policy.announce(0, grant.batch)
-    assert [len(s.members) for s in steps] == [4]
+    assert [len(s.members) for s in steps if isinstance(s, Step)] == [4]
     [last] = policy.finish()
     assert [(m.batch, m.weight) for m in last.members] == [(4, 0.75)]
     assert last.divisor == 0.75
@@ -102,11 +105,36 @@ def test_a_full_step_with_a_short_batch_is_divided_by_what_is_there() -> None:
     for _ in range(4):
         policy.take(0)
     steps = [step for batch in range(4) for step in policy.announce(0, batch)]
-    assert [s.divisor for s in steps] == [3.25]
+    assert [s.divisor for s in steps if isinstance(s, Step)] == [3.25]
 
 
 def test_async_divides_by_one_and_a_short_batch_by_its_share() -> None:
     policy = make("async", phase(6, local=4, gradients=4))
     policy.take(0), policy.take(0)
-    assert [(s.divisor, s.members[0].weight) for s in policy.announce(0, 0)] == [(1.0, 1.0)]
-    assert [(s.divisor, s.members[0].weight) for s in policy.announce(0, 1)] == [(0.5, 0.5)]
+    steps = [step for batch in (0, 1) for step in policy.announce(0, batch)]
+    assert [(s.divisor, s.members[0].weight) for s in steps if isinstance(s, Step)] == [(1.0, 1.0), (0.5, 0.5)]
+
+
+@pytest.mark.parametrize("decay", ["hard", "inverse", "exp"])
+def test_rows_get_a_weight_for_every_staleness_up_to_that_of_the_token(decay: str) -> None:
+    chosen = GbaOptions(decay=decay, iota=1, row_staleness="row")
+    _, step = stale_by(4, chosen)
+    assert [m.row_weights for m in step.members] == [tuple(of(s, chosen) for s in range(5)), (1.0,)]
+    assert all(m.row_weights[-1] == m.weight for m in step.members)
+    _, plain = stale_by(4, GbaOptions(decay=decay, iota=1))
+    assert [m.row_weights for m in plain.members] == [(), ()]
+    assert [(m.batch, m.weight) for m in plain.members] == [(m.batch, m.weight) for m in step.members]
+
+
+def test_the_rows_of_a_short_batch_weigh_its_share() -> None:
+    policy = make("gba", phase(5, local=4, gradients=2), GbaOptions(row_staleness="row"))
+    policy.take(0), policy.take(0)
+    [step] = [step for batch in (0, 1) for step in policy.announce(0, batch)]
+    assert isinstance(step, Step)
+    assert [m.row_weights for m in step.members] == [(1.0,), (0.25,)]
+
+
+def test_the_row_staleness_is_token_or_row() -> None:
+    GbaOptions(row_staleness="row").check()
+    with pytest.raises(ConfigError, match=r"type mode\.row_staleness=token or row"):
+        GbaOptions(row_staleness="id").check()

@@ -6,9 +6,9 @@ import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_runs import in_lock_step, phase, run
 
-from gbactl.policies import GbaOptions, Phase, Step, make
+from gbactl.policies import GbaOptions, HopBsOptions, HopBwOptions, Phase, PolicyOptions, Step, make
+from tests.support.policy_driver import in_lock_step, phase, run
 
 NEVER_STALE = GbaOptions(iota=float("inf"))
 seeds = st.integers(0, 1 << 30)
@@ -36,10 +36,30 @@ def test_gba_of_one_gradient_without_a_limit_is_async(
     samples: int, local: int, workers: int, seed: int
 ) -> None:
     part = phase(samples, local, 1, first=3, workers=workers)
-    gba = run("gba", part, NEVER_STALE, seed)
-    plain = run("async", part, None, seed)
-    assert gba.grants == plain.grants
-    assert gba.steps == plain.steps
+    assert _decisions("gba", part, NEVER_STALE, seed) == _decisions("async", part, None, seed)
+
+
+@given(st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), seeds)
+def test_gba_without_a_limit_is_bsp(samples: int, local: int, gradients: int, seed: int) -> None:
+    part = phase(samples, local, gradients, first=3)
+    assert _decisions("gba", part, NEVER_STALE, seed) == _decisions("bsp", part, None, seed)
+
+
+@given(st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), seeds)
+def test_hop_bs_without_a_bound_is_async(samples: int, local: int, workers: int, seed: int) -> None:
+    part = phase(samples, local, 2, first=3, workers=workers)
+    unbound = HopBsOptions(bound=float("inf"))
+    assert _decisions("hop_bs", part, unbound, seed) == _decisions("async", part, None, seed)
+
+
+@given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 6), seeds)
+def test_hop_bw_without_backup_is_sync_step_for_step(samples: int, local: int, workers: int, seed: int) -> None:
+    part = Phase(samples, local, local * workers, 7, tuple(range(workers)))
+    bw, sync = run("hop_bw", part, HopBwOptions(backup=0), seed, deaths=False), in_lock_step("sync", part)
+    assert bw.drops == []
+    assert [_content(step) for step in bw.steps] == [_content(step) for step in sync]
+    rounds = [{(worker, grant.token) for worker, grant in bw.grants if grant.token == s.step} for s in sync]
+    assert [len(round_of) for round_of in rounds] == [len(step.members) for step in sync]
 
 
 @given(st.integers(1, 5), st.integers(1, 150), st.integers(1, 6))
@@ -87,6 +107,7 @@ def test_where_data_end_in_mid_step_the_others_get_an_empty_grant_that_joins_the
     assert set(policy.leases) == {0, 1}
     assert policy.announce(1, 1) == []
     [step] = policy.announce(0, 0)
+    assert isinstance(step, Step)
     assert [m.weight for m in step.members] == [1.0, 0.25]
     assert step.divisor == 1.25
 
@@ -99,9 +120,9 @@ def test_sync_is_never_stale_and_waits_for_the_slowest() -> None:
         assert policy.announce(0, batch) == []
     for _ in range(3):
         policy.take(1)
-    assert [s.step for s in policy.announce(1, 1)] == [0]
+    assert [s.step for s in policy.announce(1, 1) if isinstance(s, Step)] == [0]
     assert policy.announce(1, 5) == []
-    assert [s.step for s in policy.announce(1, 3)] == [1, 2]
+    assert [s.step for s in policy.announce(1, 3) if isinstance(s, Step)] == [1, 2]
 
 
 def test_phase_options_do_not_leak_between_policies() -> None:
@@ -110,6 +131,17 @@ def test_phase_options_do_not_leak_between_policies() -> None:
     first.take(0)
     assert second.ledger.read == 0 and not second.leases
     assert dataclasses.replace(part, samples=9).batches == 3
+
+
+def _decisions(name: str, part: Phase, options: PolicyOptions | None, seed: int) -> tuple[object, ...]:
+    """What one seed's order of arrivals, deaths, joiners and duplicates leads to."""
+    driver = run(name, part, options, seed)
+    return driver.grants, driver.steps, driver.drops, driver.policy.ledger
+
+
+def _content(step: Step) -> object:
+    """All that a shard sees of a step, bit for bit."""
+    return step.step, step.divisor, step.weight_sum, [(m.batch, m.weight) for m in step.members]
 
 
 def _numbers(steps: list[Step]) -> list[tuple[int, float, float]]:

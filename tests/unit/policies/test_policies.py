@@ -11,86 +11,152 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_runs import phase, run
 
 from gbactl import policies
 from gbactl.errors import AccountingError, ConfigError
-from gbactl.policies import GbaOptions, Grant, Ledger, Member, Phase, Step, make, names
+from gbactl.policies import (
+    GbaOptions,
+    Grant,
+    HopBsOptions,
+    HopBwOptions,
+    Ledger,
+    Member,
+    Phase,
+    Step,
+    make,
+    names,
+)
 from gbactl.policies.base import policy_class
+from tests.support.policy_driver import Driver, phase, run
 
 seeds = st.integers(0, 1 << 30)
 phases = st.builds(
-    phase, st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(1, 5)
+    phase, st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(2, 5)
 )
-options = st.builds(
-    GbaOptions,
-    st.sampled_from(["hard", "inverse", "exp"]),
-    st.sampled_from([0, 1, 3, float("inf")]),
-    st.sampled_from([0.0, 0.5, 1.0]),
-    st.sampled_from(["M", "accepted"]),
-)
+MODES = ["async", "bsp", "gba", "hop_bs", "hop_bw", "sync"]
+OPTIONS = {name: st.none() for name in MODES} | {
+    "gba": st.builds(
+        GbaOptions,
+        st.sampled_from(["hard", "inverse", "exp"]),
+        st.sampled_from([0, 1, 3, float("inf")]),
+        st.sampled_from([0.0, 0.5, 1.0]),
+        st.sampled_from(["M", "accepted"]),
+        st.sampled_from(["token", "row"]),
+    ),
+    "hop_bs": st.builds(HopBsOptions, st.sampled_from([0, 1, 2, 5, float("inf")])),
+    "hop_bw": st.builds(HopBwOptions, st.sampled_from([0, 1])),
+}
 
 
 def test_the_modes_of_this_version() -> None:
-    assert set(names()) >= {"sync", "async", "gba"}
+    assert set(names()) >= set(MODES)
 
 
 def test_an_unknown_mode_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"mode\.name=turbo is not known.*async, gba, sync"):
+    with pytest.raises(ConfigError, match=r"mode\.name=turbo is not known.*async, bsp, gba, hop_bs, hop_bw, sync"):
         make("turbo", phase(8))
 
 
-@given(phases, options, seeds)
+@pytest.mark.parametrize("name", MODES)
+@given(phases, st.data(), seeds)
 def test_whatever_the_order_every_sample_is_counted_once(
-    part: Phase, chosen: GbaOptions, seed: int
+    name: str, part: Phase, data: st.DataObject, seed: int
 ) -> None:
-    for name in ("sync", "async", "gba"):
-        cluster = run(name, part, chosen, seed, deaths=name != "sync")
-        ledger = cluster.policy.ledger
-        ledger.check()
-        assert (ledger.read, ledger.lost, cluster.policy.idle) == (part.samples, 0, True)
-        batches = [m.batch for step in cluster.steps for m in step.members]
-        assert sorted(batches) == list(range(part.batches))
-        sizes = {m.batch: m.samples for step in cluster.steps for m in step.members}
-        assert all(sizes[batch] == part.size(batch) for batch in sizes)
-        weighed = sum(m.weight * m.samples for step in cluster.steps for m in step.members)
-        assert ledger.effective == pytest.approx(weighed)
+    """Duplicates, late announcements, deaths and joiners; the driver asserts what holds at every decision."""
+    driver = run(name, part, data.draw(OPTIONS[name]), seed)
+    ledger = driver.policy.ledger
+    ledger.check()
+    assert (ledger.read, driver.policy.idle) == (part.samples, True)
+    members = [m for step in driver.steps for m in step.members]
+    fates = [(m.batch, m.samples) for m in members] + [(drop.batch, drop.samples) for drop in driver.drops]
+    assert sorted(fates) == [(batch, part.size(batch)) for batch in range(part.batches)]
+    assert ledger.lost == sum(drop.samples for drop in driver.drops)
+    assert ledger.decayed == sum(m.samples for m in members if m.weight == 0)
+    assert ledger.effective == pytest.approx(sum(m.weight * m.samples for m in members))
+    assert name == "hop_bw" or not driver.drops
 
 
-@given(phases, options, seeds)
-def test_steps_are_numbered_without_a_gap(part: Phase, chosen: GbaOptions, seed: int) -> None:
-    for name in ("sync", "async", "gba"):
-        cluster = run(name, part, chosen, seed, deaths=False)
-        numbers = [step.step for step in cluster.steps]
-        assert numbers == list(range(part.first_step, part.first_step + len(numbers)))
-        assert cluster.policy.step == part.first_step + len(numbers)
+@pytest.mark.parametrize("name", MODES)
+@given(phases, st.data(), seeds)
+def test_no_sample_is_read_twice_for_a_batch_handed_out_again(
+    name: str, part: Phase, data: st.DataObject, seed: int
+) -> None:
+    driver = run(name, part, data.draw(OPTIONS[name]), seed)
+    handed = [grant.batch for _, grant in driver.grants if grant.samples]
+    assert len(handed) - part.batches == driver.reissued
+    assert driver.policy.ledger.read == part.samples
 
 
-@given(phases, options, seeds)
+@pytest.mark.parametrize("name", sorted(set(MODES) - {"sync"}))
+@given(phases, st.data(), seeds)
 def test_tokens_never_go_backwards_even_for_batches_handed_out_again(
-    part: Phase, chosen: GbaOptions, seed: int
+    name: str, part: Phase, data: st.DataObject, seed: int
 ) -> None:
-    for name in ("async", "gba"):
-        tokens = [grant.token for grant in run(name, part, chosen, seed).grants]
-        assert tokens == sorted(tokens)
-
-
-@given(phases, options, seeds)
-def test_weights_and_divisors_are_what_a_shard_accepts(part: Phase, chosen: GbaOptions, seed: int) -> None:
-    for name in ("sync", "async", "gba"):
-        for step in run(name, part, chosen, seed, deaths=False).steps:
-            assert all(0.0 <= m.weight <= 1.0 for m in step.members)
-            assert step.weight_sum == sum(m.weight for m in step.members)
-            assert step.divisor > 0 or step.weight_sum == 0
+    tokens = [grant.token for _, grant in run(name, part, data.draw(OPTIONS[name]), seed).grants]
+    assert tokens == sorted(tokens)
 
 
 @given(phases, seeds)
-def test_a_dead_workers_batches_are_handed_out_again_and_read_once(part: Phase, seed: int) -> None:
-    for name in ("async", "gba"):
-        cluster = run(name, part, None, seed)
-        again = len(cluster.grants) - part.batches
-        assert again == cluster.reissued
-        assert cluster.policy.ledger.read == part.samples
+def test_the_tokens_of_sync_never_go_backwards_while_nobody_dies(part: Phase, seed: int) -> None:
+    driver = run("sync", part, None, seed, deaths=False)
+    for worker in part.workers:
+        tokens = [grant.token for owner, grant in driver.grants if owner == worker]
+        assert tokens == sorted(tokens)
+
+
+@pytest.mark.parametrize("name", MODES)
+@given(phases, st.data(), seeds)
+def test_new_batches_are_handed_out_in_data_order(
+    name: str, part: Phase, data: st.DataObject, seed: int
+) -> None:
+    driver = run(name, part, data.draw(OPTIONS[name]), seed, deaths=False)
+    batches = [grant.batch for worker, grant in driver.grants if grant.samples]
+    if name == "sync":
+        batches = [b for w in part.workers for owner, g in driver.grants if owner == w and (b := g.batch) >= 0]
+        assert sorted(b for b in batches if b < part.batches) == list(range(part.batches))
+    else:
+        assert batches == list(range(part.batches))
+
+
+@pytest.mark.parametrize("name", MODES)
+@given(phases, st.data(), seeds)
+def test_weights_and_divisors_are_what_a_shard_accepts(
+    name: str, part: Phase, data: st.DataObject, seed: int
+) -> None:
+    for step in run(name, part, data.draw(OPTIONS[name]), seed).steps:
+        assert step.members
+        assert all(0.0 <= m.weight <= 1.0 for m in step.members)
+        assert step.weight_sum == sum(m.weight for m in step.members)
+        assert step.divisor > 0 or step.weight_sum == 0
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_nobody_takes_who_is_not_among_the_living(name: str) -> None:
+    policy = make(name, phase(80, local=2, gradients=2))
+    assert policy.take(3) is None
+    policy.lost_worker(1)
+    assert policy.take(1) is None and policy.live == {0, 2}
+    for worker in (1, 3):
+        policy.joined_worker(worker)
+        assert policy.take(worker) is not None or name == "sync"
+    assert policy.live == {0, 1, 2, 3}
+    assert policy.poll() == []
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_last_ones_death_is_no_end_where_another_comes(name: str) -> None:
+    driver = Driver(make(name, phase(41, local=4, gradients=3)))
+    for worker in driver.policy.phase.workers:
+        driver.take(worker)
+    driver.announce(*driver.flying[0])
+    for worker in driver.policy.phase.workers:
+        driver.kill(worker)
+    assert not driver.policy.idle
+    assert len(driver.steps) == (1 if name in ("async", "hop_bs") else 0) + (name == "hop_bw")
+    driver.join(9)
+    driver.finish()
+    driver.policy.ledger.check()
+    assert driver.policy.ledger.read == 41
 
 
 def test_a_batch_handed_out_again_gets_the_token_of_the_next_new_one() -> None:
@@ -110,6 +176,7 @@ def test_the_late_gradient_of_a_dead_worker_is_ignored_even_after_the_batch_is_l
     policy.take(1)
     assert policy.announce(0, 0) == []
     [step] = policy.announce(1, 0)
+    assert isinstance(step, Step)
     assert [(m.worker, m.batch) for m in step.members] == [(1, 0)]
 
 
@@ -145,7 +212,8 @@ def test_policies_know_no_torch_no_numpy_and_no_clock() -> None:
     assert not {"torch", "numpy", "socket", "msgpack", "mlflow"} & set(loaded)
     imported = {name for path in Path(policies.__file__).parent.glob("*.py") for name in _imports(path)}
     assert {name for name in imported if not name.startswith("gbactl.")} <= {
-        "__future__", "abc", "collections", "collections.abc", "dataclasses", "importlib", "pkgutil", "typing",
+        "__future__", "abc", "collections", "collections.abc", "dataclasses", "heapq", "importlib", "pkgutil",
+            "typing",
     }  # fmt: skip
     assert all(name.startswith(("gbactl.policies", "gbactl.errors")) for name in imported if "gbactl" in name)
 
@@ -161,5 +229,6 @@ def _imports(path: Path) -> Iterator[str]:
 def test_where_the_dense_parameters_are() -> None:
     assert policy_class("sync").dense_on == "workers"
     assert not policy_class("sync").prefetch_rows
-    for name in ("async", "gba"):
-        assert policy_class(name).dense_on == "servers" and policy_class(name).prefetch_rows
+    for name in set(MODES) - {"sync"}:
+        assert policy_class(name).dense_on == "servers"
+        assert policy_class(name).prefetch_rows == (name != "hop_bw")

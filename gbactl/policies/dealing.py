@@ -1,0 +1,114 @@
+"""Who computes which batch of which step where all workers go together: `sync`'s local batches, dealt.
+
+Turn t has the `width` batches from t * width on. While nobody is lost the worker at position j has batch j of
+every turn; what a dead worker owed is dealt to those left. O(1) a batch; a loss costs what it leaves behind.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+
+class Card(NamedTuple):
+    """A batch to compute in a turn; `fresh`: nobody has taken it before."""
+
+    batch: int
+    turn: int
+    fresh: bool
+
+
+class Ring(NamedTuple):
+    """The workers that share the batches of a turn and of all after it."""
+
+    turn: int
+    places: dict[int, int]
+
+
+class Dealer:
+    """Deals `batches` batches in turns of `width`."""
+
+    def __init__(self, workers: tuple[int, ...], batches: int) -> None:
+        self.width, self.batches = len(workers), batches
+        self.turns = -(-batches // self.width)
+        self.reached = 0  # turns that somebody has begun
+        self._turn = dict.fromkeys(workers, 0)
+        self._hands: dict[int, list[Card]] = {worker: [] for worker in workers}
+        self._orphans: list[Card] = []
+        self._held = 0
+        self._behind = len(workers) if self.turns else 0
+        self._rings = [Ring(0, {worker: place for place, worker in enumerate(workers)})]
+
+    @property
+    def empty(self) -> bool:
+        """Everything was dealt, and every live worker has a card of every turn."""
+        return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
+
+    def next(self, worker: int) -> Card | None:
+        """A worker's next card, earlier turns first; its batch lies past the end where it only joins in."""
+        turn, hand = self._turn.get(worker), self._hands.get(worker)
+        if turn is None or hand is None:
+            return None
+        if hand and hand[0].turn <= turn:
+            self._held -= 1
+            return heappop(hand)
+        if turn >= self.turns:
+            return None
+        self._begin(worker, turn)
+        share = self._share(worker, turn)
+        if not share:
+            return Card(max(self.batches, turn * self.width + self._ring(turn).places[worker]), turn, True)
+        self._give(worker, share[1:])
+        return share[0]
+
+    def lose(self, worker: int, leased: list[int]) -> None:
+        """Deal what a dead worker computed, held or had still to take of turns that others have begun."""
+        turn = self._turn.pop(worker, None)
+        if turn is None:
+            return
+        hand = self._hands.pop(worker)
+        self._held -= len(hand)
+        self._behind -= turn < self.turns
+        owed = [Card(batch, batch // self.width, False) for batch in leased]
+        owed += hand + [card for t in range(turn, self.reached) for card in self._share(worker, t)]
+        self._deal(owed)
+
+    def join(self, worker: int) -> None:
+        """A joiner shares the turns that nobody has begun."""
+        if worker in self._turn:
+            return
+        self._turn[worker], self._hands[worker] = self.reached, []
+        self._behind += self.reached < self.turns
+        orphans, self._orphans = self._orphans, []
+        self._held -= len(orphans)
+        self._deal(orphans)
+
+    def _begin(self, worker: int, turn: int) -> None:
+        self._turn[worker] = turn + 1
+        self._behind -= turn + 1 == self.turns
+        self.reached = max(self.reached, turn + 1)
+
+    def _share(self, worker: int, turn: int) -> list[Card]:
+        """The batches of a turn that are the worker's own, but for those past the end."""
+        places = self._ring(turn).places
+        first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
+        return [Card(batch, turn, True) for batch in range(first + places[worker], end, len(places))]
+
+    def _ring(self, turn: int) -> Ring:
+        return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
+
+    def _deal(self, cards: list[Card]) -> None:
+        """Deal cards to those who live; they share the turns to come."""
+        left = sorted(self._turn)
+        if not left:
+            self._orphans += cards
+            self._held += len(cards)
+            return
+        self._rings.append(Ring(self.reached, {worker: place for place, worker in enumerate(left)}))
+        for number, card in enumerate(sorted(cards)):
+            self._give(left[number % len(left)], [card])
+
+    def _give(self, worker: int, cards: list[Card]) -> None:
+        self._held += len(cards)
+        for card in cards:
+            heappush(self._hands[worker], card)

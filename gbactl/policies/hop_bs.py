@@ -1,0 +1,64 @@
+"""`hop_bs`: bounded staleness, following the idea of Hop: fast workers wait for the slowest one.
+
+A worker's clock is the number of batches it has finished. The slowest clock is kept up to date, not looked
+for: a decision costs the same at any number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from gbactl.errors import ConfigError
+from gbactl.policies.async_ps import AsyncPolicy
+from gbactl.policies.base import PolicyOptions, register
+from gbactl.policies.clocks import Clocks
+from gbactl.policies.records import Grant
+
+
+@dataclass(frozen=True)
+class HopBsOptions(PolicyOptions):
+    """`bound`: batches that a worker may be ahead of the slowest one and still take the next."""
+
+    bound: float = 2
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        if not self.bound >= 0:
+            raise ConfigError("mode.bound must be 0 or more batches; mode.bound=inf never makes a worker wait.")
+
+
+@register("hop_bs")
+class HopBsPolicy(AsyncPolicy):
+    """Each gradient by itself, on arrival; the next batch only within the bound."""
+
+    Options: ClassVar[type[PolicyOptions]] = HopBsOptions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.clocks = Clocks(self.phase.workers)
+        self._bound = cast(HopBsOptions, self.options).bound
+
+    def take(self, worker: int) -> Grant | None:
+        """The next batch, unless the worker is more than `bound` batches ahead of the slowest live one."""
+        if worker in self.live and self.clocks.ahead(worker) > self._bound:
+            return None
+        return super().take(worker)
+
+    def _return(self, worker: int, batch: int) -> Grant | None:
+        grant = super()._return(worker, batch)
+        if grant is not None:
+            before = self.clocks.slowest
+            self.clocks.tick(worker)
+            self.openings += self.clocks.slowest > before
+        return grant
+
+    def lost_worker(self, worker: int) -> list[int]:
+        """Nobody waits for a dead worker."""
+        self.clocks.remove(worker)
+        return super().lost_worker(worker)
+
+    def joined_worker(self, worker: int) -> None:
+        """A joiner starts at the clock of the slowest live worker."""
+        self.clocks.add(worker)
+        super().joined_worker(worker)

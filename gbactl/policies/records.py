@@ -1,0 +1,131 @@
+"""What policies speak of: phases, grants, gradients' places in steps, drops, and the ledger of samples.
+
+Plain frozen records; making one costs about half a microsecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gbactl.errors import AccountingError
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One mode within one day (or epoch). Batches are numbered in data order; sizes in samples."""
+
+    samples: int
+    local_batch: int
+    global_batch: int
+    first_step: int
+    workers: tuple[int, ...]
+
+    @property
+    def batches(self) -> int:
+        """How many local batches the phase has; the last may be short."""
+        return -(-self.samples // self.local_batch)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """M = G / B_a."""
+        return self.global_batch // self.local_batch
+
+    def size(self, batch: int) -> int:
+        """Samples in a batch; 0 past the end."""
+        return max(0, min(self.local_batch, self.samples - batch * self.local_batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A batch handed to a worker.
+
+    `after`: the version a shard must have reached before it serves the rows. `divisor`: what the step's
+    sum is divided by where the worker applies the dense part itself (`sync`), else 0. `progress`: samples
+    of the phase finished before the step (`sync`), else 0. A grant of 0 samples only joins the step.
+    """
+
+    batch: int
+    token: int
+    start: int
+    samples: int
+    after: int = 0
+    divisor: float = 0.0
+    progress: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A gradient's place in a step. `weight` = f(token staleness) x n / B.
+
+    `row_weights`, where rows have a staleness of their own: f(s) x n / B for s = 0 .. token staleness.
+    """
+
+    batch: int
+    worker: int
+    weight: float
+    samples: int
+    token_staleness: int
+    row_weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step: every shard applies the members in this order, then its version is step + 1."""
+
+    step: int
+    members: tuple[Member, ...]
+    divisor: float
+
+    @property
+    def weight_sum(self) -> float:
+        """Sum of the weights, in member order."""
+        return sum(m.weight for m in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A gradient that is discarded: its samples are lost."""
+
+    batch: int
+    samples: int
+
+
+Decision = Step | Drop
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Samples by their last fate; `effective` is the sum of weight x samples of what was applied."""
+
+    read: int = 0
+    trained: int = 0
+    decayed: int = 0
+    lost: int = 0
+    effective: float = 0.0
+
+    def settle(self, step: Step) -> None:
+        """Count the members of an applied step as trained or decayed."""
+        for member in step.members:
+            if member.weight > 0:
+                self.trained += member.samples
+                self.effective += member.weight * member.samples
+            else:
+                self.decayed += member.samples
+
+    @property
+    def finished(self) -> int:
+        """Samples with a fate: what schedules call progress, in samples."""
+        return self.trained + self.decayed + self.lost
+
+    def check(self) -> None:
+        """Raise AccountingError unless read = trained + decayed + lost."""
+        if self.read != self.finished:
+            raise AccountingError(
+                f"Samples do not add up: read {self.read} is not trained {self.trained} + decayed "
+                f"{self.decayed} + lost {self.lost}; this is a bug, please report the run directory."
+            )
+
+    def add(self, other: Ledger) -> None:
+        """Add another phase's counts."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -1,0 +1,147 @@
+"""hop_bw: when a step closes, and what becomes of who comes too late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.errors import ConfigError
+from gbactl.policies import Drop, HopBwOptions, Step, make
+from tests.support.policy_driver import Driver, phase
+
+
+def cluster(samples: int = 400, workers: int = 4, backup: int = 1, first: int = 0) -> Driver:
+    """Batches of 4; everybody has taken one."""
+    part = phase(samples, local=4, gradients=workers, first=first, workers=workers)
+    driver = Driver(make("hop_bw", part, HopBwOptions(backup)))
+    for worker in range(workers):
+        driver.take(worker)
+    return driver
+
+
+def members(step: object) -> list[int]:
+    assert isinstance(step, Step)
+    return [member.batch for member in step.members]
+
+
+def test_a_step_closes_at_the_first_of_them_in_batch_order() -> None:
+    driver = cluster(first=5)
+    assert [(g.batch, g.token, g.after) for _, g in driver.grants] == [(b, 5, 5) for b in range(4)]
+    assert driver.announce(3, 3) == driver.announce(0, 0) == []
+    [step] = driver.announce(2, 2)
+    assert isinstance(step, Step)
+    assert (step.step, members(step), step.divisor) == (5, [0, 2, 3], 3.0)
+
+
+def test_a_late_gradient_is_dropped_and_its_worker_goes_on_with_the_newest_step() -> None:
+    driver = cluster()
+    for worker in (0, 1, 2):
+        driver.announce(worker, worker)
+    for worker in (0, 1, 2):
+        driver.take(worker)
+    assert driver.take(3) is None, "it still holds its batch"
+    assert driver.announce(3, 3) == [Drop(3, 4)]
+    assert (driver.policy.ledger.lost, driver.policy.ledger.trained) == (4, 12)
+    grant = driver.take(3)
+    assert grant is not None
+    assert (grant.batch, grant.token, grant.after) == (7, 1, 1)
+    assert driver.announce(3, 7) == []
+
+
+def test_a_worker_holds_one_batch_and_delivers_one_a_step() -> None:
+    driver = cluster()
+    assert driver.take(0) is None
+    driver.announce(0, 0)
+    assert driver.take(0) is None
+    driver.announce(1, 1), driver.announce(2, 2)
+    assert [driver.take(worker) is not None for worker in range(4)] == [True, True, True, False]
+
+
+def test_fewer_live_workers_close_a_step_that_was_waiting_for_more() -> None:
+    driver = cluster()
+    driver.announce(0, 0)
+    driver.announce(1, 1)
+    assert driver.kill(2) == [], "three live, three wanted"
+    [step] = driver.kill(3)
+    assert members(step) == [0, 1]
+    assert isinstance(step, Step) and step.divisor == 2.0
+    again = [driver.take(worker) for worker in (0, 1)]
+    assert [(g.batch, g.token) for g in again if g] == [(2, 1), (3, 1)]
+
+
+def test_what_a_dead_worker_has_delivered_counts() -> None:
+    driver = cluster()
+    driver.announce(3, 3)
+    assert driver.kill(3) == []
+    driver.announce(0, 0)
+    [step] = driver.announce(1, 1)
+    assert members(step) == [0, 1, 3]
+
+
+def test_without_a_living_worker_a_step_waits_for_a_joiner() -> None:
+    driver = cluster()
+    driver.announce(1, 1)
+    for worker in range(4):
+        driver.policy.lost_worker(worker)
+    assert driver.policy.poll() == []
+    driver.policy.joined_worker(2)
+    [step] = driver.policy.poll()
+    assert members(step) == [1]
+
+
+def test_a_joiner_works_on_the_newest_step_and_the_step_grows_no_larger() -> None:
+    driver = cluster()
+    driver.join(9)
+    grant = driver.take(9)
+    assert grant is not None and (grant.batch, grant.token) == (4, 0)
+    driver.announce(9, 4), driver.announce(2, 2)
+    [step] = driver.announce(0, 0)
+    assert members(step) == [0, 2, 4]
+
+
+def test_what_is_there_at_the_end_of_the_data_is_a_partial_step() -> None:
+    driver = cluster(samples=4 * 3 + 4 + 3)
+    for worker in (0, 1, 2):
+        driver.announce(worker, worker)
+    assert driver.announce(3, 3) == [Drop(3, 4)]
+    assert driver.take(1) is not None
+    driver.announce(1, 4)
+    assert driver.policy.idle
+    driver.finish()
+    assert [(members(s), s.divisor, s.weight_sum) for s in driver.steps[1:]] == [([4], 0.75, 0.75)]
+    assert driver.policy.finish() == []
+    driver.policy.ledger.check()
+
+
+def test_a_full_step_with_a_short_batch_is_divided_by_what_is_there() -> None:
+    driver = cluster(samples=4 * 2 + 1, workers=3, backup=0)
+    for worker in (2, 1, 0):
+        driver.announce(worker, worker)
+    assert [(s.divisor, [m.weight for m in s.members]) for s in driver.steps] == [(2.25, [1.0, 1.0, 0.25])]
+
+
+@given(st.integers(2, 6), st.data(), st.integers(0, 1 << 30))
+def test_no_step_but_the_last_is_smaller_than_the_live_workers_allow(
+    workers: int, data: st.DataObject, seed: int
+) -> None:
+    backup = data.draw(st.integers(0, workers - 1))
+    driver = cluster(workers=workers, backup=backup)
+    driver.rng.seed(seed)
+    for _ in range(150):
+        driver.rng.choice([driver.some_take, driver.some_announce, driver.some_announce])()
+    assert all(len(step.members) == workers - backup == step.divisor for step in driver.steps)
+    held = [worker for worker, _ in driver.flying]
+    assert len(set(held)) == len(held)
+    for token in {grant.token for _, grant in driver.grants}:
+        owners = [worker for worker, grant in driver.grants if grant.token == token]
+        assert len(set(owners)) == len(owners)
+
+
+def test_somebody_is_always_waited_for() -> None:
+    HopBwOptions(0).check()
+    with pytest.raises(ConfigError, match=r"mode\.backup must be 0"):
+        HopBwOptions(-1).check()
+    HopBwOptions(3).check_workers(4)
+    with pytest.raises(ConfigError, match=r"backup=4 of cluster\.workers=4 .* type mode\.backup=3 or less"):
+        make("hop_bw", phase(8, workers=4), HopBwOptions(4))

@@ -1,0 +1,121 @@
+"""The study runner: which cells there are, when one counts as done, and that a cut study goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("study", ROOT / "experiments" / "study.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["study"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SWEEP = """
+study: tiny
+common: [experiment=smoke]
+parts:
+  first:
+    jobs: 2
+    common: [data.days=2]
+    grid:
+      mode: [async, gba]
+      seed: [0, 1]
+    sizes:
+      full: {grid: {seed: [0, 1, 2]}}
+  second:
+    grid:
+      which: [[mode=gba, mode.iota=0], [mode=gba, mode.iota=3]]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def test_cells_are_the_combinations_of_a_grid(study: Any, sweep: Path) -> None:
+    first, second = study.read_study(sweep)
+    assert first.jobs == 2
+    assert [cell.overrides for cell in first.cells] == [
+        ("experiment=smoke", "data.days=2", f"mode={mode}", f"seed={seed}")
+        for mode in ("async", "gba")
+        for seed in (0, 1)
+    ]
+    assert [cell.overrides[1:] for cell in second.cells] == [("mode=gba", "mode.iota=0"), ("mode=gba", "mode.iota=3")]
+
+
+def test_a_larger_size_changes_what_it_names(study: Any, sweep: Path) -> None:
+    assert len(study.read_study(sweep, "full")[0].cells) == 6
+    assert len(study.read_study(sweep, "full")[1].cells) == 2
+
+
+def test_a_cell_twice_is_an_error(study: Any, sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("[0, 1]", "[0, 0]"))
+    with pytest.raises(ValueError, match="the same"):
+        study.read_study(sweep)
+
+
+def test_a_key_depends_on_the_configuration_and_on_the_code_alone(study: Any) -> None:
+    cell = study.Cell("tiny", "first", ("experiment=smoke", "mode=gba"))
+    same = study.Cell("tiny", "other", ("experiment=smoke", "mode=gba", "mode.iota=3", "tracking.experiment=x"))
+    assert study.key_of(cell, "v1") == study.key_of(same, "v1")
+    assert study.key_of(cell, "v1") != study.key_of(cell, "v2")
+    other = study.Cell("tiny", "first", ("experiment=smoke", "mode=async"))
+    assert study.key_of(cell, "v1") != study.key_of(other, "v1")
+
+
+def test_the_code_version_sees_what_numbers_depend_on(study: Any, tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "policies" / "gba.py").write_text("a = 1\n")
+    before = study.code_version(tmp_path)
+    (tmp_path / "report" / "render.py").write_text("b = 1\n")
+    assert study.code_version(tmp_path) == before
+    (tmp_path / "policies" / "gba.py").write_text("a = 2\n")
+    assert study.code_version(tmp_path) != before
+
+
+def test_only_a_finished_result_counts(study: Any, tmp_path: Path) -> None:
+    assert not study.finished(tmp_path)
+    (tmp_path / "result.json").write_text("{")
+    assert not study.finished(tmp_path)
+    for status in ("FAILED", "FINISHED"):
+        (tmp_path / "result.json").write_text(json.dumps({"status": status}))
+        assert study.finished(tmp_path) == (status == "FINISHED")
+
+
+def test_a_cut_study_goes_on_where_it_was(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+
+    def command(cell: Any, folder: Path, version: str) -> list[str]:
+        ran.append(cell.overrides[-1])
+        write = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); "
+        write += "(p / 'result.json').write_text(json.dumps({'status': 'FINISHED'}))"
+        fail = cell.overrides[-1] == "seed=2" and ran.count("seed=2") == 1
+        return [sys.executable, "-c", "raise SystemExit('cut')" if fail else write, str(folder)]
+
+    monkeypatch.setattr(study, "command", command)
+    cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", "mode=gba", f"seed={seed}")) for seed in range(4))
+    part = study.Part("first", 1, cells, ("experiment=smoke",))
+    with pytest.raises(SystemExit, match=r"seed=2\nfailed: cut"):
+        study.run_part(part, "v")
+    study.run_part(part, "v")
+    assert sorted(ran) in ([f"seed={n}" for n in (0, 1, 2, 2, 3)],)
+    assert all(study.finished(tmp_path / study.STUDIES / "tiny" / study.key_of(cell, "v")) for cell in cells)

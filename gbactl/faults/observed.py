@@ -1,0 +1,104 @@
+"""What came of the plan: the slow-down that was injected beside the one that the run shows. Pure.
+
+`injected`: the worker's stretched seconds over what they would be without the plan's factors. `observed`: its
+seconds per sample over those of the median worker without a fault, whatever the plan says; of those that are
+pinned to the same core where there are any, since they meet the same neighbours. Where every worker has a
+fault their calm batches, hardly slowed if at all, stand for them; without such `observed` is not known.
+A microsecond a gradient.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gbactl.faults.hogs import hogged, worker_cores
+from gbactl.faults.plan import FaultPlan
+
+if TYPE_CHECKING:
+    from gbactl.config import RunConfig
+
+WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
+CALM, CALM_BATCHES = 1.25, 10
+
+
+@dataclass
+class _Sums:
+    """Of a worker's batches: how many, seconds as they passed and without the factors, samples."""
+
+    batches: int = 0
+    seconds: float = 0.0
+    unslowed: float = 0.0
+    samples: int = 0
+
+    def add(self, seconds: float, slowdown: float, samples: int) -> None:
+        self.batches += 1
+        self.seconds += seconds
+        self.unslowed += seconds / slowdown
+        self.samples += samples
+
+
+class Observed:
+    """Collects batches. `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned."""
+
+    def __init__(self, plan: FaultPlan, hogged: Collection[int] = (), cores: Sequence[int] = ()) -> None:
+        self.plan, self.hogged, self.cores = plan, frozenset(hogged), cores
+        self.faulty = plan.slowed | self.hogged
+        self._full = 1  # a short batch takes longer per sample, and is not looked at either
+        self._seen: dict[int, int] = {}
+        self._workers: dict[int, _Sums] = {}
+        self._calm: dict[int, _Sums] = {}
+
+    @classmethod
+    def of(cls, cfg: RunConfig) -> Observed | None:
+        """For a run; None where it has no faults."""
+        plan = FaultPlan.of(cfg)
+        if not plan.faults:
+            return None
+        return cls(plan, hogged(cfg, plan), worker_cores(cfg) if cfg.cluster.name == "local" else ())
+
+    def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
+        """A gradient of `samples` took `seconds` in all, `slowdown` being the factor that was injected."""
+        seen = self._seen[worker] = self._seen.get(worker, 0) + 1
+        self._full = max(self._full, samples)
+        if seen <= WARM_UP or samples < self._full or seconds <= 0.0:
+            return
+        self._workers.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
+        if slowdown <= CALM and worker not in self.hogged:
+            self._calm.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
+
+    def reference(self, worker: int) -> float | None:
+        """Seconds per sample of an undisturbed worker in this one's place; None where nobody shows them."""
+        calm = {w: sums.unslowed / sums.samples for w, sums in self._calm.items() if sums.batches >= CALM_BATCHES}
+        beside = {w: value for w, value in calm.items() if self.cores and self.cores[w] == self.cores[worker]}
+        for found in (beside, calm):
+            sound = [value for w, value in found.items() if w not in self.faulty]
+            if found:
+                return statistics.median(sound or found.values())
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        """result.json's `faults`: the plans, and for every worker that has one what was injected and observed."""
+        workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
+        return {"plans": self.plan.told(), "workers": workers}
+
+    def _worker(self, worker: int) -> dict[str, float | None]:
+        sums, reference = self._workers.get(worker), self.reference(worker)
+        known = sums is not None and worker not in self.hogged
+        injected = sums.seconds / sums.unslowed if sums is not None and known else None
+        observed = sums.seconds / sums.samples / reference if sums is not None and reference is not None else None
+        error = observed / injected - 1.0 if injected is not None and observed is not None else None
+        return {"injected": injected, "observed": observed, "error": error}
+
+
+def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """For MLflow: fault_injected/W1 and fault_observed/W1 of a result, as far as they are known."""
+    workers = (result.get("faults") or {}).get("workers") or {}
+    return {
+        f"fault_{name}/{worker}": values[name]
+        for worker, values in workers.items()
+        for name in ("injected", "observed")
+        if values.get(name) is not None
+    }

@@ -1,0 +1,25 @@
+"""Plans made of plain containers, as they are typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gbactl.config import FaultsConfig
+from gbactl.faults.plan import FaultPlan
+
+EVERY_KIND: tuple[dict[str, Any], ...] = (
+    {"kind": "constant", "factor": 4},
+    {"kind": "periodic", "factor": 3.0, "period_batches": 10, "duty": 0.3},
+    {"kind": "periodic", "factor": 3.0, "period_seconds": 2.5},
+    {"kind": "random", "distribution": "exponential", "mean": 2},
+    {"kind": "random", "distribution": "lognormal", "mean": 1.5, "sigma": 0.7},
+    {"kind": "random", "distribution": "pareto", "mean": 2.0, "shape": 1.5},
+    {"kind": "window", "factor": 8, "from": 1, "until": 2},
+    {"kind": "window", "factor": 8},
+    {"kind": "hog", "workers": [0], "processes": 2, "from": 1.0, "until": 3.0},
+)
+
+
+def plan(*plans: dict[str, Any], seed: int = 0, workers: int = 4, own_seed: int | None = None) -> FaultPlan:
+    """`own_seed` is faults.seed."""
+    return FaultPlan(FaultsConfig(own_seed, list(plans)), seed, workers)

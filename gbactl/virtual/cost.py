@@ -1,0 +1,78 @@
+"""The cost model: seconds of computing, serving and sending. Pure; a microsecond a question.
+
+A batch's random factor is a function of (seed, worker, the worker's own count of batches) alone, so it does not
+depend on what else happens.
+"""
+
+from __future__ import annotations
+
+from gbactl.faults import draws
+from gbactl.virtual.spec import CostConfig
+
+MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
+BACKWARD_SHARE = 2 / 3  # of a batch's time: what an all-reduce can hide behind
+_US, _NS, _GBIT = 1e-6, 1e-9, 1e9 / 8
+_COMPUTE = 2  # keeps these draws apart from those of the fault plan
+
+
+class CostModel:
+    """All answers are seconds."""
+
+    def __init__(self, cfg: CostConfig, seed: int) -> None:
+        self.cfg, self.seed = cfg, seed
+        self.server_message = cfg.server_message_us * _US
+        self.coordinator_message = cfg.coordinator_message_us * _US
+        self.local_latency, self.latency = cfg.local_latency_us * _US, cfg.latency_us * _US
+        self.local_bandwidth, self.bandwidth = cfg.local_bandwidth_gbit * _GBIT, cfg.bandwidth_gbit * _GBIT
+
+    def _scale(self, worker: int) -> float:
+        scales = self.cfg.worker_scale
+        return scales[worker % len(scales)] if scales else 1.0
+
+    def factor(self, worker: int, turn: int) -> float:
+        """The random factor of a worker's batch, of mean 1."""
+        scale = self.cfg.spread_scale
+        if self.cfg.spread == "none" or scale == 0:
+            return 1.0
+        u = draws.uniform(draws.key_of(_COMPUTE, self.seed, worker), turn)
+        if self.cfg.spread == "lognormal":
+            return draws.lognormal(u, scale)
+        return 1.0 - scale + scale * draws.exponential(u)
+
+    def gradient(self, worker: int, turn: int, samples: int) -> float:
+        """A core's time for the gradient of `samples`."""
+        base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
+        return base * self._scale(worker) * self.factor(worker, turn)
+
+    def predict(self, worker: int, samples: int) -> float:
+        """A core's time for an evaluation batch."""
+        return self.cfg.predict_us * _US * samples * self._scale(worker)
+
+    def pull(self, rows: int, floats: int) -> float:
+        """A server's time to gather rows and copy dense values."""
+        return (self.cfg.row_pull_ns * rows + self.cfg.dense_pull_ns * floats) * _NS
+
+    def apply(self, rows: int, gradients: int, floats: int) -> float:
+        """A server's time for a step: `rows` of all its gradients together, a dense slice of `floats`."""
+        dense = (self.cfg.dense_apply_ns * gradients + self.cfg.dense_step_ns) * floats
+        return (self.cfg.row_apply_ns * rows + dense) * _NS
+
+    def replica_step(self, floats: int) -> float:
+        """A worker's time to apply a step to its own copy of the dense vector."""
+        return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
+
+    def ring(self, nbytes: int, workers: int, hosts: int) -> float:
+        """An all-reduce of `nbytes` in a ring: each sends 2 (N-1) messages of bytes / N."""
+        if workers == 1:
+            return 0.0
+        latency = self.local_latency if hosts == 1 else self.latency
+        width = self.local_bandwidth if hosts == 1 else self.bandwidth
+        return 2 * (workers - 1) * (latency + nbytes / workers / width)
+
+    def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float) -> float:
+        """From the last worker's arrival, after `compute` seconds, to the sum."""
+        if workers == 1:
+            return 0.0
+        ring = self.ring(nbytes, workers, hosts)
+        hidden = min(self.cfg.overlap * ring, BACKWARD_SHARE * compute)
+        return self.cfg.allreduce_us * _US + ring - hidden

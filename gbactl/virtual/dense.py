@@ -1,0 +1,243 @@
+"""Who holds the dense vector of a virtual cluster: the servers, or all workers the same one.
+
+Where the servers hold it, a gradient is computed when it is pushed, from what was pulled: until then only the
+pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
+equal by definition, so there is one; gradients are added up in batch order as they come, and only what comes out of
+order is held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster.messages import Norms, Push
+from gbactl.kernels.base import Floats
+from gbactl.store.checksum import digest
+from gbactl.store.dense import DenseBlock
+from gbactl.store.norms import dense_square
+from gbactl.virtual.compute import Compute
+from gbactl.virtual.cost import CostModel
+from gbactl.virtual.item import Item
+from gbactl.virtual.worker import VirtualWorker
+
+Payloads = list[tuple[int, Any, int, int]]
+
+
+def _room(item: Item, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats, Floats]:
+    """A push's payload uint8[n] with its index written, and float32 views: rows [high - low, width], [dense]."""
+    count = high - low
+    out = np.empty(4 * (count + count * width + dense), np.uint8)
+    out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
+    values, cut = out.view(np.float32), count * (1 + width)
+    return out, values[count:cut].reshape(count, width), values[cut:]
+
+
+def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
+    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `sizes` of its dense parts."""
+    shares = list(item.shares())
+    rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
+    if len(rooms) == 1:
+        compute.gradient(item, rooms[0][1])
+    else:
+        sums = compute.gradient(item)
+        for (_, low, high), (_, rows, _) in zip(shares, rooms, strict=True):
+            rows[:] = sums[low:high]
+    return [
+        (shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _, _) in zip(shares, rooms, strict=True)
+    ]
+
+
+def push(worker: VirtualWorker, item: Item, payloads: Payloads) -> None:
+    """Send every shard its part."""
+    grant = item.grant
+    for shard, out, rows, dense in payloads:
+        told = item.loss, item.seconds, item.slowdown, item.row_versions[shard], item.dense_versions[shard]
+        worker.servers[shard].send(Push(grant.phase, grant.batch, rows, dense, *told), out)
+
+
+class ServedSide:
+    """The servers hold it: pulled with the rows, pushed with their gradients."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute, self.flat = compute, compute.flat
+        self.sizes = [high - low for low, high in compute.cuts]
+        self._whole = np.empty(self.flat.size if len(self.sizes) > 1 else 0, np.float32)
+
+    def begin(self, worker: VirtualWorker, item: Item) -> None:
+        """See worker.Side."""
+
+    def finish(self, worker: VirtualWorker, item: Item) -> None:
+        """See worker.Side."""
+        if item.grant.samples == 0:
+            worker.take()
+        else:
+            self.compute.load(item)
+            payloads = computed(self.compute, item, self.sizes)
+            self._write(payloads)
+            push(worker, item, payloads)
+        worker.free()
+
+    def _write(self, payloads: Payloads) -> None:
+        """The dense gradient behind each shard's rows."""
+        parts = [out.view(np.float32)[len(out) // 4 - dense :] for _, out, _, dense in payloads]
+        if len(parts) == 1:
+            self.flat.gradient_into(parts[0])
+            return
+        self.flat.gradient_into(self._whole)
+        for part, (low, high) in zip(parts, self.compute.cuts, strict=True):
+            part[:] = self._whole[low:high]
+
+    def checksum(self) -> tuple[str, str]:
+        """See worker.Side."""
+        return "", ""
+
+    def leave(self) -> None:
+        """See worker.Side."""
+        self.compute.come_home()
+
+
+class OrderedSum:
+    """A sum of vectors in the order of their ranks, whenever they come: ((v0 + v1) + v2) + ..."""
+
+    def __init__(self, size: int, ranks: int) -> None:
+        self.total = np.zeros(size, np.float32)
+        self._ranks, self._next = ranks, 0
+        self._held: dict[int, Floats] = {}
+
+    def add(self, rank: int, vector: Floats) -> None:
+        """Take part; the vector is copied if it has to wait for one before it."""
+        if rank != self._next:
+            self._held[rank] = vector.copy()
+            return
+        self._take(vector)
+        while self._next in self._held:
+            self._take(self._held.pop(self._next))
+
+    def _take(self, vector: Floats) -> None:
+        if self._next == 0:
+            np.copyto(self.total, vector)
+        else:
+            np.add(self.total, vector, out=self.total)
+        self._next += 1
+
+    def take(self) -> Floats:
+        """The whole sum, valid until the next `add`. Raises ValueError while a rank is missing."""
+        if self._next != self._ranks:
+            raise ValueError(f"rank {self._next} of {self._ranks} did not take part")
+        self._next = 0
+        return self.total
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Who takes part in an all-reduce, over how many hosts."""
+
+    cost: CostModel
+    workers: int
+    hosts: int
+
+    def seconds(self, nbytes: int, compute: float) -> float:
+        """From the arrival of the last worker, after `compute` seconds, to the sum."""
+        return self.cost.all_reduce(nbytes, self.workers, self.hosts, compute)
+
+
+class ReplicatedSide:
+    """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step."""
+
+    def __init__(self, compute: Compute, block: DenseBlock, ring: Ring, norms_every: int = 0) -> None:
+        self.compute, self.flat, self.block = compute, compute.flat, block
+        self.ring, self.norms_every = ring, norms_every
+        self._none = [0] * compute.servers
+        self._sum = OrderedSum(self.flat.size, ring.workers)
+        self._gradient = np.zeros(self.flat.size, np.float32)
+        self._payloads: dict[int, Payloads] = {}
+        self._there: list[VirtualWorker] = []
+        self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
+
+    def begin(self, worker: VirtualWorker, item: Item) -> None:
+        """Compute now: the vector is this step's until everybody has finished."""
+        gradient = self._gradient
+        if item.grant.samples == 0:
+            gradient[:] = 0.0
+        else:
+            self._payloads[worker.index] = computed(self.compute, item, self._none)
+            self.flat.gradient_into(gradient)
+            weight = item.grant.samples / item.phase.local_batch
+            if weight != 1.0:
+                gradient *= np.float32(weight)
+        self._sum.add(worker.index, gradient)
+
+    def finish(self, worker: VirtualWorker, item: Item) -> None:
+        """Push the rows; the last worker to come starts the all-reduce."""
+        if item.grant.samples == 0:
+            worker.take()
+        else:
+            push(worker, item, self._payloads.pop(worker.index))
+        worker.pull_ahead()
+        self._there.append(worker)
+        if len(self._there) == self.ring.workers:
+            worker.crew.events.after(self.ring.seconds(4 * self.flat.size, item.seconds), self._step, item)
+
+    def _step(self, item: Item) -> None:
+        grant = item.grant
+        total = self._sum.take()
+        if self.norms_every and (grant.token + 1) % self.norms_every == 0:
+            square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
+            self._there[0].coordinator.send(Norms(grant.token, square, []))
+        self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)
+        if self.block.value is not self.flat.vector:
+            self.flat.load(self.block.value)
+        there, self._there = self._there, []
+        seconds = self.ring.cost.replica_step(self.flat.size)
+        for worker in there:
+            worker.host.cores.run(seconds, worker.free)
+
+    def checksum(self) -> tuple[str, str]:
+        """See worker.Side; computed once a step for all."""
+        if self._checksum[0] != self.block.step:
+            own = digest([self.block.value, *self.block.moments.values()])
+            self._checksum = (self.block.step, (own, str(self.block.model_sum())))
+        return self._checksum[1]
+
+    def leave(self) -> None:
+        """See worker.Side."""
+
+
+class Sides:
+    """The ways a run has to keep its dense vector, home -> side, and the one in use."""
+
+    def __init__(self, served: ServedSide | None, replicated: ReplicatedSide | None, first: str) -> None:
+        self._served, self._replicated, self._home = served, replicated, first
+        self._due = False
+
+    @property
+    def now(self) -> ServedSide | ReplicatedSide:
+        """The one in use."""
+        side = self._served if self._home == "servers" else self._replicated
+        assert side is not None
+        return side
+
+    def move(self, home: str) -> list[tuple[int, Floats]]:
+        """See worker.Sides."""
+        if home == self._home:
+            return []
+        self.now.leave()
+        self._home, self._due = home, home == "workers"
+        replicas = self._replicated
+        assert replicas is not None
+        block = replicas.block
+        return [] if self._due else [(block.step, block.packed(*cut)) for cut in replicas.compute.cuts]
+
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """See worker.Sides; the same comes to every worker, for all of which there is one copy."""
+        replicas = self._replicated
+        assert replicas is not None
+        if not self._due:
+            return
+        self._due = False
+        for (step, values), cut in zip(states, replicas.compute.cuts, strict=True):
+            replicas.block.unpack(*cut, values, step)
+        replicas.flat.load(replicas.block.value.copy())

@@ -1,0 +1,42 @@
+"""A granted batch on its way through a virtual worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gbactl.cluster.messages import BeginPhase, Granted
+from gbactl.data.dataset import Batch
+from gbactl.kernels.base import Unique
+from gbactl.virtual.server import Answer
+
+
+@dataclass(slots=True)
+class Item:
+    """Its data, its distinct rows, the shards' answers, and what is said of its gradient."""
+
+    grant: Granted
+    phase: BeginPhase
+    batch: Batch
+    unique: Unique
+    pulled: bool = False
+    missing: int = -1
+    answers: dict[int, Answer] = field(default_factory=dict)
+    row_versions: dict[int, int] = field(default_factory=dict)
+    dense_versions: dict[int, int] = field(default_factory=dict)
+    loss: float = 0.0
+    began: float = 0.0
+    seconds: float = 0.0
+    slowdown: float = 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Every shard has answered."""
+        return self.missing == 0
+
+    def shares(self) -> Iterator[tuple[int, int, int]]:
+        """(shard, low, high): where each shard's part of the distinct rows lies."""
+        low = 0
+        for shard, count in enumerate(self.unique.counts.tolist()):
+            yield shard, low, low + count
+            low += count

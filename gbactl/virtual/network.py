@@ -1,0 +1,151 @@
+"""Hosts, network interfaces and channels of a virtual cluster: the protocols of cluster/channel.py on a clock.
+
+Nothing is packed: a frame carries its message, and its payload is handed over, not copied; what is sent must
+not be written to afterwards. A message costs one or two events, about 5 us.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.cluster.frames import CLOSED, Bytes, Frame
+from gbactl.cluster.messages import kind_of
+from gbactl.errors import ClusterError, WireError
+from gbactl.virtual.cost import MESSAGE_BYTES, CostModel
+from gbactl.virtual.events import Events
+from gbactl.virtual.resources import Fifo, Process, SharedCores
+
+
+class Host:
+    """A machine: its cores, and the two directions of its network interface."""
+
+    def __init__(self, events: Events, cores: int) -> None:
+        self.cores = SharedCores(events, cores)
+        self.outward, self.inward = Fifo(events), Fifo(events)
+
+
+class Node(Protocol):
+    """What a channel can end at."""
+
+    peer: Peer
+    host: Host
+
+    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
+        """A frame has arrived."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What all channels of a cluster share."""
+
+    events: Events
+    cost: CostModel
+
+    def connect(self, near: Node, far: Node) -> VirtualChannel:
+        """Two nodes' connection; returns the near end."""
+        here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
+        here.other, there.other = there, here
+        return here
+
+    def carry(self, source: Host, line: Fifo, target: Host, nbytes: int, arrive: Callable[[], None]) -> None:
+        """Move bytes: over the two interfaces (a message flows through, it is not stored between), or `line`
+        within a host. Messages of one line, or between two hosts, keep their order."""
+        events, cost = self.events, self.cost
+        if source is target:
+            line.reserve(nbytes / cost.local_bandwidth)
+            events.at(line.free + cost.local_latency, arrive)
+            return
+        seconds = nbytes / cost.bandwidth
+        events.at(source.outward.reserve(seconds) + cost.latency, self._enter, target, seconds, arrive)
+
+    def _enter(self, target: Host, seconds: float, arrive: Callable[[], None]) -> None:
+        target.inward.reserve(seconds)
+        self.events.at(target.inward.free, arrive)
+
+
+class VirtualChannel:
+    """One end of a connection."""
+
+    def __init__(self, network: Network, near: Node, far: Node) -> None:
+        self.network, self.near, self.far = network, near, far
+        self.peer = far.peer
+        self.other: VirtualChannel | None = None
+        self._line = Fifo(network.events)
+
+    def reserve(self, nbytes: int) -> Bytes:
+        """Fresh memory."""
+        return np.empty(nbytes, np.uint8)
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        """See channel.Channel; the payload is the receiver's from here on."""
+        data = NO_BYTES if payload is None else payload
+        self.carry(Frame(kind_of(message), b"", data, None, message), data.nbytes)
+
+    def carry(self, frame: Frame, nbytes: int) -> None:
+        """Send a frame that counts as one with a payload of `nbytes`."""
+        if self.other is not None:
+            near, far = self.near.host, self.far.host
+            self.network.carry(near, self._line, far, nbytes + MESSAGE_BYTES, lambda: self._arrive(frame))
+
+    def _arrive(self, frame: Frame) -> None:
+        if self.other is not None:
+            self.far.receive(self.other, frame)
+
+    def close(self) -> None:
+        """The peer learns of it after what was sent before."""
+        if self.other is not None:
+            self.carry(Frame(CLOSED, b"", NO_BYTES), 0)
+
+
+class VirtualHub:
+    """The coordinator's end: its `poll` is what moves virtual time on."""
+
+    address = "C"
+
+    def __init__(self, events: Events, host: Host, seconds: float) -> None:
+        """`seconds` of its process are needed for every message."""
+        self.events, self.host, self.peer = events, host, COORDINATOR
+        self.process = Process(host.cores)
+        self.refused: Counter[str] = Counter()
+        self._seconds = seconds
+        self._inbox: deque[tuple[Channel, Frame]] = deque()
+
+    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
+        """See Node."""
+        self.process.submit(self._cost, self._inbox.append, (channel, frame))
+
+    def _cost(self) -> float:
+        return self._seconds
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See channel.Hub; one frame at a time. Raises ClusterError when nothing can happen any more."""
+        events = self.events
+        deadline = float("inf") if timeout is None else events.now + timeout
+        while not self._inbox:
+            if not len(events):
+                raise ClusterError("Nothing is left to happen in the virtual cluster; this is a bug, please report it.")
+            if events.next_time > deadline:
+                events.wait(deadline)
+                return []
+            events.step()
+        return [self._inbox.popleft()]
+
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.events.now
+
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> Channel:
+        """The coordinator is connected to, it does not connect."""
+        raise WireError(f"The virtual coordinator cannot connect to {address}.")
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,120 @@
+"""A parameter server on the virtual network: the real one, whose every job waits for its turn and its host's cores.
+
+Frames are handled in order of arrival; the rows of a pull are read at the moment it is served. Pulls that a
+step sets free are served before anything else, as the real server does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.channel import NO_BYTES
+from gbactl.cluster.frames import Frame
+from gbactl.cluster.messages import (
+    BeginPhase,
+    DenseState,
+    DropPart,
+    GetDense,
+    OrderStep,
+    Pull,
+    Push,
+    PutDense,
+    Rows,
+    kind_of,
+)
+from gbactl.cluster.server import Server
+from gbactl.kernels.base import Floats
+from gbactl.store.shard import Shard
+from gbactl.virtual.network import Host, Network, VirtualChannel, VirtualHub
+from gbactl.virtual.resources import Process
+
+ALIGNMENT = 64
+
+
+@dataclass(slots=True)
+class Answer(Frame):
+    """A server's answer to a pull: `rows` float32[n, width], and `dense`, the slice of that version.
+
+    The slice is there even where the message says that it need not travel: all pulls of one version share it.
+    """
+
+    rows: Floats | None = None
+    dense: Floats | None = None
+
+
+def aligned(floats: int) -> Floats:
+    """Uninitialised float32[floats] that a model can compute with where it lies."""
+    raw = np.empty(4 * floats + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return raw[skip : skip + 4 * floats].view(np.float32)
+
+
+class VirtualServer(Server):
+    """One shard; also a Node of the network."""
+
+    def __init__(self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int) -> None:
+        self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
+        super().__init__(hub, network.connect(self, hub), shard, norms_every)
+        self.process = Process(host.cores)
+        self._sizes: dict[int, int] = {}
+        self._dense: tuple[int, Floats] | None = None
+        self._packed: tuple[int, Floats] | None = None
+
+    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
+        """See network.Node."""
+        self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
+
+    def _seconds(self, message: Any) -> float:
+        """What handling a message costs, but for serving pulls; asked for when its turn has come."""
+        seconds = self.cost.server_message
+        if isinstance(message, Push):
+            self._sizes[message.batch] = message.rows
+        elif isinstance(message, GetDense | PutDense):
+            moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
+            seconds += self.cost.pull(0, self.dense_size * (1 + moments))
+        elif isinstance(message, DropPart):
+            self._sizes.pop(message.batch, None)
+        elif isinstance(message, OrderStep):
+            live = [(self._sizes.pop(b, 0), w) for b, w in zip(message.batches, message.weights, strict=True)]
+            gradients = sum(weight > 0 for _, weight in live)
+            rows = sum(rows for rows, weight in live if weight > 0)
+            if gradients:
+                seconds += self.cost.apply(rows, gradients, self.dense_size)
+        return seconds
+
+    def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
+        super()._begin_phase(channel, phase, frame)
+        self._dense = self._packed = None  # it may have been moved
+
+    def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
+        """All workers get the same copy."""
+        block, version = self.shard.dense_block(), self.shard.version
+        if self._packed is None or self._packed[0] != version:
+            self._packed = (version, block.packed(*self.shard.dense_range))
+        channel.send(DenseState(block.step), self._packed[1].view(np.uint8))
+
+    def _serve(self, channel: Any, pull: Pull, frame: Frame) -> None:
+        dense = self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
+        seconds = self.cost.pull(pull.rows, dense)
+        self.process.first(lambda: seconds, self._answer, channel, pull, frame, dense)
+
+    def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame, dense: int) -> None:
+        index = frame.payload.view(np.int32)
+        rows = np.empty((pull.rows, self.shard.spec.width), np.float32)
+        self.shard.note_pull(pull.batch, index)
+        self.shard.pull_rows(index, rows)
+        message = Rows(pull.ticket, self.shard.version, pull.rows, dense)
+        held = self._snapshot() if pull.dense else None
+        channel.carry(Answer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
+
+    def _snapshot(self) -> Floats:
+        """The dense slice as it is now; copied once a version."""
+        if self._dense is None or self._dense[0] != self.shard.version:
+            values = aligned(self.dense_size)
+            self.shard.pull_dense(values)
+            self._dense = (self.shard.version, values)
+        return self._dense[1]

@@ -1,0 +1,128 @@
+"""Channels on a clock: latency, bandwidth, queues at interfaces, and order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.frames import CLOSED, Frame
+from gbactl.cluster.messages import Take, decode
+from gbactl.errors import ClusterError, WireError
+from gbactl.virtual.cost import MESSAGE_BYTES, CostModel
+from gbactl.virtual.events import Events
+from gbactl.virtual.network import Host, Network, VirtualHub
+from gbactl.virtual.spec import CostConfig
+
+COST = CostConfig(latency_us=1000.0, bandwidth_gbit=8e-3, local_latency_us=10.0, local_bandwidth_gbit=8.0)
+KILO = 1000 - MESSAGE_BYTES  # with its frame a kilobyte: a millisecond on the wire
+
+
+class Sink:
+    """A node that notes what arrives and when."""
+
+    def __init__(self, index: int, host: Host, events: Events) -> None:
+        self.peer, self.host, self.events = Peer("worker", index), host, events
+        self.got: list[tuple[int, float]] = []
+        self.frames: list[Frame] = []
+
+    def receive(self, channel: Any, frame: Frame) -> None:
+        self.frames.append(frame)
+        if frame.kind != CLOSED:
+            self.got.append((decode(frame).worker, round(self.events.now, 9)))
+
+
+class Net:
+    """Nodes on hosts by number."""
+
+    def __init__(self, *places: int) -> None:
+        self.events = Events()
+        self.network = Network(self.events, CostModel(COST, 0))
+        hosts = {place: Host(self.events, 4) for place in places}
+        self.nodes = [Sink(i, hosts[place], self.events) for i, place in enumerate(places)]
+
+    def run(self) -> None:
+        while self.events.step():
+            pass
+
+
+def payload(nbytes: int) -> Any:
+    return np.zeros(nbytes, np.uint8)
+
+
+def test_a_message_takes_its_latency_and_its_bytes() -> None:
+    net = Net(0, 1)
+    net.network.connect(*net.nodes).send(Take(1), payload(KILO))
+    net.run()
+    assert net.nodes[1].got == [(1, 0.002)]
+
+
+def test_within_a_host_there_is_no_interface() -> None:
+    net = Net(0, 0)
+    net.network.connect(*net.nodes).send(Take(1), payload(KILO))
+    net.run()
+    assert net.nodes[1].got == [(1, 1.1e-05)]
+    assert net.nodes[0].host.outward.busy_seconds == 0
+
+
+def test_senders_of_one_host_queue_at_its_interface() -> None:
+    net = Net(0, 0, 1, 2)
+    net.network.connect(net.nodes[0], net.nodes[2]).send(Take(1), payload(KILO))
+    net.network.connect(net.nodes[1], net.nodes[3]).send(Take(2), payload(KILO))
+    net.run()
+    assert (net.nodes[2].got, net.nodes[3].got) == ([(1, 0.002)], [(2, 0.003)])
+
+
+def test_a_receiver_s_interface_is_a_queue_too() -> None:
+    net = Net(0, 1, 2)
+    for sender in (0, 1):
+        net.network.connect(net.nodes[sender], net.nodes[2]).send(Take(sender), payload(KILO))
+    net.run()
+    assert net.nodes[2].got == [(0, 0.002), (1, 0.003)]
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_small_message_does_not_overtake_a_large_one(there: int) -> None:
+    net = Net(0, there)
+    channel = net.network.connect(*net.nodes)
+    for number, nbytes in enumerate((100_000, 0, 5_000, 0)):
+        channel.send(Take(number), payload(nbytes))
+    channel.close()
+    net.run()
+    assert [number for number, _ in net.nodes[1].got] == [0, 1, 2, 3]
+    assert net.nodes[1].frames[-1].kind == CLOSED
+
+
+def test_a_payload_is_handed_over_as_it_is() -> None:
+    net, data = Net(0, 1), payload(8)
+    net.network.connect(*net.nodes).send(Take(1), data)
+    net.run()
+    assert net.nodes[1].frames[0].payload is data
+
+
+def test_the_hub_moves_time_on_to_the_next_frame_or_the_time_out() -> None:
+    net = Net(0)
+    hub = VirtualHub(net.events, net.nodes[0].host, 0.25)
+    channel = net.network.connect(net.nodes[0], hub)
+    net.events.at(3.0, channel.send, Take(5))
+    assert hub.poll(1.0) == [] and hub.now() == 1.0
+    [(back, frame)] = hub.poll(None)
+    assert decode(frame) == Take(5) and hub.now() == pytest.approx(3.25, abs=1e-3)
+    back.send(Take(6))
+    with pytest.raises(ClusterError, match="Nothing is left to happen"):
+        hub.poll(None)
+    assert [number for number, _ in net.nodes[0].got] == [6]
+    with pytest.raises(WireError):
+        hub.connect("S0")
+
+
+def test_the_coordinator_s_messages_wait_for_each_other() -> None:
+    net = Net(0)
+    hub = VirtualHub(net.events, net.nodes[0].host, 0.5)
+    channel = net.network.connect(net.nodes[0], hub)
+    for number in range(3):
+        channel.send(Take(number))
+    times = [(hub.poll(None), round(hub.now(), 3))[1] for _ in range(3)]
+    assert times == [0.5, 1.0, 1.5]

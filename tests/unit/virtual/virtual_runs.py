@@ -1,0 +1,74 @@
+"""Small virtual trainings: configurations, runs, and workers in lock-step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from gbactl.cluster.messages import Event
+from gbactl.config import (
+    ClusterConfig,
+    FaultsConfig,
+    ModeConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+)
+from gbactl.data.dataset import open_dataset
+from gbactl.virtual.run import run_virtual
+from gbactl.virtual.spec import CostConfig
+
+DATA = {
+    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
+    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
+}  # fmt: skip
+
+
+def config(
+    mode: str, *, workers: int = 4, servers: int = 2, global_batch: int = 128, seed: int = 3, every: int = 5,
+    faults: list[dict[str, Any]] | None = None, cost: dict[str, Any] | None = None, hard: bool = True,
+    switches: list[dict[str, Any]] | None = None, **mode_options: Any,
+) -> RunConfig:  # fmt: skip
+    """`hard`: batch norm and dropout."""
+    model = {"dropout": 0.2, "batch_norm": True} if hard else {}
+    cfg = RunConfig(
+        mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
+        model=ModelConfig(dim=4, hidden=[8], **model),  # type: ignore[arg-type]
+        cluster=ClusterConfig(name="virtual", workers=workers, servers=servers),
+        train=TrainConfig(global_batch=global_batch, eval_batch=200, checksum_every=every),
+        optim=OptimConfig(),
+        faults=FaultsConfig(plans=faults or []),
+        switch=SwitchConfig(schedule=switches or []),
+        cost=CostConfig(**(cost or {})),
+        seed=seed,
+    )
+    return check(cfg)
+
+
+def run(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
+    """The result event's fields."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    events: list[Event] = []
+    run_virtual(cfg, open_dataset(data), run_dir, events.append)
+    [result] = [event.fields for event in events if event.name == "result"]
+    return result
+
+
+def model(result: dict[str, Any]) -> str:
+    """The checksum that no sharding changes."""
+    total = result["checksums"]["model"]
+    assert isinstance(total, str)
+    return total
+
+
+def adds_up(result: dict[str, Any], samples: int) -> None:
+    """Every sample that was read has one fate."""
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+    assert math.isfinite(result["auc"]) and result["refused_frames"] == 0
+
+

@@ -31,6 +31,7 @@ Options:
 Commands:
   train   train a click model on a cluster in one of the modes
   report  compare runs: mean, deviation, paired differences
+  replay  execute a run again from its event log, bit for bit
   data    prepare and describe data sets
   doctor  check this machine: what is there, what to do
   ui      open the MLflow UI on the right store
@@ -50,7 +51,7 @@ def test_the_surface_of_the_command() -> None:
     assert gbactl_command("-h").stdout == done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "report", "data", "doctor", "ui"])
+@pytest.mark.parametrize("verb", ["train", "report", "replay", "data", "doctor", "ui"])
 def test_every_verb_has_help_and_needs_nothing_heavy_for_it(verb: str) -> None:
     code = f"""
 import sys

@@ -1,0 +1,114 @@
+"""`gbactl replay`: from a run's name to a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gbactl.cluster.bootstrap import header
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.errors import DataError, EventLogError, UsageError
+from gbactl.replay import keep, machine
+from gbactl.replay.divergence import Divergence, DivergenceError
+from gbactl.replay.find import LOG
+from gbactl.replay.recording import Recording, scan
+from gbactl.replay.replayer import Replayer
+
+Progress = Callable[[str, float], None]
+
+
+def replay(
+    run_dir: Path, until: int | None = None, path: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Replay a run's log; returns the verdict as plain containers, a divergence included.
+
+    `identical` is None where no checksum stands in what was replayed. The model is kept in `path`, by default in
+    the run directory where `until` is given. Raises GbactlError where log, data or arguments make it impossible.
+    """
+    began = time.monotonic()
+    recording = scan(run_dir / LOG)
+    last = _last_step(recording, until)
+    dataset = _dataset(recording, progress)
+    differences = machine.differences(recording.header, header(recording.cfg, dataset))
+    with machine.threads(recording.header["threads"]):
+        replayer = _replayer(recording, dataset, last, bool(differences), progress)
+        found = _run(replayer)
+        kept = _keep(replayer, run_dir, path, until is not None) if found is None else None
+    return {
+        "run_dir": str(run_dir), "mode": recording.cfg.mode.name,
+        "identical": found is None if found or replayer.checks.compared else None,
+        "steps": replayer.step, "of_steps": recording.steps, "gradients": replayer.computed,
+        "dropped": replayer.dropped, "shards": recording.shards, "checksums": replayer.checks.compared,
+        "divergence": None if found is None else found.to_json(), "machine_differs": differences,
+        "model": None if kept is None else str(kept), "seconds": time.monotonic() - began,
+    }  # fmt: skip
+
+
+def _last_step(recording: Recording, until: int | None) -> int:
+    if until is None:
+        if not recording.ended:
+            raise EventLogError(
+                f"{recording.path} is cut off at byte {recording.path.stat().st_size} (no end record): the run was "
+                f"stopped, or the file was cut; type --until {recording.steps} to replay what is there."
+            )
+        return recording.steps
+    if not 0 <= until <= recording.steps:
+        raise UsageError(f"The run took {recording.steps} steps; type --until 0 to {recording.steps}.")
+    return until
+
+
+def _dataset(recording: Recording, progress: Progress | None) -> Dataset:
+    dataset = open_dataset(prepare(recording.cfg.data, progress))
+    if dataset.fingerprint != recording.header["data"]:
+        raise DataError(
+            f"The data are not what {recording.path} was made with (fingerprint {dataset.fingerprint[:12]} instead "
+            f"of {recording.header['data'][:12]}); put the original files back where data.path says."
+        )
+    return dataset
+
+
+def _replayer(recording: Recording, dataset: Dataset, last: int, lenient: bool, progress: Progress | None) -> Replayer:
+    def show(step: int, of: int) -> None:
+        if progress is not None:
+            progress("replay", step / of)
+
+    return Replayer(recording, dataset, last, lenient=lenient, progress=show)
+
+
+def _run(replayer: Replayer) -> Divergence | None:
+    try:
+        replayer.run()
+    except DivergenceError as error:
+        return error.found
+    return replayer.checks.first
+
+
+def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) -> Path | None:
+    if path is None and not wanted:
+        return None
+    target = path or run_dir / f"replay-{replayer.step}.npz"
+    keep.write(target, replayer.cfg, replayer.shards)
+    return target
+
+
+def sentence(verdict: dict[str, Any]) -> str:
+    """What a person reads."""
+    found, differs = verdict["divergence"], verdict["machine_differs"]
+    size = f"{verdict['steps']} steps, {verdict['gradients']} gradients, {verdict['shards']} shards"
+    other = " and another ".join(differs)
+    note = f" This machine has another {other} than the run's: bits may differ." if differs else ""
+    if found is not None:
+        return f"{found['text']}{note}"
+    kept = f" The model is in {verdict['model']}." if verdict["model"] else ""
+    if verdict["checksums"] == 0:
+        return f"Replayed {size}; the log has no checksum to compare with yet.{kept}{note}"
+    return f"bit-identical: {size}.{kept}{note}"
+
+
+def failed(verdict: dict[str, Any]) -> bool:
+    """Whether the run is not reproduced, and should be: bits may differ on another machine, decisions nowhere."""
+    found = verdict["divergence"]
+    return found is not None and not (verdict["machine_differs"] and found["kind"] == "bits")

@@ -1,0 +1,55 @@
+"""Which run directory is meant: a path, the beginning of a name in runs/, or of an MLflow run id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gbactl.errors import TrackingError, UsageError
+from gbactl.tracking.store import connect, tracking_uri
+
+LOG = "events.log"
+_MOST = 5
+
+
+def find(run: str, uri: str | None = None, runs: Path = Path("runs")) -> Path:
+    """The directory of a run, with an event log in it. Raises UsageError if there is none or more than one."""
+    path = Path(run)
+    if path.name == LOG and path.is_file():
+        return path.parent
+    if path.is_dir():
+        return _with_log(path)
+    found = {entry.resolve() for entry in _named(run, runs)} | _tracked(run, uri)
+    if len(found) > 1:
+        some = ", ".join(sorted(entry.name for entry in found)[:_MOST])
+        raise UsageError(f"{run} is the beginning of {len(found)} runs ({some}, ...); type more of it.")
+    if not found:
+        raise UsageError(f"There is no run {run}; type a run directory (runs/...) or an MLflow run id.")
+    return _with_log(found.pop())
+
+
+def _with_log(path: Path) -> Path:
+    if not (path / LOG).is_file():
+        raise UsageError(f"{path} holds no {LOG}; type the directory of a run, as result.json's run_dir names it.")
+    return path
+
+
+def _named(run: str, runs: Path) -> list[Path]:
+    if "/" in run or not runs.is_dir():
+        return []
+    return [entry for entry in runs.iterdir() if entry.name.startswith(run) and (entry / LOG).is_file()]
+
+
+def _tracked(run: str, uri: str | None) -> set[Path]:
+    """Directories of MLflow runs whose id begins so; none where there is no store."""
+    if not run.isalnum():
+        return set()
+    try:
+        client = connect(tracking_uri(uri=uri))
+    except TrackingError:
+        if uri is not None:
+            raise
+        return set()
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    where = f"attributes.run_id LIKE '{run}%'"
+    found = client.search_runs(experiments, where, max_results=_MOST + 1) if experiments else []
+    return {Path(each.data.tags["gbactl.run_dir"]) for each in found if "gbactl.run_dir" in each.data.tags}

@@ -1,0 +1,99 @@
+"""A worker's arithmetic without the worker: pulled rows and dense slices in, each shard's part out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster.bootstrap import shard_spec
+from gbactl.cluster.messages import BeginPhase, Granted
+from gbactl.cluster.worker import DataSource, key_of
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Batch, Dataset
+from gbactl.kernels import load
+from gbactl.kernels.base import Floats, Ints, Unique
+from gbactl.models import build, row_width
+from gbactl.models.compute import GradientComputer
+from gbactl.store.dense import dense_range
+from gbactl.store.part import Part
+from gbactl.store.shard import Shard
+
+
+@dataclass(slots=True)
+class Pulled:
+    """A batch, and what was pulled for it so far: each shard's rows and dense slice."""
+
+    number: int
+    batch: Batch
+    unique: Unique
+    rows: list[Floats | None]
+    dense: list[Floats | None]
+
+    def index(self, shard: int) -> Ints:
+        """int32[n]: the shard's part of the batch's distinct rows."""
+        ends = np.cumsum(self.unique.counts)
+        return self.unique.index[ends[shard] - self.unique.counts[shard] : ends[shard]]
+
+
+class Gradients:
+    """Computes what the run's workers computed."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
+        self.cfg, self.dataset, self.kernels = cfg, dataset, load()
+        self.servers, self.width = cfg.cluster.servers, row_width(cfg.model)
+        self.source = DataSource(dataset, self.kernels, self.servers, cfg.seed, cfg.train.shuffle)
+        model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
+        self.computer = GradientComputer(model, precision=cfg.precision)
+        self.flat = self.computer.flat
+        self.cuts = [dense_range(self.flat.size, shard, self.servers) for shard in range(self.servers)]
+
+    def shards(self) -> list[Shard]:
+        """The servers' state before the first step."""
+        initial, made = self.flat.initial(), []
+        for shard, (low, high) in enumerate(self.cuts):
+            spec = shard_spec(self.cfg, self.dataset, shard)
+            made.append(Shard(replace(spec, dense=self.flat.dense_spec, dense_init=initial[low:high].copy())))
+        return made
+
+    def begin(self, phase: BeginPhase) -> None:
+        """A phase of training starts."""
+        self.phase = phase
+        self.source.begin(phase)
+
+    def prepare(self, batch: int) -> Pulled:
+        """The data of a batch; nothing is pulled yet."""
+        size, phase = self.phase.local_batch, self.phase
+        start = batch * size
+        samples = min(size, phase.samples - start)
+        grant = Granted(phase.number, batch, 0, start, samples, 0, 0.0, 0.0)
+        data, unique = self.source.prepare(grant)
+        return Pulled(batch, data, unique, [None] * self.servers, [None] * self.servers)
+
+    def compute(self, pulled: Pulled) -> list[Part]:
+        """The parts of the gradient, one per shard, each of its own memory."""
+        sums, dense = self._compute(pulled)
+        parts, low = [], 0
+        for (a, b), count in zip(self.cuts, pulled.unique.counts.tolist(), strict=True):
+            index = pulled.unique.index[low : low + count]
+            parts.append(Part(index, sums[low : low + count], dense[a:b]))
+            low += count
+        return parts
+
+    def _compute(self, pulled: Pulled) -> tuple[Any, Any]:
+        batch, phase = pulled.batch, self.phase
+        for (low, _), values in zip(self.cuts, pulled.dense, strict=True):
+            assert values is not None
+            self.flat.load_slice(low, values)
+        rows = [values for values in pulled.rows if values is not None]
+        emb = np.empty((batch.ids.size, self.width), np.float32)
+        self.kernels.gather(rows[0] if len(rows) == 1 else np.concatenate(rows), pulled.unique.inverse, emb)
+        key = key_of(self.cfg.seed, phase.epoch, phase.split, pulled.number)
+        shaped = emb.reshape(*batch.ids.shape, self.width)
+        _, gradient = self.computer.gradient(batch.numeric, batch.labels, shaped, key)
+        sums = np.empty((len(pulled.unique.index), self.width), np.float32)
+        self.kernels.segment_sum(gradient, pulled.unique.inverse, sums)
+        dense = np.empty(self.flat.size, np.float32)
+        self.flat.gradient_into(dense)
+        return sums, dense

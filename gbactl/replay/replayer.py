@@ -1,0 +1,155 @@
+"""The replay itself: the log's records in order, through policy, gradients and shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import (
+    AnnounceRecord,
+    DropRecord,
+    GrantRecord,
+    InfoRecord,
+    JoinedRecord,
+    LeftRecord,
+    OrderRecord,
+    Record,
+)
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.errors import EventLogError
+from gbactl.policies import Ledger, Phase, Step, make
+from gbactl.replay.captures import Captures
+from gbactl.replay.checks import Checks
+from gbactl.replay.decisions import Decisions
+from gbactl.replay.gradients import Gradients
+from gbactl.replay.recording import PhaseRecord, Recording
+from gbactl.store.part import Order
+from gbactl.store.schedule import factor
+
+
+class Replayer:
+    """Re-executes a recording up to `until` steps. Raises DivergenceError at the first difference."""
+
+    def __init__(
+        self, recording: Recording, dataset: Dataset, until: int, *, lenient: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.recording, self.dataset, self.until, self.progress = recording, dataset, until, progress
+        self.cfg = recording.cfg
+        self.gradients = Gradients(self.cfg, dataset)
+        self.shards = self.gradients.shards()
+        self.checks = Checks(recording, lenient)
+        self.computed, self.dropped, self.step = 0, 0, 0
+        self._ledger, self._round = Ledger(), 0
+        self._live = set(range(self.cfg.cluster.workers))
+        self._phases = iter(recording.phases)
+        self._phase: PhaseRecord | None = None
+        self._decisions: Decisions | None = None
+        self._captures: Captures | None = None
+
+    def run(self) -> None:
+        """Everything up to `until`; to the log's end where that is the last step."""
+        whole = self.until == self.recording.steps and self.recording.ended
+        for record in self.recording.records():
+            if self.step == self.until and not whole:
+                return
+            self._handle(record)
+
+    def _handle(self, record: Record) -> None:
+        if isinstance(record, InfoRecord):
+            if record.kind in (eventlog.PHASE, eventlog.END):
+                self._close()
+            if record.kind == eventlog.PHASE:
+                self._begin(next(self._phases))
+            return
+        decisions = self._decisions
+        assert decisions is not None, "scan() lets no such record pass"
+        if isinstance(record, OrderRecord):
+            self._order(*decisions.order(record))
+        elif isinstance(record, DropRecord):
+            decisions.drop(record)
+            self._drop(record)
+        else:
+            decisions.undisturbed()
+            self._happened(decisions, record)
+
+    def _happened(self, decisions: Decisions, record: Record) -> None:
+        if isinstance(record, GrantRecord):
+            decisions.grant(record)
+        elif isinstance(record, AnnounceRecord):
+            if decisions.announce(record):
+                self._compute(record)
+        elif isinstance(record, LeftRecord):
+            self._live.discard(record.worker)
+            decisions.left(record.worker)
+        elif isinstance(record, JoinedRecord):
+            self._live.add(record.worker)
+            decisions.joined(record.worker)
+
+    def _begin(self, phase: PhaseRecord) -> None:
+        begin = phase.begin
+        for shard in self.shards:
+            shard.begin_phase()
+        if not begin.training:
+            return
+        cfg = self.cfg.at_round(self._round)
+        self._round += 1
+        self._check(phase, cfg)
+        shape = Phase(
+            begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step, tuple(sorted(self._live))
+        )
+        policy = make(begin.mode, shape, cfg.policy_options())
+        done = self._ledger.finished
+        self._phase, self._decisions = phase, Decisions(policy, lambda finished: self._lr_scale(done + finished))
+        self._captures = Captures(self.gradients, self.shards, phase.pulls, self.step)
+        self.gradients.begin(begin)
+
+    def _check(self, phase: PhaseRecord, cfg: RunConfig) -> None:
+        begin, splits = phase.begin, self.dataset.splits
+        right = (begin.mode, begin.local_batch) == (cfg.mode.name, cfg.local_batch)
+        if not right or begin.split not in range(len(splits)) or begin.samples != splits[begin.split].rows:
+            raise EventLogError(f"{self.recording.path} has a phase {begin.number} that this run cannot have had.")
+
+    def _lr_scale(self, finished: int) -> float:
+        return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
+
+    def _compute(self, record: AnnounceRecord) -> None:
+        assert self._captures is not None
+        for shard, part in zip(self.shards, self._captures.gradient(record), strict=True):
+            shard.stage(record.batch, part)
+        self.computed += 1
+
+    def _drop(self, record: DropRecord) -> None:
+        assert self._captures is not None
+        self._captures.forget(record.batch)
+        for shard in self.shards:
+            shard.drop(record.batch)
+        self.dropped += 1
+
+    def _order(self, step: Step, lr_scale: float) -> None:
+        assert self._captures is not None
+        self._captures.leave()
+        self.checks.apply(self.shards, store_order(step, lr_scale), step)
+        self.step += 1
+        if self.progress is not None:
+            self.progress(self.step, self.until)
+
+    def _close(self) -> None:
+        """The end of a training phase, if one is open."""
+        if self._decisions is None or self._phase is None:
+            return
+        self._decisions.close()
+        self._ledger.add(self._decisions.policy.ledger)
+        self.checks.close(self.shards, self._phase)
+        self._phase = self._decisions = self._captures = None
+
+
+def store_order(step: Step, lr_scale: float) -> Order:
+    """A policy's step as the shards take it."""
+    members = tuple((member.batch, member.weight) for member in step.members)
+    more: dict[str, Any] = {}
+    if any(member.row_weights for member in step.members):
+        more["row_weights"] = tuple(member.row_weights for member in step.members)
+    return Order(step.step, members, step.divisor, step.weight_sum, lr_scale, **more)

@@ -1,0 +1,72 @@
+"""Event logs with other contents, every checksum of the file's own right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import (
+    AnnounceRecord,
+    DropRecord,
+    EventLog,
+    GrantRecord,
+    InfoRecord,
+    JoinedRecord,
+    LeftRecord,
+    OrderRecord,
+    Record,
+)
+
+Edit = Callable[[list[Record]], list[Record]]
+
+
+def rewrite(source: Path, target: Path, edit: Edit) -> Path:
+    """The same log with other records, every checksum of the file's own right."""
+    records = edit(list(eventlog.read(source / "events.log")))
+    head = records[0]
+    assert isinstance(head, InfoRecord)
+    target.mkdir(parents=True, exist_ok=True)
+    log = EventLog(target / "events.log", head.fields)
+    for one in records[1:]:
+        match one:
+            case GrantRecord():
+                log.grant(*one)
+            case AnnounceRecord():
+                log.announce(*one)
+            case OrderRecord():
+                log.order(one)
+            case DropRecord():
+                log.drop(*one)
+            case LeftRecord():
+                log.left(*one)
+            case JoinedRecord():
+                log.joined(*one)
+            case InfoRecord():
+                log.info(one.kind, one.fields)
+    log.flush()
+    return target
+
+
+def nth(kind: Any, number: int, change: Callable[[Any], Record | None]) -> Edit:
+    """An edit of one record of a class; None removes it."""
+
+    def edit(records: list[Record]) -> list[Record]:
+        place = [i for i, one in enumerate(records) if isinstance(one, kind)][number]
+        changed = change(records[place])
+        return [*records[:place], *([] if changed is None else [changed]), *records[place + 1 :]]
+
+    return edit
+
+
+def info(kind: int, number: int, **fields: Any) -> Edit:
+    """An edit of one info record's fields."""
+
+    def edit(records: list[Record]) -> list[Record]:
+        place = [i for i, one in enumerate(records) if isinstance(one, InfoRecord) and one.kind == kind][number]
+        one = records[place]
+        assert isinstance(one, InfoRecord)
+        return [*records[:place], InfoRecord(kind, {**one.fields, **fields}), *records[place + 1 :]]
+
+    return edit

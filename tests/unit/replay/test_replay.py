@@ -1,0 +1,141 @@
+"""Recorded runs come out again to the last bit: from threads, from virtual time, from an order drawn by lot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import AnnounceRecord, GrantRecord
+from gbactl.config import SwitchConfig
+from gbactl.data.dataset import open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.errors import EventLogError, UsageError
+from gbactl.replay.command import failed, replay, sentence
+from gbactl.store.checksum import digest
+from gbactl.virtual.run import run_virtual
+from tests.support.hand_made import HandMade
+from tests.support.recorded import MODES, config, record
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((mode, {}) for mode in MODES),
+    ("gba", {"iota": 0, "decay": "exp", "divisor": "accepted"}),
+    ("gba", {"iota": 0, "sparse_divisor": "contributors"}),
+    ("gba", {"iota": 1, "row_staleness": "row"}),
+    ("gba", {"iota": 0, "decay": "inverse", "row_staleness": "row", "sparse_divisor": "contributors"}),
+    ("hop_bw", {"backup": 2}),
+]
+BATCHES = 46  # 730 samples by 16: the last is short, and two are left over from steps of four
+
+
+@pytest.mark.parametrize(("mode", "options"), VARIANTS)
+def test_a_run_in_threads_comes_out_again(
+    data: dict[str, Any], tmp_path: Path, mode: str, options: dict[str, Any]
+) -> None:
+    result = record(config(mode, data, **options), tmp_path)
+    verdict = replay(tmp_path)
+    assert verdict["identical"] and not failed(verdict), sentence(verdict)
+    assert verdict["steps"] == result["global_step"]
+    assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES
+    assert verdict["checksums"] == 3 * (result["global_step"] // 5 + 2)
+    assert sentence(verdict).startswith(f"bit-identical: {verdict['steps']} steps, ")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mode: str) -> None:
+    cfg = config(mode, data)
+    cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
+    run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+    assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("mode", "options"), VARIANTS)
+def test_deaths_joins_and_lagging_shards_come_out_again(
+    data: dict[str, Any], tmp_path: Path, mode: str, options: dict[str, Any], seed: int
+) -> None:
+    """Rows and dense slices read at different versions of every shard; batches handed out twice."""
+    made = HandMade(config(mode, data, **options), tmp_path, seed)
+    made.write()
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+
+
+def test_batches_are_really_handed_out_again(data: dict[str, Any], tmp_path: Path) -> None:
+    reissued = 0
+    for mode in MODES:
+        made = HandMade(config(mode, data), tmp_path / mode, seed=1, deaths=3)
+        made.write()
+        granted = [r.batch for r in eventlog.read(tmp_path / mode / "events.log") if isinstance(r, GrantRecord)]
+        assert len(granted) == 2 * BATCHES + made.reissued
+        reissued += made.reissued
+        assert replay(tmp_path / mode)["identical"]
+    assert reissued >= len(MODES)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_any_number_of_servers_and_options_of_the_optimizer(data: dict[str, Any], tmp_path: Path, servers: int) -> None:
+    cfg = config("async", data, servers)
+    cfg = dataclasses.replace(
+        cfg, optim=dataclasses.replace(cfg.optim, name="rowwise_adagrad", row_l2="all", row_weight_decay=0.01)
+    )
+    record(cfg, tmp_path)
+    assert replay(tmp_path)["identical"]
+
+
+def test_a_switch_between_modes_of_the_servers_comes_out_again(data: dict[str, Any], tmp_path: Path) -> None:
+    switch = SwitchConfig([{"at": {"epoch": 1}, "to": "async"}], [{"local_batch": 32, "prefetch": 1}])
+    result = record(dataclasses.replace(config("gba", data), switch=switch), tmp_path)
+    assert [phase["mode"] for phase in result["phases"]] == ["gba", "async"]
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+    assert verdict["gradients"] == 46 + 23
+
+
+def test_a_kept_model_is_the_runs(recorded: Path, tmp_path: Path) -> None:
+    verdict = replay(recorded, path=tmp_path / "m.npz")
+    result = json.loads((recorded / "result.json").read_text())
+    with np.load(verdict["model"]) as model:
+        cut = model["dense"].shape[0]
+        assert int(model["step"]) == result["global_step"]
+        assert json.loads(str(model["config"]))["seed"] == 3
+        for s in range(3):
+            own = [np.ascontiguousarray(model[n][s::3]) for n in ("rows", "row_first", "row_second", "row_counts")]
+            low, high = cut * s // 3, cut * (s + 1) // 3
+            moments = [model[n][low : min(high, len(model[n]))] for n in ("dense_first", "dense_second")]
+            assert digest([*own, model["dense"][low:high], *moments]) == result["checksums"][f"S{s}"]
+
+
+def test_until_stops_there_and_keeps_the_model(recorded: Path, tmp_path: Path) -> None:
+    whole = replay(recorded, path=tmp_path / "whole.npz")
+    for until in (0, 7, whole["steps"]):
+        verdict = replay(recorded, until)
+        assert (verdict["steps"], verdict["identical"]) == (until, True if until else None)
+        assert verdict["model"] == str(recorded / f"replay-{until}.npz")
+        with np.load(verdict["model"]) as model, np.load(tmp_path / "whole.npz") as last:
+            assert int(model["step"]) == until == int(model["dense_steps"][0])
+            assert np.array_equal(model["rows"], last["rows"]) == (until == whole["steps"])
+    with pytest.raises(UsageError, match=r"type --until 0 to 24"):
+        replay(recorded, 25)
+
+
+def test_sync_cannot_be_replayed(data: dict[str, Any], tmp_path: Path) -> None:
+    record(config("sync", data), tmp_path)
+    with pytest.raises(EventLogError, match=r"phases of mode=sync cannot be replayed; runs of async, gba, bsp"):
+        replay(tmp_path)
+
+
+def test_a_gradient_of_async_takes_at_most_100_bytes(data: dict[str, Any], tmp_path: Path) -> None:
+    """Three shards; the header, phases, evaluations and checksums with it."""
+    cfg = config("async", data, local_batch=2)
+    record(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, checksum_every=100)), tmp_path)
+    gradients = sum(isinstance(one, AnnounceRecord) for one in eventlog.read(tmp_path / "events.log"))
+    assert gradients == 2 * 365
+    assert (tmp_path / "events.log").stat().st_size / gradients <= 100

@@ -6,12 +6,16 @@ Only the launcher composes and checks; every other process reads the resolved re
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from gbactl.errors import ConfigError
+from gbactl.faults.plan import FaultPlan
 from gbactl.policies.base import PolicyOptions, policy_class
+from gbactl.switching.schedule import Entry, current, entries
 from gbactl.typed import matches, shown
+from gbactl.virtual.spec import CostConfig
 
 ROW_L2_SCOPES = ("touched", "all")
 
@@ -101,6 +105,8 @@ class TrainConfig:
     shuffle: bool = False
     eval_batch: int = 2048
     days: int | None = None
+    checksum_every: int = 500
+    norms_every: int = 0
     max_eval_samples: int | None = None
 
 
@@ -116,6 +122,22 @@ class TrackingConfig:
 
 
 @dataclass
+class FaultsConfig:
+    """Faults on purpose: a list of plans (see faults/spec.py), drawn with `seed` (null: the run's)."""
+
+    seed: int | None = None
+    plans: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class SwitchConfig:
+    """When the run goes on in another mode (see switching/schedule.py); `modes` are their resolved files."""
+
+    schedule: list[dict[str, Any]] = field(default_factory=list)
+    modes: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
 class RunConfig:
     """A whole run. `data` stays open: each reader validates its own options."""
 
@@ -127,6 +149,9 @@ class RunConfig:
     collective: CollectiveConfig = field(default_factory=CollectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    switch: SwitchConfig = field(default_factory=SwitchConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
     seed: int = 0
     precision: str = "fp32"
     run_dir: str | None = None
@@ -142,6 +167,29 @@ class RunConfig:
     def gradients_per_step(self) -> int:
         """M = G / B_a."""
         return self.train.global_batch // self.local_batch
+
+    @functools.cached_property
+    def entries(self) -> list[Entry]:
+        """The switch schedule. Raises ConfigError that names the entry that is wrong."""
+        return entries(self.switch.schedule)
+
+    @functools.cached_property
+    def phases(self) -> list[RunConfig]:
+        """This configuration, then one for every entry of the switch schedule, in the entry's mode."""
+        files = self.switch.modes or [{} for _ in self.entries]
+        given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
+        modes: list[ModeConfig] = [_build(ModeConfig, _own_keys(values), "switch.mode.") for values in given]
+        none = SwitchConfig()
+        return [self, *(dataclasses.replace(self, mode=mode, switch=none) for mode in modes)]
+
+    def at_round(self, number: int) -> RunConfig:
+        """The configuration that rules round `number` (day or epoch), counted from 0."""
+        return self.phases[1 + current(self.entries, number)]
+
+    @property
+    def homes(self) -> set[str]:
+        """Who holds the dense parameters at any time: "servers", "workers" or both."""
+        return {policy_class(phase.mode.name).dense_on for phase in self.phases}
 
     def policy_options(self) -> PolicyOptions:
         """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""
@@ -159,6 +207,8 @@ class RunConfig:
         """OpenMP threads of one worker."""
         import os
 
+        if self.cluster.name == "virtual":
+            return 1
         return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.cluster.workers)
 
 
@@ -194,10 +244,25 @@ def _check_batches(cfg: RunConfig) -> None:
         )
 
 
+def _check_faults(cfg: RunConfig) -> None:
+    plan = FaultPlan.of(cfg)
+    _require(
+        not plan.hogs or cfg.cluster.name == "local",
+        f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
+        "faults.plans with another kind.",
+    )
+
+
+def _check_mode(cfg: RunConfig) -> None:
+    cfg.policy_options().check_workers(cfg.cluster.workers)
+    _choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
+    _require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
+    _check_batches(cfg)
+
+
 def check(cfg: RunConfig) -> RunConfig:
     """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
-    cfg.policy_options()
-    _choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
+    _choice("cluster", cfg.cluster.name, ("local", "virtual"))
     _choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     _choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
     _choice("collective", cfg.collective.name, ("horovod", "gloo"))
@@ -208,7 +273,6 @@ def check(cfg: RunConfig) -> RunConfig:
     _choice("model.name", cfg.model.name, ("deepfm", "wide_deep"))
     _require(cfg.cluster.workers >= 1, "cluster.workers must be at least 1.")
     _require(cfg.cluster.servers >= 1, "cluster.servers must be at least 1.")
-    _require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
     _require(cfg.optim.lr > 0, "optim.lr must be positive.")
     schedule = cfg.optim.schedule
     _require(
@@ -226,7 +290,15 @@ def check(cfg: RunConfig) -> RunConfig:
     _require(cfg.collective.cycle_time_ms > 0, "collective.cycle_time_ms must be positive.")
     _require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
     _require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
-    _check_batches(cfg)
+    for phase in cfg.phases:
+        _check_mode(phase)
+    _require(
+        len({phase.mode.sparse_divisor for phase in cfg.phases}) == 1,
+        "A run has one mode.sparse_divisor; "
+        f"add sparse_divisor: {cfg.mode.sparse_divisor} to the `set` of every switch.",
+    )
+    _check_faults(cfg)
+    cfg.cost.check()
     return cfg
 
 
@@ -242,16 +314,11 @@ def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
     unknown = sorted(set(values) - set(known))
     where = path.rstrip(".") or "The configuration"
     _require(not unknown, f"{where} has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
-    nested = {
-        "mode": ModeConfig, "model": ModelConfig, "optim": OptimConfig, "cluster": ClusterConfig,
-        "collective": CollectiveConfig, "train": TrainConfig, "tracking": TrackingConfig,
-        "schedule": ScheduleConfig,
-    }  # fmt: skip
     hints, made = get_type_hints(cls), {}
     for key, value in values.items():
-        if key in nested:
+        if dataclasses.is_dataclass(hints[key]):
             _require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
-            made[key] = _build(nested[key], value, f"{path}{key}.")
+            made[key] = _build(hints[key], value, f"{path}{key}.")
         else:
             _require(matches(value, hints[key]), f"{path}{key}={value!r} is not {shown(hints[key])}.")
             made[key] = value
@@ -269,10 +336,13 @@ def _with_options(values: dict[str, Any]) -> dict[str, Any]:
     mode = values.get("mode")
     if not isinstance(mode, dict):
         return values
+    return {**values, "mode": _own_keys(mode)}
+
+
+def _own_keys(mode: dict[str, Any]) -> dict[str, Any]:
     common = {f.name for f in dataclasses.fields(ModeConfig)} - {"options"}
     own = {key: value for key, value in mode.items() if key not in common}
-    kept = {key: value for key, value in mode.items() if key in common}
-    return {**values, "mode": {**kept, "options": own}}
+    return {**{key: value for key, value in mode.items() if key in common}, "options": own}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

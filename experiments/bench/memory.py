@@ -35,6 +35,7 @@ from gbactl.cluster.messages import (
     Push,
     Reached,
     Ready,
+    Staged,
     unpack,
 )
 from gbactl.cluster.sockets import SocketHub
@@ -100,7 +101,7 @@ class Served:
 
     def touch_every_row(self) -> None:
         """Steps of four gradients that cover the table."""
-        self.control.send(BeginPhase(1, True, "gba", 0, 0, 64, 1, 0))
+        self.control.send(BeginPhase(1, True, "gba", 0, 0, 64, 1, 0, True, True))
         self._settle(0)
         batch = step = 0
         for low in range(0, self.rows, CHUNK * MEMBERS):
@@ -110,7 +111,7 @@ class Served:
                 batches.append(batch)
                 batch += 1
             count = float(len(batches))
-            self.control.send(OrderStep(1, step, batches, [1.0] * len(batches), count, count, 1.0))
+            self.control.send(OrderStep(1, step, batches, [1.0] * len(batches), count, count, 1.0, [], [], False))
             step += 1
         self._settle(step)
 
@@ -125,8 +126,8 @@ class Served:
         values = out.view(np.float32)
         out[: 4 * count].view(np.int32)[:] = np.arange(low, high, dtype=np.int32)
         values[count:] = 1e-3
-        self.data.send(Push(1, batch, count, DENSE), out)
-        self.working.expect(Ack)
+        self.data.send(Push(1, batch, count, DENSE, 0.0, 0.0, 1.0, 0, 0), out)
+        self.coordinating.expect(Staged)
 
     def weigh(self) -> tuple[int, dict[str, int]]:
         """(resident bytes, the shard's own account)."""

@@ -20,9 +20,10 @@ def _split(values: tuple[str, ...]) -> list[str]:
     default=["mode"],
     metavar="KEY,...",
     show_default=True,
-    help="Parameters to group by.",
+    help="Parameters to group by, or tags (tags.NAME).",
 )
 @click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
+@click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
 @click.option("--metric", multiple=True, metavar="NAME,...", help="More columns, for instance wall_seconds.")
 @click.option(
     "--format",
@@ -47,6 +48,7 @@ def command(
     where: tuple[str, ...],
     by: tuple[str, ...],
     baseline: str | None,
+    on: str,
     metric: tuple[str, ...],
     form: str,
     plots: Path | None,
@@ -58,6 +60,7 @@ def command(
     \b
     gbactl report
     gbactl report --where "params.mode = 'gba'" --by mode,cluster.workers
+    gbactl report --by tags.takes_over --on "auc/day 3"
     gbactl report --format md --plots plots/
     gbactl report --send runs/RUN_DIR
     """
@@ -66,5 +69,5 @@ def command(
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    options = Options(uri, experiment, where, _split(by), baseline, _split(metric), form, plots)
+    options = Options(uri, experiment, where, _split(by), baseline, _split(metric), on, form, plots)
     report(options, click.echo, lambda line: click.echo(line, err=True))

@@ -19,10 +19,11 @@ from gbactl.cluster import frames
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
-from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, unpack
+from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, decode
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import PeerGoneError
+from gbactl.kernels.denormals import flush
 from gbactl.models import row_width
 from gbactl.policies.base import policy_class
 from gbactl.store.dense import DenseSpec
@@ -131,7 +132,14 @@ def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
         optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
         dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         sparse_divisor=cfg.mode.sparse_divisor,
+        row_staleness=row_staleness(cfg),
     )  # fmt: skip
+
+
+def row_staleness(cfg: RunConfig) -> str:
+    """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
+    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.phases}
+    return "row" if "row" in chosen else "token"
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -154,16 +162,17 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     import os
 
     cfg = boot.cfg
+    flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
     spec = shard_spec(cfg, dataset, boot.index)
-    if policy_class(cfg.mode.name).dense_on == "servers":
+    if "servers" in cfg.homes:
         installed = await_dense(hub, coordinator, spec, cfg)
         if installed is None:
             return
         spec = installed
     shard = Shard(spec)
     coordinator.send(Ready("server", boot.index))
-    server_class(hub, coordinator, shard).run()
+    server_class(hub, coordinator, shard, cfg.train.norms_every).run()
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
@@ -172,7 +181,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig)
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:
                 return None
-            message = None if frame.kind == frames.CLOSED else unpack(frame.kind, frame.descriptor)
+            message = None if frame.kind == frames.CLOSED else decode(frame)
             if isinstance(message, Stop):
                 return None
             if isinstance(message, Install):
@@ -188,7 +197,7 @@ def await_setup(hub: Hub, coordinator: Channel) -> Setup:
     while True:
         for channel, frame in hub.poll(None):
             gone = frame.kind == frames.CLOSED
-            message = None if gone else unpack(frame.kind, frame.descriptor)
+            message = None if gone else decode(frame)
             if isinstance(message, Setup):
                 return message
             if gone and channel is coordinator:
@@ -207,7 +216,7 @@ def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, v
         for _, frame in hub.poll(None):
             if frame.kind == frames.CLOSED:
                 raise PeerGoneError("A server is gone.")
-            waiting -= isinstance(unpack(frame.kind, frame.descriptor), Ack)
+            waiting -= isinstance(decode(frame), Ack)
 
 
 def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
@@ -218,8 +227,9 @@ def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, in
     # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
-    push = int(cfg.local_batch * fields * share) * 4 * (width + 1) + slice_bytes
-    answer = int(max(cfg.local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
+    local_batch = max(phase.local_batch for phase in cfg.phases)
+    push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
+    answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
     return push, answer
 
 
@@ -243,50 +253,54 @@ def work(
 
     import torch
 
-    from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense
+    from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense, Sides
     from gbactl.cluster.exchange import Exchange
     from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
     from gbactl.collective.factory import connect
+    from gbactl.faults.delay import Delay
+    from gbactl.faults.plan import FaultPlan
     from gbactl.kernels import load
     from gbactl.models import build
     from gbactl.models.compute import GradientComputer
     from gbactl.store.dense import DenseBlock
 
     torch.set_num_threads(cfg.threads)
-    torch.set_flush_denormal(True)
-    kernels, mode = load(), policy_class(cfg.mode.name)
+    flush()
+    kernels = load()
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
     computer = GradientComputer(model, precision=cfg.precision)
-    flat, served = computer.flat, mode.dense_on == "servers"
+    flat, homes = computer.flat, cfg.homes
     setup = await_setup(hub, coordinator)
-    sizes = segment_bytes(cfg, dataset, flat.size if served else 0)
+    sizes = segment_bytes(cfg, dataset, flat.size if "servers" in homes else 0)
     servers: list[Channel] = [
         hub.connect(address, sizes, Peer("server", shard)) for shard, address in enumerate(setup.servers)
     ]
-    if served and boot.index == 0:
+    if "servers" in homes and boot.index == 0:
         install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
     source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)
-    exchange = Exchange(
-        hub, coordinator, servers, boot.index, source,
-        served_dense=served, prefetch_rows=mode.prefetch_rows and cfg.mode.prefetch > 0,
-    )  # fmt: skip
-    side: DenseSide
-    if served:
-        side = ServedDense(flat, exchange)
-    else:
+    exchange = Exchange(hub, coordinator, servers, boot.index, source)
+    sides: dict[str, DenseSide] = {}
+    if "servers" in homes:
+        sides["servers"] = ServedDense(flat, exchange)
+    if "workers" in homes:
         block = DenseBlock(
             flat.initial() if flat.buffers else flat.vector,
             flat.dense_spec,
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
         collective = collective or connect()
-        side = ReplicatedDense(flat, exchange, collective, block, cfg.collective.buckets)
+        sides["workers"] = ReplicatedDense(
+            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every
+        )
     coordinator.send(Ready("worker", boot.index))
     turns = join(None if boot.place is None else Place(*boot.place))
+    delay = Delay(FaultPlan.of(cfg), boot.index)
+    dense = Sides(sides, policy_class(cfg.mode.name).dense_on)
+    worker = Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
     try:
-        Worker(exchange, computer, side, kernels, row_width(cfg.model), cfg.seed, turns).run(cfg.mode.prefetch)
+        worker.run(max(phase.mode.prefetch for phase in cfg.phases))
     finally:
         if collective is not None:
             collective.close()

@@ -52,6 +52,9 @@ class Hub(Protocol):
 
         A lost connection is told once, as a frame of kind frames.CLOSED."""
 
+    def now(self) -> float:
+        """The time in seconds; only differences mean anything."""
+
     def close(self) -> None:
         """Close every channel and stop listening."""
 

@@ -7,41 +7,47 @@ launcher alone logs and shows them.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.cluster import eventlog, frames
+from gbactl.cluster import eventlog, frames, normlog
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.evaluation import Evaluation
 from gbactl.cluster.eventlog import EventLog
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import (
-    Announce,
     Barrier,
     BeginPhase,
+    Checked,
     Event,
     Granted,
     Hello,
     Inspect,
     Inspected,
+    Moved,
+    MoveDense,
+    Norms,
     Predictions,
     Reached,
     Ready,
+    Staged,
     Stop,
     Take,
-    unpack,
+    decode,
 )
+from gbactl.cluster.normlog import NormLog
 from gbactl.cluster.plan import EarlyStopping, Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError, PeerGoneError, WireError
+from gbactl.faults.observed import Observed
 from gbactl.policies import Phase, make
+from gbactl.policies.base import policy_class
 from gbactl.store.schedule import factor
 
 PROGRESS_SECONDS = 0.5
@@ -55,8 +61,11 @@ class Coordinator:
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
         self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
-        self.record = RunRecord(cfg.mode.name)
+        self.now, self._moved = cfg, set[int]()
+        self.record = RunRecord(hub.now)
+        self.record.statistics.observed = Observed.of(cfg)
         self.log = EventLog(run_dir / "events.log", header)
+        self.norms = NormLog(run_dir / normlog.NAME)
         self.launcher: Channel | None = None
         self.step = 0
         self.stopped = False
@@ -68,7 +77,8 @@ class Coordinator:
         self._reached: dict[int, int] = {}
         self._inspected: dict[str, Inspected] = {}
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
-            Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Announce: self._on_announce,
+            Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
+            Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
         }  # fmt: skip
 
@@ -94,7 +104,7 @@ class Coordinator:
     def gather(self) -> None:
         """Wait until every node is ready. Raises ClusterError that names those that are not."""
         limit = self.cfg.cluster.start_timeout
-        if not self._pump(self.members.complete, time.monotonic() + limit):
+        if not self._pump(self.members.complete, self.hub.now() + limit):
             missing = ", ".join(self.members.missing())
             raise ClusterError(
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
@@ -103,8 +113,9 @@ class Coordinator:
         self.record.start()
 
     def train(self, part: Round, number: int, of: int) -> None:
-        """One phase of training, to its last applied gradient."""
-        cfg, samples = self.cfg, self.dataset.splits[part.split].rows
+        """One phase of training, to its last applied gradient, in the mode that the schedule has for it."""
+        self._switch(self.cfg.at_round(number))
+        cfg, samples = self.now, self.dataset.splits[part.split].rows
         phase = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, tuple(range(cfg.cluster.workers)))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         self._begin(True, part.split, part.epoch, samples, cfg.local_batch)
@@ -113,6 +124,7 @@ class Coordinator:
         training = Training(
             self._phase_number, policy, self.members, self.log, self.record.statistics,
             lambda finished: self._lr_scale(done + finished), self._waiting,
+            self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
         self._training = training
         training.serve()
@@ -122,8 +134,24 @@ class Coordinator:
         self.step = policy.step
         self._barrier()
         self._training = None
-        self.record.close_phase(part, training)
+        self._log_checksums()
+        self.record.close_phase(part, cfg.mode.name, training)
         self._progress()
+
+    def _switch(self, cfg: RunConfig) -> None:
+        """Go on as `cfg` says; nothing is in flight. Moves the dense parameters to where the mode keeps them."""
+        before, home = policy_class(self.now.mode.name).dense_on, policy_class(cfg.mode.name).dense_on
+        self.now = cfg
+        if home == before:
+            return
+        self._moved.clear()
+        self.members.tell("worker", MoveDense(home))
+        self._pump(lambda: len(self._moved) == self.cfg.cluster.workers)
+
+    def _log_checksums(self) -> None:
+        """Every shard's whole state at the end of a phase, for replays."""
+        for name, found in self.inspect("server").items():
+            self.log.info(eventlog.CHECKSUM, {"shard": int(name[1:]), "step": self.step - 1, "whole": found.checksum})
 
     def _lr_scale(self, finished: int) -> float:
         return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
@@ -144,8 +172,10 @@ class Coordinator:
 
     def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int) -> None:
         self._phase_number += 1
+        mode = policy_class(self.now.mode.name)
         message = BeginPhase(
-            self._phase_number, training, self.cfg.mode.name, split, epoch, samples, batch, self.step
+            self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
+            mode.dense_on == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
         )
         self.log.info(eventlog.PHASE, message._asdict())
         self.members.tell("server", message)
@@ -159,11 +189,11 @@ class Coordinator:
         servers = self.cfg.cluster.servers
         self._pump(lambda: len(self._reached) == servers)
 
-    def inspect(self) -> dict[str, Inspected]:
-        """Checksums and memory of every server and worker."""
+    def inspect(self, *roles: str) -> dict[str, Inspected]:
+        """Checksums and memory of every node of some roles."""
         self._inspected.clear()
-        expected = self.cfg.cluster.servers + self.cfg.cluster.workers
-        for role in ("server", "worker"):
+        expected = sum(self.members.expected[role] for role in roles)
+        for role in roles:
             self.members.tell(role, Inspect("checksum"))
         self._pump(lambda: len(self._inspected) == expected)
         return dict(self._inspected)
@@ -177,7 +207,7 @@ class Coordinator:
 
     def result(self, best: dict[str, Any]) -> dict[str, Any]:
         """What result.json says, but for what only the launcher knows."""
-        inspected = self.inspect()
+        inspected = self.inspect("server", "worker")
         refused = [v.counters.get("refused", 0) for v in inspected.values()]
         return {
             **self.record.result(best, inspected),
@@ -201,12 +231,18 @@ class Coordinator:
         while not until():
             for channel, frame in self.hub.poll(PROGRESS_SECONDS):
                 self._handle(channel, frame)
-            now = time.monotonic()
-            if self._training is not None and now >= self._next_progress:
-                self._next_progress = now + PROGRESS_SECONDS
+            if self._training is not None and self._progress_due(self._training):
                 self._progress()
-            if deadline is not None and now > deadline:
+            if deadline is not None and self.hub.now() > deadline:
                 return until()
+        return True
+
+    def _progress_due(self, training: Training) -> bool:
+        """Whether it is time to tell how far a phase is: every so many seconds."""
+        now = self.hub.now()
+        if now < self._next_progress:
+            return False
+        self._next_progress = now + PROGRESS_SECONDS
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
@@ -214,7 +250,7 @@ class Coordinator:
             self._lost(channel)
             return
         try:
-            message = unpack(frame.kind, frame.descriptor)
+            message = decode(frame)
             handler = self._handlers.get(type(message))
             if handler is None:
                 raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
@@ -269,11 +305,14 @@ class Coordinator:
         channel = self.members.of("worker")[worker]
         channel.send(Granted(self._phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
 
-    def _on_announce(self, channel: Channel, message: Announce, _: Frame) -> None:
-        self.members.authentic(channel, "worker", message.worker)
-        if self._training is not None:
-            self._training.announce(message)
-        self._take(message.worker)
+    def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
+        self.members.authentic(channel, "server", message.shard)
+        if self._training is not None and self._training.staged(message):
+            self._take(message.worker)
+
+    def _on_checked(self, channel: Channel, message: Checked, _: Frame) -> None:
+        self.members.authentic(channel, "server", message.shard)
+        self.log.info(eventlog.CHECKSUM, message._asdict())
 
     def _on_predictions(self, _: Channel, message: Predictions, frame: Frame) -> None:
         if self._evaluation is not None and message.phase == self._phase_number:
@@ -286,9 +325,17 @@ class Coordinator:
     def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:
         self._inspected[message.node] = message
 
+    def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
+        replicated = policy_class(self.now.mode.name).dense_on == "workers"
+        self.norms.add(self.now.mode.name, message, self.cfg.cluster.servers + replicated)
+
+    def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
+        self.members.authentic(channel, "worker", message.worker)
+        self._moved.add(message.worker)
+
     def _dismiss(self, reason: str) -> None:
         """Workers first, servers once those are gone: nobody is left talking to nobody."""
         self.stopped = True
         self.members.tell("worker", Stop(reason))
-        self._pump(lambda: not self.members.of("worker"), time.monotonic() + GOODBYE_SECONDS)
+        self._pump(lambda: not self.members.of("worker"), self.hub.now() + GOODBYE_SECONDS)
         self.members.tell("server", Stop(reason))

@@ -5,16 +5,35 @@ The compute loop does not know which: it calls `load` before and `finish` after 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.messages import Norms
 from gbactl.collective.base import Buckets, Collective
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.norms import dense_square
+
+
+class Sides:
+    """The ways a run has to keep its dense parameters, and the one in use: home -> side."""
+
+    def __init__(self, sides: Mapping[str, DenseSide], first: str) -> None:
+        self.sides, self.now = sides, sides[first]
+
+    def move(self, home: str) -> None:
+        """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them."""
+        self.now.leave()
+        if home == "workers":
+            self.sides[home].take_over()
+        elif self.now.gives:
+            self.now.hand_over()
+        self.now = self.sides[home]
 
 
 class DenseSide(Protocol):
@@ -29,9 +48,27 @@ class DenseSide(Protocol):
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
 
+    @property
+    def gives(self) -> bool:
+        """Whether this worker is the one to give the parameters to the servers."""
+
+    def leave(self) -> None:
+        """Let go of borrowed memory: somebody else holds the parameters from now on."""
+
+    def take_over(self) -> None:
+        """Get parameters and optimizer state from the servers."""
+
+    def hand_over(self) -> None:
+        """Give parameters and optimizer state to the servers."""
+
 
 class ServedDense:
     """The servers hold it: pulled with the rows, pushed with their gradients."""
+
+    @property
+    def gives(self) -> bool:
+        """See DenseSide."""
+        return False
 
     def __init__(self, flat: FlatModel, exchange: Exchange) -> None:
         self.flat, self.exchange = flat, exchange
@@ -71,6 +108,19 @@ class ServedDense:
             self._held.release()
         self._held = frame
 
+    def leave(self) -> None:
+        """See DenseSide."""
+        self.flat.come_home()
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def take_over(self) -> None:
+        """The servers have it."""
+
+    def hand_over(self) -> None:
+        """The servers have it."""
+
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
         return "", ""
@@ -87,12 +137,36 @@ class ReplicatedDense:
     """Every worker holds it: gradients are summed by an all-reduce, every worker applies the same step."""
 
     def __init__(
-        self, flat: FlatModel, exchange: Exchange, collective: Collective, block: DenseBlock, buckets: int
-    ) -> None:
+        self, flat: FlatModel, exchange: Exchange, collective: Collective, block: DenseBlock, buckets: int,
+        norms_every: int = 0,
+    ) -> None:  # fmt: skip
         self.flat, self.exchange, self.collective, self.block = flat, exchange, collective, block
+        self.norms_every = norms_every if exchange.index == 0 else 0  # all have the same sum: one tells
         self.gradient = np.zeros(flat.size, np.float32)
         sizes = [p.numel() for p in flat.parameters] + [flat.buffers] * bool(flat.buffers)
         self.buckets = Buckets.of_parameters("dense", sizes, buckets)
+
+    @property
+    def gives(self) -> bool:
+        """All have the same: the first one gives it."""
+        return self.exchange.index == 0
+
+    def leave(self) -> None:
+        """See DenseSide."""
+
+    def take_over(self) -> None:
+        """See DenseSide."""
+        size = self.flat.size
+        shards = len(self.exchange.servers)
+        for shard, (state, values) in enumerate(self.exchange.get_dense()):
+            self.block.unpack(*dense_range(size, shard, shards), values, state.step)
+        self.flat.load(self.block.value.copy())
+
+    def hand_over(self) -> None:
+        """See DenseSide."""
+        shards = len(self.exchange.servers)
+        cuts = [dense_range(self.flat.size, shard, shards) for shard in range(shards)]
+        self.exchange.put_dense(self.block.step, [self.block.packed(low, high) for low, high in cuts])
 
     def load(self, item: Item) -> None:
         """The model already holds it."""
@@ -120,6 +194,9 @@ class ReplicatedDense:
         self.exchange.pull_ahead()
         for handle in handles:
             self.collective.wait(handle)
+        if self.norms_every and (grant.token + 1) % self.norms_every == 0:
+            square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
+            self.exchange.coordinator.send(Norms(grant.token, square, []))
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)

@@ -1,7 +1,7 @@
 """A worker's side of the wire: takes batches, fetches rows, pushes gradients, announces them.
 
 One thread reads the network while the compute thread computes, so the next batch's data and rows are there
-when they are wanted, a push does not block, and a gradient is announced the moment the last shard has it.
+when they are wanted. A push does not block; the shards tell the coordinator that they have it.
 Costs about 0.3 ms of CPU a batch, most of it deduplicating ids.
 """
 
@@ -20,24 +20,24 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
     Ack,
-    Announce,
     BeginPhase,
+    DenseState,
+    GetDense,
     Granted,
     Inspect,
-    Inspected,
+    MoveDense,
     Predictions,
     Pull,
     Push,
+    PutDense,
     Rows,
     Stop,
     Take,
-    unpack,
+    decode,
 )
 from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats, Unique
-
-MAX_UNACKNOWLEDGED = 2
 
 
 @dataclass(slots=True)
@@ -53,10 +53,10 @@ class Item:
     dense_seen: dict[int, int] = field(default_factory=dict)
     row_versions: list[int] = field(default_factory=list)
     dense_versions: list[int] = field(default_factory=list)
-    acknowledged: int = 0
     kept: Frame | None = None
     loss: float = 0.0
     seconds: float = 0.0
+    slowdown: float = 1.0
 
     def release(self) -> None:
         """Give the answers' memory back, but for what the model computes with."""
@@ -89,22 +89,22 @@ class Exchange:
     """See the module."""
 
     def __init__(
-        self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source,
-        *, served_dense: bool, prefetch_rows: bool,
-    ) -> None:  # fmt: skip
+        self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source
+    ) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
-        self.source, self.served_dense, self.prefetch_rows = source, served_dense, prefetch_rows
+        self.source = source
         self.error: BaseException | None = None
         self._shard = {id(channel): s for s, channel in enumerate(servers)}
         self._cv = threading.Condition()
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
-        self._pushed: dict[tuple[int, int], Item] = {}
         self._next_ticket = 0
         self._computing = False
         self._have_dense = [-1] * len(servers)
         self._phase: BeginPhase | None = None
-        self._inspections = 0
+        self._questions: deque[Inspect | MoveDense] = deque()
+        self._states: dict[int, tuple[DenseState, Frame]] = {}
+        self._acks = 0
         self._stopped = False
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
@@ -116,18 +116,17 @@ class Exchange:
         for _ in range(1 + ahead):
             self.coordinator.send(Take(self.index))
 
-    def next(self, inspect: Callable[[], Inspected]) -> Item | None:
+    def next(self, answer: Callable[[Any], Any]) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
-        Between batches the coordinator's questions are answered with `inspect()`.
+        Between batches the coordinator's questions are answered with `answer(question)`.
         """
         with self._cv:
             self._computing = False
             self.pull_ahead()
             self._cv.wait_for(self._due)
-            while self._inspections and not self._over():
-                self._inspections -= 1
-                self.coordinator.send(inspect())
+            while self._questions and not self._over():
+                self.coordinator.send(answer(self._questions.popleft()))
                 self._cv.wait_for(self._due)
             if self.error is not None:
                 raise self.error
@@ -138,21 +137,19 @@ class Exchange:
         return item
 
     def _due(self) -> bool:
-        if self._over() or self._inspections:
+        if self._over() or self._questions:
             return True
         return bool(self._queue) and len(self._queue[0].answers) == len(self.servers)
 
     def take(self) -> None:
-        """Ask for another batch; after a push the announcement does."""
+        """Ask for another batch; after a push the announcement does that."""
         self.coordinator.send(Take(self.index))
 
     def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:
         """Send each shard its part: row_gradient float32[U, W] in the order of the item's distinct rows.
 
-        Waits while two pushes are unacknowledged."""
-        with self._cv:
-            self._cv.wait_for(lambda: len(self._pushed) < MAX_UNACKNOWLEDGED or self._over())
-            self._pushed[item.grant.phase, item.grant.batch] = item
+        Does not wait: no more than 1 + prefetch batches are out at a time, so no more gradients are.
+        """
         width = row_gradient.shape[1]
         for s, channel, low, high in self._shares(item):
             count = high - low
@@ -163,7 +160,38 @@ class Exchange:
             values[count : count * (1 + width)] = row_gradient[low:high].reshape(-1)
             if dense is not None:
                 dense.write(s, values[count * (1 + width) :])
-            channel.send(Push(item.grant.phase, item.grant.batch, count, size), out)
+            channel.send(self._told(item, s, count, size), out)
+
+    def _told(self, item: Item, shard: int, rows: int, dense: int) -> Push:
+        """What a shard, and through it the coordinator, learns of a gradient."""
+        versions = item.row_versions[shard], item.dense_versions[shard]
+        grant = item.grant
+        return Push(grant.phase, grant.batch, rows, dense, item.loss, item.seconds, item.slowdown, *versions)
+
+    def get_dense(self) -> list[tuple[DenseState, Floats]]:
+        """Every shard's dense slice with its optimizer, copied. Raises what ended the run meanwhile."""
+        for channel in self.servers:
+            channel.send(GetDense())
+        self._await(lambda: len(self._states) == len(self.servers))
+        found = [self._states[s] for s in range(len(self.servers))]
+        self._states.clear()
+        values = [frame.payload.view(np.float32).copy() for _, frame in found]
+        for _, frame in found:
+            frame.release()
+        return [(state, value) for (state, _), value in zip(found, values, strict=True)]
+
+    def put_dense(self, step: int, parts: list[Floats]) -> None:
+        """Give every shard its dense slice with its optimizer, and wait until all have it."""
+        for channel, part in zip(self.servers, parts, strict=True):
+            channel.send(PutDense(step), part.view(np.uint8))
+        self._await(lambda: self._acks == len(self.servers))
+        self._acks = 0
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        with self._cv:
+            self._cv.wait_for(lambda: condition() or self._over())
+            if self.error is not None:
+                raise self.error
 
     def _shares(self, item: Item) -> Iterator[tuple[int, Channel, int, int]]:
         """(shard, its channel, low, high): where each shard's part of the item's distinct rows lies."""
@@ -204,22 +232,31 @@ class Exchange:
         if frame.kind == frames.CLOSED:
             name = "the coordinator" if channel is self.coordinator else f"S{self._shard[id(channel)]}"
             raise PeerGoneError(f"W{self.index} lost its connection to {name}.")
-        message = unpack(frame.kind, frame.descriptor)
+        message = decode(frame)
         if isinstance(message, Rows):
             self._rows(channel, message, frame)
-        elif isinstance(message, Ack):
-            self._acknowledge(message)
         elif isinstance(message, Granted):
             self._granted(message)
         elif isinstance(message, BeginPhase):
-            self._phase = message
-            self.source.begin(message)
-        elif isinstance(message, Inspect):
-            self._inspections += 1
+            self._begin(message)
+        elif isinstance(message, Inspect | MoveDense):
+            self._questions.append(message)
+            self._cv.notify_all()
+        elif isinstance(message, DenseState):
+            self._states[self._shard[id(channel)]] = (message, frame)
+            self._cv.notify_all()
+        elif isinstance(message, Ack):
+            self._acks += 1
             self._cv.notify_all()
         elif isinstance(message, Stop):
             self._stopped = True
             self._cv.notify_all()
+
+    def _begin(self, phase: BeginPhase) -> None:
+        if self._phase is not None and phase.served_dense != self._phase.served_dense:
+            self._have_dense = [-1] * len(self.servers)
+        self._phase = phase
+        self.source.begin(phase)
 
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
@@ -227,7 +264,7 @@ class Exchange:
         item = Item(grant, self._phase, batch, unique)
         self._queue.append(item)
         first = len(self._queue) == 1 and not self._computing
-        if first or self.prefetch_rows or not self._phase.training:
+        if first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
     def _pull(self, item: Item) -> None:
@@ -236,8 +273,10 @@ class Exchange:
         item.pulled = True
         self._next_ticket += 1
         self._tickets[self._next_ticket] = item
+        ticket = self._next_ticket
         for s, channel, low, high in self._shares(item):
-            pull = Pull(self._next_ticket, high - low, self.served_dense, item.grant.after, self._have_dense[s])
+            batch = item.grant.batch if item.phase.training else -1
+            pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, self._have_dense[s])
             channel.send(pull, item.unique.index[low:high].view(np.uint8))
 
     def _rows(self, channel: Channel, rows: Rows, frame: Frame) -> None:
@@ -253,20 +292,3 @@ class Exchange:
             item.row_versions = [item.answers[s][0].version for s in shards]
             item.dense_versions = [item.dense_seen[s] for s in shards]
             self._cv.notify_all()
-
-    def _acknowledge(self, ack: Ack) -> None:
-        item = self._pushed.get((ack.phase, ack.batch))
-        if item is None:
-            return
-        item.acknowledged += 1
-        if item.acknowledged < len(self.servers):
-            return
-        del self._pushed[ack.phase, ack.batch]
-        grant = item.grant
-        self.coordinator.send(
-            Announce(
-                grant.phase, self.index, grant.batch, item.loss, item.seconds,
-                item.row_versions, item.dense_versions,
-            )
-        )
-        self._cv.notify_all()

@@ -16,7 +16,7 @@ import hmac
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +38,16 @@ CLOSED = 0  # the kind of the pseudo-frame that tells of a lost connection
 
 @dataclass(slots=True)
 class Frame:
-    """A received frame. `payload` is valid until `release()` is called."""
+    """A received frame. `payload` is valid until `release()` is called.
+
+    A hub within one process may hand over `message` itself instead of its descriptor.
+    """
 
     kind: int
     descriptor: bytes
     payload: Bytes
     on_release: Callable[[], None] | None = None
+    message: Any = None
 
     def release(self) -> None:
         """Give the payload's memory back to the channel; idempotent."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections import Counter
 from typing import Any
 
@@ -78,6 +79,10 @@ class MemoryHub:
             while True:
                 found.append(self.inbox.get_nowait())
         return found
+
+    def now(self) -> float:
+        """See channel.Hub."""
+        return time.monotonic()
 
     def close(self) -> None:
         """Close every channel."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from gbactl.cluster.frames import Frame
 from gbactl.errors import WireError
 
 
@@ -55,6 +56,37 @@ class BeginPhase(NamedTuple):
     samples: int
     local_batch: int
     first_step: int
+    served_dense: bool
+    prefetch_rows: bool
+
+
+class MoveDense(NamedTuple):
+    """To a worker, when nothing is in flight: take the dense parameters from the servers ("workers"), or give
+    them to the servers ("servers")."""
+
+    home: str
+
+
+class Moved(NamedTuple):
+    """The answer to MoveDense."""
+
+    worker: int
+
+
+class GetDense(NamedTuple):
+    """To a server: answer with DenseState."""
+
+
+class DenseState(NamedTuple):
+    """A shard's dense slice with its optimizer: payload float32 (see DenseBlock.packed)."""
+
+    step: int
+
+
+class PutDense(NamedTuple):
+    """To a server: hold this state (as DenseState) from now on; answered with Ack."""
+
+    step: int
 
 
 class Take(NamedTuple):
@@ -76,16 +108,21 @@ class Granted(NamedTuple):
     lr_scale: float
 
 
-class Announce(NamedTuple):
-    """Every shard has acknowledged this gradient; it is a Take, too. Versions are those pulled, per shard."""
+class Staged(NamedTuple):
+    """A server holds its part of this gradient and hands on what the worker said of it (see Push).
 
-    phase: int
+    When every shard has said so, the gradient is announced, which is a Take, too.
+    """
+
+    shard: int
     worker: int
+    phase: int
     batch: int
     loss: float
-    compute_seconds: float
-    row_versions: list[int]
-    dense_versions: list[int]
+    seconds: float
+    slowdown: float
+    row_version: int
+    dense_version: int
 
 
 class Predictions(NamedTuple):
@@ -108,6 +145,32 @@ class OrderStep(NamedTuple):
     divisor: float
     weight_sum: float
     lr_scale: float
+    row_weights: list[float]
+    row_counts: list[int]
+    checksum: bool
+
+
+class Checked(NamedTuple):
+    """A server's checksum of what a step touched (see Shard.step_digest)."""
+
+    shard: int
+    step: int
+    digest: str
+
+
+class Norms(NamedTuple):
+    """How large the gradients of a step were (see store/norms.py): a shard's, or a worker's all-reduced one."""
+
+    step: int
+    square: float
+    rows: list[float]
+
+
+class DropPart(NamedTuple):
+    """To a server: a staged gradient is discarded."""
+
+    phase: int
+    batch: int
 
 
 class Barrier(NamedTuple):
@@ -147,6 +210,7 @@ class Pull(NamedTuple):
     """
 
     ticket: int
+    batch: int
     rows: int
     dense: bool
     after: int
@@ -163,16 +227,25 @@ class Rows(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A gradient's part: payload int32[rows], float32[rows, width], float32[dense]."""
+    """A gradient's part: payload int32[rows], float32[rows, width], float32[dense].
+
+    `seconds` it took, `slowdown` of them by the fault plan, and the versions it was computed from on this
+    shard (-1: none) are for the coordinator.
+    """
 
     phase: int
     batch: int
     rows: int
     dense: int
+    loss: float
+    seconds: float
+    slowdown: float
+    row_version: int
+    dense_version: int
 
 
 class Ack(NamedTuple):
-    """A server holds this part."""
+    """A server has what was sent to it."""
 
     phase: int
     batch: int
@@ -192,8 +265,9 @@ class Stop(NamedTuple):
 
 
 Message = (
-    Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Announce | Predictions | OrderStep | Barrier
-    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop
+    Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
+    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
+    | MoveDense | Moved | GetDense | DenseState | PutDense
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}
@@ -264,6 +338,11 @@ def unpack(kind: int, descriptor: bytes) -> Any:
     for i in suspects:
         _check(cls, values[i], *fields[i])
     return cls(*values)
+
+
+def decode(frame: Frame) -> Any:
+    """The message of a frame. Raises WireError as `unpack` does."""
+    return unpack(frame.kind, frame.descriptor) if frame.message is None else frame.message
 
 
 def _check(cls: type[Any], value: Any, accepted: tuple[type, ...], element: type | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gbactl.cluster.messages import Inspected
@@ -20,8 +21,8 @@ FATES = ("read", "trained", "decayed", "lost", "effective")
 class RunRecord:
     """Filled in by the coordinator while the run goes on. Times are seconds since `start`."""
 
-    def __init__(self, mode: str) -> None:
-        self.mode = mode
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
@@ -31,21 +32,21 @@ class RunRecord:
 
     def start(self) -> None:
         """Everybody is ready."""
-        self._began = time.monotonic()
+        self._began = self.now()
 
-    def close_phase(self, part: Round, training: Training) -> None:
+    def close_phase(self, part: Round, mode: str, training: Training) -> None:
         """A phase's last gradient is applied. EPS covers first hand-out to last; the drain stands beside it."""
         policy, clock = training.policy, training.clock
         self.ledger.add(policy.ledger)
         self.phases.append(
             {
                 "day": part.label,
-                "mode": self.mode,
+                "mode": mode,
                 "steps": policy.step - policy.phase.first_step,
                 "samples": policy.ledger.trained,
                 "seconds": clock.seconds,
                 "eps": policy.ledger.trained / clock.seconds if clock.seconds > 0 else 0.0,
-                "drain_seconds": time.monotonic() - clock.last,
+                "drain_seconds": self.now() - clock.last,
             }
         )
 
@@ -57,7 +58,7 @@ class RunRecord:
     def progress(self, training: Training | None, step: int) -> dict[str, Any]:
         """How far the run is; also a point of the curve if there is a new loss."""
         ledger = training.policy.ledger if training else Ledger()
-        loss, now = self.statistics.take_loss(), time.monotonic() - self._began
+        loss, now = self.statistics.take_loss(), self.now() - self._began
         finished = self.ledger.finished + ledger.finished
         last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
         rate = (finished - last["samples"]) / max(1e-9, now - last["seconds"])

@@ -7,6 +7,7 @@ Costs about 0.1 ms of Python a push and pull beside the kernels.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter, deque
 from typing import Any
@@ -20,15 +21,22 @@ from gbactl.cluster.messages import (
     Ack,
     Barrier,
     BeginPhase,
+    Checked,
+    DenseState,
+    DropPart,
+    GetDense,
     Inspect,
     Inspected,
+    Norms,
     OrderStep,
     Pull,
     Push,
+    PutDense,
     Reached,
     Rows,
+    Staged,
     Stop,
-    unpack,
+    decode,
 )
 from gbactl.cluster.scheduling import settle_garbage
 from gbactl.errors import WireError
@@ -36,19 +44,20 @@ from gbactl.store.part import Order, Part
 from gbactl.store.shard import Shard
 
 HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
-FROM_WORKERS = (Pull, Push)
+FROM_WORKERS = (Pull, Push, GetDense, PutDense)
 log = logging.getLogger(__name__)
 
 
 class Server:
     """Serves one shard until the coordinator says stop or is gone."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, shard: Shard) -> None:
+    def __init__(self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0) -> None:
+        self.norms_every = norms_every
         self.hub, self.coordinator, self.shard = hub, coordinator, shard
         self.index = shard.spec.shard
         low, high = shard.dense_range
         self.dense_size = high - low
-        self.phase = -1
+        self.phase, self.served_dense = -1, True
         self.refused: Counter[str] = Counter()
         self.stopped = False
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
@@ -56,6 +65,7 @@ class Server:
         self._held: dict[int, deque[Part]] = {}
         self._handlers: dict[type[Any], Any] = {
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop,
         }  # fmt: skip
 
@@ -72,7 +82,7 @@ class Server:
             self.stopped |= channel is self.coordinator
             return
         try:
-            message = unpack(frame.kind, frame.descriptor)
+            message = decode(frame)
             handler = self._handlers.get(type(message))
             if handler is None or (channel is not self.coordinator and type(message) not in FROM_WORKERS):
                 raise WireError(f"{channel.peer} may not send {type(message).__name__}.")
@@ -103,7 +113,9 @@ class Server:
         dense = self.dense_size if pull.dense and pull.have_dense != shard.version else 0
         out = channel.reserve(4 * (pull.rows * width + dense))
         values = out.view(np.float32)
-        shard.pull_rows(frame.payload.view(np.int32), values[dense:].reshape(pull.rows, width))
+        index = frame.payload.view(np.int32)
+        shard.note_pull(pull.batch, index)
+        shard.pull_rows(index, values[dense:].reshape(pull.rows, width))
         if dense:
             shard.pull_dense(values[:dense])
         frame.release()
@@ -117,9 +129,10 @@ class Server:
             raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
         if push.phase != self.phase:
             frame.release()
-        else:
-            self._stage(channel, push, frame)
-        channel.send(Ack(push.phase, push.batch))
+            return
+        self._stage(channel, push, frame)
+        worker = channel.peer.index
+        self.coordinator.send(Staged(self.index, worker, push.phase, push.batch, *push[4:]))
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
         values, n = frame.payload.view(np.float32), push.rows
@@ -138,12 +151,33 @@ class Server:
         if len(held) > HELD_SLOTS:
             held.popleft().detach()
 
-    def _order(self, _: Channel, order: OrderStep, frame: Frame) -> None:
-        members = tuple(zip(order.batches, order.weights, strict=True))
-        self.shard.apply(
-            Order(order.step, members, order.divisor, order.weight_sum, order.lr_scale)
+    def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
+        members = tuple(zip(message.batches, message.weights, strict=True))
+        order = Order(
+            message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message)
         )
+        if self.norms_every and (order.step + 1) % self.norms_every == 0:
+            self.coordinator.send(Norms(order.step, *self.shard.gradient_norms(order)))
+        if message.checksum:
+            touched = self.shard.touched(order)
+            self.shard.apply(order)
+            self.coordinator.send(Checked(self.index, order.step, self.shard.step_digest(touched)))
+        else:
+            self.shard.apply(order)
         self._wake()
+
+    def _get_dense(self, channel: Channel, _: GetDense, frame: Frame) -> None:
+        block = self.shard.dense_block()
+        channel.send(DenseState(block.step), block.packed(*self.shard.dense_range).view(np.uint8))
+
+    def _put_dense(self, channel: Channel, put: PutDense, frame: Frame) -> None:
+        self.shard.dense_block().unpack(*self.shard.dense_range, frame.payload.view(np.float32), put.step)
+        frame.release()
+        channel.send(Ack(0, 0))
+
+    def _drop(self, _: Channel, drop: DropPart, frame: Frame) -> None:
+        if drop.phase == self.phase:
+            self.shard.drop(drop.batch)
 
     def _wake(self) -> None:
         version = self.shard.version
@@ -160,12 +194,12 @@ class Server:
         self._wake()
 
     def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
-        self.phase = phase.number
+        self.phase, self.served_dense = phase.number, phase.served_dense
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
-        total = self.shard.model_sum()
+        total = self.shard.model_sum(self.served_dense)
         answer = Inspected(
             f"S{self.index}", self.shard.checksum(), "" if total is None else str(total),
             self.shard.nbytes, counters,
@@ -174,3 +208,11 @@ class Server:
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True
+
+
+def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
+    """Each member's weights by row staleness. Raises WireError where counts and weights do not match."""
+    counts, weights = message.row_counts, iter(message.row_weights)
+    if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
+        raise WireError("an order whose row weights do not fit its members")
+    return tuple(tuple(itertools.islice(weights, count)) for count in counts)

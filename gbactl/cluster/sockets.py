@@ -9,6 +9,7 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 
@@ -175,10 +176,12 @@ class SocketHub:
         log.warning("refused %s", reason)
         self.on_refused(reason)
 
+    def now(self) -> float:
+        """See channel.Hub."""
+        return time.monotonic()
+
     def drain(self, seconds: float = 1.0) -> None:
         """Give queued bytes a moment to leave."""
-        import time
-
         deadline = time.monotonic() + seconds
         while any(c.pending for c in self._channels) and time.monotonic() < deadline:
             self._ready.extend(self._collect(0.05))

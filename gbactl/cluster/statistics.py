@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.faults.observed import Observed
 from gbactl.policies import Member, Step
 
 
@@ -47,9 +48,12 @@ class Statistics:
     loss_sum: float = 0.0
     loss_samples: int = 0
     pulled: dict[int, int] = field(default_factory=dict)
+    observed: Observed | None = None
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
-    def announced(self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int) -> None:
+    def announced(
+        self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int, slowdown: float = 1.0
+    ) -> None:
         """A gradient of `samples`, computed in `seconds` from version `pulled`."""
         rate = self.workers.setdefault(worker, WorkerRate())
         rate.batches += 1
@@ -58,6 +62,13 @@ class Statistics:
         self.loss_sum += loss * samples
         self.loss_samples += samples
         self.pulled[batch] = pulled
+        if self.observed is not None:
+            self.observed.add(worker, seconds, slowdown, samples)
+
+    def dropped(self, batch: int) -> None:
+        """A gradient was discarded."""
+        del self.pulled[batch]
+        self.gradients["dropped"] += 1
 
     def applied(self, step: Step) -> None:
         """A step was ordered."""
@@ -106,4 +117,5 @@ class Statistics:
                 }
                 for w, rate in sorted(self.workers.items())
             },
+            **({} if self.observed is None else {"faults": self.observed.summary()}),
         }

@@ -7,33 +7,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gbactl.cluster.eventlog import EventLog, OrderRecord
 from gbactl.cluster.members import Members
-from gbactl.cluster.messages import Announce, Granted, OrderStep
+from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
 from gbactl.cluster.statistics import Statistics
 from gbactl.errors import WireError
-from gbactl.policies import Policy, Step
+from gbactl.policies import Decision, Drop, Policy, Step
 
 
 @dataclass
 class Clock:
-    """First and last hand-out of a phase, in seconds."""
+    """First and last hand-out of a phase, in seconds by `now`."""
 
-    first: float = 0.0
+    now: Callable[[], float]
+    first: float | None = None
     last: float = 0.0
 
     def tick(self) -> None:
         """A batch was handed out."""
-        self.last = time.monotonic()
-        self.first = self.first or self.last
+        self.last = self.now()
+        self.first = self.last if self.first is None else self.first
 
     @property
     def seconds(self) -> float:
         """First hand-out to last."""
-        return self.last - self.first
+        return 0.0 if self.first is None else self.last - self.first
 
 
 class Training:
@@ -42,15 +43,21 @@ class Training:
     def __init__(
         self, number: int, policy: Policy, members: Members, log: EventLog, statistics: Statistics,
         lr_scale: Callable[[int], float], waiting: deque[int],
+        now: Callable[[], float] = time.monotonic, checksum_every: int = 0,
     ) -> None:  # fmt: skip
         self.number, self.policy, self.members, self.log = number, policy, members, log
         self.statistics, self.lr_scale, self.waiting = statistics, lr_scale, waiting
-        self.clock = Clock()
+        self.clock, self.checksum_every = Clock(now), checksum_every
+        self._openings = -1
+        self._parts: dict[int, dict[int, Staged]] = {}
         self.servers = [channel for _, channel in sorted(members.of("server").items())]
         self.workers = members.of("worker")
 
     def serve(self) -> None:
         """Hand batches to whoever waits, as far as the policy allows."""
+        if self.policy.openings == self._openings:
+            return
+        self._openings = self.policy.openings
         for _ in range(len(self.waiting)):
             worker = self.waiting.popleft()
             if not self.take(worker):
@@ -73,36 +80,57 @@ class Training:
         )
         return True
 
-    def announce(self, message: Announce) -> None:
-        """A gradient is on every shard: let the policy decide, order what it decides."""
+    def staged(self, message: Staged) -> bool:
+        """A shard has its part of a gradient. True when it was the last one: the gradient is announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or owner != message.worker or message.phase != self.number:
-            return
-        pulled = self._pulled(message)
-        self.statistics.announced(
-            message.worker, message.batch, grant.samples, message.loss, message.compute_seconds, pulled
-        )
-        self.log.announce(message.worker, message.batch, message.row_versions, message.dense_versions)
+            return False
+        parts = self._parts.setdefault(message.batch, {})
+        parts[message.shard] = message
+        if len(parts) < len(self.servers):
+            return False
+        del self._parts[message.batch]
+        self._announce([parts[shard] for shard in sorted(parts)], grant.samples)
+        return True
+
+    def _announce(self, parts: list[Staged], samples: int) -> None:
+        """A gradient is on every shard: let the policy decide, order what it decides."""
+        one = parts[0]
+        rows, dense = [part.row_version for part in parts], [part.dense_version for part in parts]
+        pulled = self._pulled(rows, dense)
+        self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
+        self.log.announce(one.worker, one.batch, rows, dense)
         before = self.policy.ledger.finished
-        for step in self.policy.announce(message.worker, message.batch):
-            self._order(step, before)
-            before = self.policy.ledger.finished
+        self._carry_out(self.policy.announce(one.worker, one.batch), before, one.worker)
         self.serve()
 
-    def _pulled(self, message: Announce) -> int:
+    def _pulled(self, rows: list[int], dense: list[int]) -> int:
         """The oldest version a gradient was computed from. Raises WireError for what cannot be."""
-        rows, dense = message.row_versions, message.dense_versions
-        if len(rows) != len(self.servers) or len(dense) != len(self.servers):
-            raise WireError(f"versions of {len(rows)} and {len(dense)} shards instead of {len(self.servers)}")
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {rows} and {dense} at step {self.policy.step}")
         return min(version for version in rows + dense if version >= 0)
 
     def finish(self) -> None:
         """Nothing is in flight: apply what is left over and check the accounting."""
-        for step in self.policy.finish():
-            self._order(step, self.policy.ledger.finished - sum(m.samples for m in step.members))
+        before = self.policy.ledger.finished
+        self._carry_out(self.policy.finish(), before, -1)
         self.policy.ledger.check()
+
+    def _carry_out(self, decisions: Sequence[Decision], finished: int, worker: int) -> None:
+        """Order steps, discard the worker's drops; `finished`: samples with a fate before the first of them."""
+        for decision in decisions:
+            if isinstance(decision, Drop):
+                finished += decision.samples
+                self._drop(worker, decision)
+            else:
+                self._order(decision, finished)
+                finished += sum(m.samples for m in decision.members)
+
+    def _drop(self, worker: int, drop: Drop) -> None:
+        self.log.drop(worker, drop.batch)
+        for channel in self.servers:
+            channel.send(DropPart(self.number, drop.batch))
+        self.statistics.dropped(drop.batch)
 
     def _order(self, step: Step, finished: int) -> None:
         members = tuple((m.batch, m.weight) for m in step.members)
@@ -110,8 +138,16 @@ class Training:
         self.log.order(OrderRecord(step.step, step.divisor, step.weight_sum, scale, members))
         order = OrderStep(
             self.number, step.step, [b for b, _ in members], [w for _, w in members],
-            step.divisor, step.weight_sum, scale,
+            step.divisor, step.weight_sum, scale, *_row_weights(step),
+            bool(self.checksum_every) and (step.step + 1) % self.checksum_every == 0,
         )  # fmt: skip
         for channel in self.servers:
             channel.send(order)
         self.statistics.applied(step)
+
+
+def _row_weights(step: Step) -> tuple[list[float], list[int]]:
+    """Weights by row staleness, one member's after the other, and how many each has; empty without them."""
+    if not any(m.row_weights for m in step.members):
+        return [], []
+    return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]

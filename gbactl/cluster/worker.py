@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.cluster.dense import DenseSide
+from gbactl.cluster.dense import DenseSide, Sides
 from gbactl.cluster.exchange import Exchange, Item
-from gbactl.cluster.messages import BeginPhase, Granted, Inspected
+from gbactl.cluster.messages import BeginPhase, Granted, Inspect, Inspected, Moved, MoveDense
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.cluster.turns import AnyTime, Turns
 from gbactl.data.dataset import Batch, Dataset, Split
 from gbactl.data.shuffle import permuted
+from gbactl.faults.delay import Delay
 from gbactl.kernels.base import Kernels, Unique
 from gbactl.models.compute import GradientComputer
 
@@ -65,11 +66,11 @@ class Worker:
     """The compute loop of one worker."""
 
     def __init__(
-        self, exchange: Exchange, computer: GradientComputer, dense: DenseSide, kernels: Kernels, width: int,
-        seed: int, turns: Turns | AnyTime | None = None,
+        self, exchange: Exchange, computer: GradientComputer, sides: Sides, kernels: Kernels, width: int,
+        seed: int, turns: Turns | AnyTime | None = None, delay: Delay | None = None,
     ) -> None:  # fmt: skip
-        self.turns = turns or AnyTime()
-        self.exchange, self.computer, self.dense = exchange, computer, dense
+        self.turns, self.delay = turns or AnyTime(), delay
+        self.exchange, self.computer, self.sides = exchange, computer, sides
         self.kernels, self.width, self.seed = kernels, width, seed
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
@@ -81,11 +82,22 @@ class Worker:
         self.exchange.start(ahead)
         ask_for_long_slices(SLICE_MS)  # this thread alone: those that wake it up must not wait for it
         self.turns.settle()
-        while (item := self.exchange.next(self._inspect)) is not None:
+        while (item := self.exchange.next(self._answer)) is not None:
             if item.phase.training:
                 self._train(item)
             else:
                 self._evaluate(item)
+
+    @property
+    def dense(self) -> DenseSide:
+        """Who holds the dense parameters now."""
+        return self.sides.now
+
+    def _answer(self, question: Inspect | MoveDense) -> Inspected | Moved:
+        if isinstance(question, MoveDense):
+            self.sides.move(question.home)
+            return Moved(self.exchange.index)
+        return self._inspect()
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
@@ -101,6 +113,8 @@ class Worker:
         with self.turns.mine():
             self.dense.load(item)
             sums = self._compute(item)
+        if self.delay is not None:
+            self.delay.stretch(item)
         self.dense.finish(item, sums)
 
     def _compute(self, item: Item) -> Any:

@@ -306,7 +306,7 @@ INLINE uint64_t mix64(uint64_t x) {
         default: call(0);      \
     }
 
-API int64_t gb_abi() { return 2; }
+API int64_t gb_abi() { return 3; }
 
 HOT static void add_chunk(const float* grad, const int32_t* at, int64_t n, int64_t width, float weight,
                           float* total) {
@@ -484,6 +484,22 @@ API HOT void gb_init_rows(float* table, int64_t rows, int64_t width, uint64_t se
             out[j] = scale * (float(int32_t(x)) * 0x1p-23f - 1.0f);
         }
     }
+}
+
+// Denormal inputs and results count as 0 in the calling thread, or do not: see denormals.py.
+API void gb_flush_denormals(int64_t on) {
+#if defined(__x86_64__)
+    const unsigned bits = 0x8040;  // flush to zero, denormals are zero
+    const unsigned now = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(on ? now | bits : now & ~bits);
+#elif defined(__aarch64__)
+    uint64_t now;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(now));
+    now = on ? now | (1ull << 24) : now & ~(1ull << 24);
+    __asm__ volatile("msr fpcr, %0" : : "r"(now));
+#else
+    (void)on;
+#endif
 }
 
 // Turns on a core, first come first served, between processes that share the memory: see cluster/turns.py.

@@ -21,10 +21,11 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, WireError
+from gbactl.faults.hogs import Hogs
+from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.show import Show
-from gbactl.policies.base import policy_class
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of, tags_of
@@ -32,6 +33,7 @@ from gbactl.tracking.summary import metrics_of, tags_of
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
 LOOK_SECONDS = 0.25  # how often children are looked after
+MOST_CURVES = 16  # workers whose rates are logged as they change
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
 
 
@@ -41,14 +43,14 @@ class Stopped(BaseException):
 
 def train(cfg: RunConfig) -> dict[str, Any]:
     """Run one training; prints the result and returns it. Raises GbactlError."""
-    show = Show()
+    show, hogs = Show(), Hogs(cfg)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
     run_dir = rundir.create(cfg)
     show.say(_headline(cfg, dataset))
     with _sigterm_raises():
-        result = Run(cfg, dataset, run_dir, show).go()
+        result = Run(cfg, dataset, run_dir, show, hogs).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
@@ -57,8 +59,9 @@ def train(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _headline(cfg: RunConfig, dataset: Dataset) -> str:
+    virtual = f"virtual cluster ({cfg.cost.name}), " if cfg.cluster.name == "virtual" else ""
     return (
-        f"mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
+        f"{virtual}mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
         f"G {cfg.train.global_batch}, local batch {cfg.local_batch}, M {cfg.gradients_per_step}, "
         f"seed {cfg.seed}, {dataset.rows:,} samples"
     )
@@ -79,8 +82,8 @@ def _sigterm_raises() -> Iterator[None]:
 class Run:
     """The launcher's side of one run."""
 
-    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show) -> None:
-        self.cfg, self.dataset, self.run_dir, self.show = cfg, dataset, run_dir, show
+    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs) -> None:
+        self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -90,6 +93,7 @@ class Run:
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
         shm.sweep()
+        rundir.write_faults(self.run_dir, self.cfg)
         self._begin_tracking()
         try:
             self._train()
@@ -103,6 +107,9 @@ class Run:
         return self._end("FINISHED", self.result)
 
     def _train(self) -> None:
+        if self.cfg.cluster.name == "virtual":
+            self._train_virtually()
+            return
         children = Children(self.cfg, self.run_dir, self.key, self.dataset.path, to_dict(self.cfg))
         try:
             with self._collective() as environments:
@@ -110,13 +117,22 @@ class Run:
                 self._follow(children)
         finally:
             self.show.clear()
+            self.hogs.stop()
             children.stop()
+
+    def _train_virtually(self) -> None:
+        from gbactl.virtual.run import run_virtual
+
+        try:
+            run_virtual(self.cfg, self.dataset, self.run_dir, self._event)
+        finally:
+            self.show.clear()
 
     @contextlib.contextmanager
     def _collective(self) -> Iterator[list[dict[str, str]]]:
         """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
         workers, c = self.cfg.cluster.workers, self.cfg.collective
-        if policy_class(self.cfg.mode.name).dense_on == "servers":
+        if "workers" not in self.cfg.homes:
             yield [{} for _ in range(workers)]
             return
         from gbactl.collective.factory import open_rendezvous
@@ -170,6 +186,7 @@ class Run:
 
     def _event(self, event: Event) -> None:
         if event.name == "progress":
+            self.hogs.start()
             self.show.progress(event.fields)
             self._log_progress(event.fields)
         elif event.name == "phase":
@@ -183,7 +200,8 @@ class Run:
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
-        metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
+        if len(fields["workers"]) <= MOST_CURVES:
+            metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         self._log(metrics, fields["samples"])
 
     # -- tracking -----------------------------------------------------------------------------------
@@ -206,7 +224,7 @@ class Run:
         from gbactl import __version__
 
         result = {
-            "mode": self.cfg.mode.name, "seed": self.cfg.seed, "status": status, **found,
+            "mode": self.cfg.mode.name, "seed": self.cfg.seed, "status": status, **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
@@ -221,6 +239,10 @@ class Run:
                 rundir.write_result(self.run_dir, result)
         return result
 
+    def _clock(self) -> dict[str, Any]:
+        """What the seconds of a result are; `virtual_seconds` is None where they are real."""
+        return {"clock": "virtual" if self.cfg.cluster.name == "virtual" else "wall", "virtual_seconds": None}
+
     def _plots(self, result: dict[str, Any]) -> list[Path]:
         from gbactl.report.curves import curves_of
         from gbactl.report.plots import plot
@@ -230,9 +252,9 @@ class Run:
     def _finish_tracking(self, status: str, result: dict[str, Any], written: Path) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
-            self._log(dict(metrics_of(result)), result["samples"]["read"])
+            self._log({**metrics_of(result), **fault_metrics(result)}, result["samples"]["read"])
         plots = self._plots(result) if status == "FINISHED" else []
-        for artifact in (written, self.run_dir / rundir.CONFIG, *plots):
+        for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *self.run_dir.glob(rundir.FAULTS)):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

@@ -11,9 +11,11 @@ from typing import Any
 
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import UsageError
+from gbactl.faults.plan import FaultPlan
 
 RESULT = "result.json"
 CONFIG = "config.yaml"
+FAULTS = "faults.json"
 
 
 def create(cfg: RunConfig) -> Path:
@@ -39,6 +41,13 @@ def write_config(path: Path, cfg: RunConfig) -> None:
     import yaml
 
     (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
+
+
+def write_faults(path: Path, cfg: RunConfig) -> None:
+    """faults.json: the plans, their defaults filled in and their workers chosen; none where there are no faults."""
+    plan = FaultPlan.of(cfg)
+    if plan.faults:
+        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told()}, indent=2) + "\n")
 
 
 def plain(value: Any) -> Any:

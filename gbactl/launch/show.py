@@ -87,6 +87,8 @@ class Show:
 
 def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     samples, stale = result["samples"], result["staleness"]
+    clock = result.get("virtual_seconds")
+    virtual = [] if clock is None else [("virtual seconds", f"{clock:,.2f}")]
     best = [] if result.get("best_auc") is None else [("best possible AUC", f"{result['best_auc']:.5f}")]
     return [
         ("AUC", f"{result['auc']:.5f}"),
@@ -94,6 +96,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("log loss", f"{result['logloss']:.5f}"),
         ("normalised entropy", f"{result['ne']:.5f}"),
         ("samples/s", f"{result['eps']:,.0f}"),
+        *virtual,
         ("wall seconds", f"{result['wall_seconds']:.1f}"),
         ("samples read", f"{samples['read']:,}"),
         ("trained / decayed / lost", f"{samples['trained']:,} / {samples['decayed']:,} / {samples['lost']:,}"),

@@ -107,6 +107,12 @@ class FlatModel:
         if self.buffers:
             np.copyto(self._running, vector[self.params :])
 
+    def come_home(self) -> None:
+        """Compute in the model's own memory again; what it holds is what it held before the first `use`."""
+        if self._numpy is not self._own_numpy:
+            self._bind(self._own_numpy.ctypes.data, self._own_numpy)
+        self._views.clear()
+
     def load_slice(self, low: int, values: Vector) -> None:
         """Copy float32[n] into [low, low + n) of the vector; the rest stays."""
         np.copyto(self._numpy[low : low + len(values)], values)

@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gbactl.report.compare import Report, value_of
+from gbactl.report.compare import Report
 from gbactl.report.curves import Curves, curves_of
+from gbactl.report.pairs import value_of
 from gbactl.report.runs import Run
 from gbactl.tracking.store import connect
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gbactl.report.stats import Difference, Stat
 
@@ -49,10 +49,18 @@ STANDARD = (
     Column("decayed %", ("decayed_percent",), 2),
 )
 
+CLOCKS = (
+    Column("virtual s", ("virtual_seconds",), 2, thousands=True),
+    Column("wall s", ("wall_seconds",), 1, thousands=True),
+)
+SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed",), 2))
 
-def extra(metric: str) -> Column:
-    """A column for any other metric of MLflow."""
-    return Column(metric, (metric,))
+
+def column_of(metric: str) -> Column:
+    """A column for any metric of MLflow; `auc/day 3` is written like `auc`."""
+    family = metric.split("/")[0]
+    like = next((column for column in STANDARD if column.metrics == (family,)), None)
+    return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))
 
 
 def cell(column: Column, stats: Mapping[str, Stat | None]) -> Cell:
@@ -72,9 +80,10 @@ def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def difference_cell(difference: Difference | None) -> Cell:
-    """Signed mean and half-width, in AUC's digits."""
+def difference_cell(column: Column, difference: Difference | None) -> Cell:
+    """Signed mean and half-width, in the digits of the column that is compared."""
     if difference is None:
         return Cell(MISSING)
-    spread = "" if difference.half is None else f"+-{AUC.write(difference.half)}"
-    return Cell(f"{difference.mean:+.{AUC.digits}f}", spread)
+    spread = "" if difference.half is None else f"+-{column.write(difference.half)}"
+    sign = "-" if difference.mean < 0 else "+"
+    return Cell(f"{sign}{column.write(abs(difference.mean))}", spread)

@@ -31,6 +31,7 @@ class Options:
     by: Sequence[str]
     baseline: str | None
     metrics: Sequence[str]
+    on: str
     form: str
     plots: Path | None
 
@@ -45,7 +46,7 @@ def report(options: Options, out: Say, aside: Say) -> None:
             "type: gbactl train experiment=smoke mode=gba (or --uri for another store)"
         )
     runs = read_runs(uri, options.experiments, options.where)
-    made = compare(runs, options.by, options.baseline, options.metrics)
+    made = compare(runs, options.by, options.baseline, options.metrics, options.on)
     if not made.groups:
         raise TrackingError(f"None of the {len(runs)} runs can be compared. {' '.join(sentences(made))}")
     terminal = sys.stdout.isatty()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from gbactl.report.columns import Cell, cell, difference_cell
+from gbactl.report.columns import MISSING, SLOWDOWN, Cell, cell, difference_cell
 from gbactl.report.compare import Report
 
 
@@ -19,7 +19,7 @@ class GridColumn:
 
 
 def grid(report: Report) -> list[GridColumn]:
-    """Group keys, n, AUC, difference to the baseline if there is one, everything else."""
+    """Group keys, n, what is compared, its difference to the baseline if there is one, everything else."""
     groups = report.groups
     made = [
         GridColumn(name, tuple(Cell(group.key[place]) for group in groups), key=True)
@@ -29,9 +29,36 @@ def grid(report: Report) -> list[GridColumn]:
     for place, column in enumerate(report.columns):
         made.append(GridColumn(column.title, tuple(cell(column, group.stats) for group in groups)))
         if place == 0 and report.baseline is not None:
-            cells = tuple(difference_cell(group.difference) for group in groups)
+            cells = tuple(difference_cell(column, group.difference) for group in groups)
             made.append(GridColumn(f"vs {report.baseline}", cells))
     return made
+
+
+def slowdown_grid(report: Report) -> list[GridColumn]:
+    """A line a faulty worker: the factor that was injected, the one observed, what is between; [] without faults."""
+    lines = report.slowdowns
+    if not lines:
+        return []
+    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
+    made.append(GridColumn("slowed", tuple(Cell(each.workers) for each in lines), key=True))
+    made.append(GridColumn("n", tuple(Cell(str(each.n)) for each in lines)))
+    for column in SLOWDOWN:
+        cells = tuple(cell(column, {"injected": each.injected, "observed": each.observed}) for each in lines)
+        made.append(GridColumn(column.title, cells))
+    errors = tuple(Cell(MISSING if each.error is None else f"{each.error:+.1f}") for each in lines)
+    return [*made, GridColumn("error %", errors)]
+
+
+def grids(report: Report) -> list[list[GridColumn]]:
+    """The comparison, and below it the slow-downs where there are any."""
+    return [grid(report), *([slowdown_grid(report)] if report.slowdowns else [])]
+
+
+def _but_for(report: Report) -> str:
+    """What the two of a pair may differ in where a tag makes the groups, which does not say it."""
+    if not report.varied:
+        return ""
+    return f", but for {', '.join(report.varied)}"
 
 
 def sentences(report: Report) -> list[str]:
@@ -41,8 +68,13 @@ def sentences(report: Report) -> list[str]:
         said.append("+-: standard deviation over the runs of a line.")
     if any(group.difference for group in report.groups):
         said.append(
-            f"vs {report.baseline}: AUC minus {report.baseline}'s; +- is half of a 95 % t interval "
-            "over pairs of the same seed and otherwise the same configuration."
+            f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
+            f"interval over pairs of the same seed and otherwise the same configuration{_but_for(report)}."
+        )
+    if report.slowdowns:
+        said.append(
+            "slowed: how many times slower faults made a worker, as injected and as the run shows it (seconds per "
+            "sample over those of workers without a fault)."
         )
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:

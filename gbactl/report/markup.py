@@ -7,9 +7,12 @@ import dataclasses
 import html as html_module
 import io
 import json as json_module
+from collections.abc import Mapping
+from typing import Any
 
 from gbactl.report.compare import Group, Report
-from gbactl.report.grid import grid, sentences
+from gbactl.report.grid import GridColumn, grids, sentences
+from gbactl.report.stats import Stat
 
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -29,19 +32,22 @@ _STYLE = (
 )
 
 
-def _rows(report: Report) -> list[list[str]]:
-    columns = grid(report)
+def _rows(columns: list[GridColumn]) -> list[list[str]]:
     body = zip(*(column.cells for column in columns), strict=True)
     return [[column.title for column in columns], *([cell.line for cell in row] for row in body)]
 
 
 def markdown(report: Report) -> str:
-    """A pipe table and a list of sentences."""
-    head, *body = [[text.replace("|", r"\|") for text in row] for row in _rows(report)]
-    rule = ["---"] * len(report.by) + ["---:"] * (len(head) - len(report.by))
-    lines = [f"| {' | '.join(row)} |" for row in (head, rule, *body)]
+    """Pipe tables and a list of sentences."""
+    blocks = [_pipes(columns) for columns in grids(report)]
     said = [f"- {sentence}" for sentence in sentences(report)]
-    return "\n".join([*lines, *([""] if said else []), *said]) + "\n"
+    return "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
+
+
+def _pipes(columns: list[GridColumn]) -> list[str]:
+    head, *body = [[text.replace("|", r"\|") for text in row] for row in _rows(columns)]
+    rule = ["---" if column.key else "---:" for column in columns]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *body)]
 
 
 def tex_escape(text: str) -> str:
@@ -50,13 +56,17 @@ def tex_escape(text: str) -> str:
 
 
 def tex(report: Report) -> str:
-    """A booktabs tabular; the sentences as comments."""
-    head, *body = _rows(report)
-    shape = "l" * len(report.by) + "r" * (len(head) - len(report.by))
-    body_lines = [_tex_line(row) for row in body]
+    """A booktabs tabular a table, a blank line between; the sentences as comments."""
+    blocks = ["\n".join(_tabular(columns)) for columns in grids(report)]
     said = [f"% {sentence}" for sentence in sentences(report)]
-    lines = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", _tex_line(head), r"\midrule"]
-    return "\n".join([*lines, *body_lines, r"\bottomrule", r"\end{tabular}", *said]) + "\n"
+    return "\n".join(["\n\n".join(blocks), *said]) + "\n"
+
+
+def _tabular(columns: list[GridColumn]) -> list[str]:
+    head, *body = _rows(columns)
+    shape = "".join("l" if column.key else "r" for column in columns)
+    begin = [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", _tex_line(head), r"\midrule"]
+    return [*begin, *(_tex_line(row) for row in body), r"\bottomrule", r"\end{tabular}"]
 
 
 def _tex_line(row: list[str]) -> str:
@@ -65,20 +75,22 @@ def _tex_line(row: list[str]) -> str:
 
 def html(report: Report) -> str:
     """A page of its own."""
-    head, *body = [[html_module.escape(text) for text in row] for row in _rows(report)]
-    lines = [_html_line(row, "td") for row in body]
+    tables = [line for columns in grids(report) for line in _html_table(columns)]
     said = [f"<li>{html_module.escape(sentence)}</li>" for sentence in sentences(report)]
     page = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><title>gbactl report</title>',
         f"<style>{_STYLE}</style></head>",
-        "<body><table>",
-        f"<thead>{_html_line(head, 'th')}</thead>",
-        "<tbody>",
-        *lines,
-        "</tbody></table>",
+        "<body>",
+        *tables,
     ]
     return "\n".join([*page, *(["<ul>", *said, "</ul>"] if said else []), "</body></html>"]) + "\n"
+
+
+def _html_table(columns: list[GridColumn]) -> list[str]:
+    head, *body = [[html_module.escape(text) for text in row] for row in _rows(columns)]
+    begin = ["<table>", f"<thead>{_html_line(head, 'th')}</thead>", "<tbody>"]
+    return [*begin, *(_html_line(row, "td") for row in body), "</tbody></table>"]
 
 
 def _html_line(row: list[str], tag: str) -> str:
@@ -91,10 +103,22 @@ def csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
-    writer.writerow([*report.by, "n", "auc_difference", "auc_difference_half", "pairs", *names])
+    writer.writerow([*report.by, "n", f"{report.on}_difference", f"{report.on}_difference_half", "pairs", *names])
     for group in report.groups:
-        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group, metrics)])
+        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group.stats, metrics)])
+    if report.slowdowns:
+        out.write("\n")
+        _slowdowns(report, writer)
     return out.getvalue()
+
+
+def _slowdowns(report: Report, writer: Any) -> None:
+    """The second table, after an empty line."""
+    names = ("injected_mean", "injected_sd", "observed_mean", "observed_sd", "error_percent")
+    writer.writerow([*report.by, "slowed", "n", *names])
+    for each in report.slowdowns:
+        numbers = _numbers({"injected": each.injected, "observed": each.observed}, ["injected", "observed"])
+        writer.writerow([*each.key, each.workers, each.n, *numbers, "" if each.error is None else each.error])
 
 
 def _difference(group: Group) -> list[object]:
@@ -102,10 +126,10 @@ def _difference(group: Group) -> list[object]:
     return ["", "", 0] if found is None else [found.mean, "" if found.half is None else found.half, found.n]
 
 
-def _numbers(group: Group, metrics: list[str]) -> list[object]:
+def _numbers(stats: Mapping[str, Stat | None], metrics: list[str]) -> list[object]:
     numbers: list[object] = []
     for metric in metrics:
-        stat = group.stats.get(metric)
+        stat = stats.get(metric)
         numbers += ["", ""] if stat is None else [stat.mean, "" if stat.sd is None else stat.sd]
     return numbers
 

@@ -26,6 +26,7 @@ class Run:
     start_ms: int
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seed(self) -> str:
@@ -95,4 +96,5 @@ def _run(entity: Any) -> Run:
         start_ms=info.start_time or 0,
         params=dict(data.params),
         metrics=dict(data.metrics),
+        tags=dict(data.tags),
     )

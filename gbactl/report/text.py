@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gbactl.report.columns import Cell
 from gbactl.report.compare import Report
-from gbactl.report.grid import GridColumn, grid, sentences
+from gbactl.report.grid import GridColumn, grids, sentences
 
 _GAP = 2
 
@@ -20,9 +20,10 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
     """The report in lines of at most `width` characters (a key or title that is wider stays whole)."""
     out = io.StringIO()
     console = Console(file=out, width=1000, force_terminal=colour, no_color=not colour, highlight=False)
-    for block in _blocks(grid(report), width):
-        console.print(_table(block))
-        console.print()
+    for columns in grids(report):
+        for block in _blocks(columns, width):
+            console.print(_table(block))
+            console.print()
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     if not colour:  # a pipe may not take more than ASCII
         lines = [line.replace("\u2500", "-") for line in lines]

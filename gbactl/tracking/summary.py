@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_TOP = ("auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "best_auc", "global_step")
+_TOP = ("auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_auc", "global_step")
+_PHASE = ("auc", "eps")
 _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 
@@ -29,10 +30,13 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for worker, values in (result.get("per_worker") or {}).items():
         for name, value in values.items():
             yield f"worker_{name}/{worker}", value
+    for phase in result.get("phases") or []:
+        for name in _PHASE:
+            yield f"{name}/{phase.get('day')}", phase.get(name)
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_eps/W0, ...
+    """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_eps/W0, auc/day 3, ...
 
     What is missing, None or not a number is left out.
     """

@@ -20,6 +20,7 @@ GROUPS = [path for path in FILES if len(path.parts) == 2]
 def test_the_tree_is_where_it_is_looked_for() -> None:
     assert Path("train.yaml") in FILES
     assert {path.parts[0] for path in GROUPS} == {
+        "cost", "faults",
         "mode", "data", "model", "optim", "cluster", "collective", "tracking", "experiment",
     }  # fmt: skip
 
@@ -88,12 +89,12 @@ def test_overrides() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["mode=turbo"], r"Could not find 'mode/turbo' Available options in 'mode': async gba sync"),
+        (["mode=turbo"], r"Could not find 'mode/turbo' Available options in 'mode': async bsp gba hop_bs hop_bw sync"),
         (["experiment=nope"], r"Available options in 'experiment': .*smoke"),
         (["modee=gba"], r"no key modee\. Keys there are: .*mode\.name.*train\.global_batch"),
         (
             ["train.global_bach=1"],
-            r"no key train\.global_bach\. Keys there are: train\.days.*train\.global_batch",
+            r"no key train\.global_bach\. Keys there are: train\.checksum_every.*train\.global_batch",
         ),
         (["optim.schedule.tot=1"], r"Keys there are: .*optim\.schedule\.total"),
         (["data.rows=1"], r"Keys there are: .*data\.rows_per_day"),

@@ -29,8 +29,8 @@ def test_payloads_of_every_size_arrive_whole(pair: Pair, nbytes: int) -> None:
     out = pair.near.reserve(nbytes)
     assert out.dtype == np.uint8 and out.shape == (nbytes,)
     out[:] = noise(nbytes)
-    pair.near.send(Push(1, 2, 3, 4), out)
-    assert pair.receive(pair.far_hub) == [(Push(1, 2, 3, 4), noise(nbytes).tobytes())]
+    pair.near.send(Push(1, 2, 3, 4, 0.5, 0.1, 1.0, 0, 0), out)
+    assert pair.receive(pair.far_hub) == [(Push(1, 2, 3, 4, 0.5, 0.1, 1.0, 0, 0), noise(nbytes).tobytes())]
 
 
 @pytest.mark.parametrize("nbytes", [10, 200_000, 3_000_001])
@@ -54,7 +54,7 @@ def test_frames_may_be_kept_while_others_come(pair: Pair) -> None:
     for number in range(12):
         out = pair.near.reserve(SLOT)
         out[:] = noise(SLOT, number)
-        pair.near.send(Push(0, number, 0, 0), out)
+        pair.near.send(Push(0, number, 0, 0, 0.5, 0.1, 1.0, 0, 0), out)
     held = [frame for _, frame in pair.arrivals(pair.far_hub, 12)]
     for number, frame in enumerate(held):
         assert frame.payload.tobytes() == noise(SLOT, number).tobytes()

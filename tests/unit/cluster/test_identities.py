@@ -4,72 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.prepare import prepare
-from gbactl.policies import Grant, Step
 from gbactl.policies import base as policies
-from gbactl.policies.async_ps import AsyncPolicy
-from gbactl.policies.buffered import BufferedPolicy
-from gbactl.policies.gba import GbaPolicy
+from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
 
 DATA = {
     "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
     "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
 }  # fmt: skip
-
-
-class LockStep(BufferedPolicy):
-    """Workers that happen to run in lock-step: the same policy, arrivals put into batch order."""
-
-    prefetch_rows: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.turns = dict.fromkeys(self.phase.workers, 0)
-        self.early: dict[int, int] = {}
-        self.announced = 0
-
-    def take(self, worker: int) -> Grant | None:
-        due = self.turns[worker] * len(self.phase.workers) + self.phase.workers.index(worker)
-        if due != self.next_batch:
-            return None
-        grant = super().take(worker)
-        if grant is None:
-            return None
-        self.turns[worker] += 1
-        grant = dataclasses.replace(grant, after=grant.token)
-        self.leases[grant.batch] = (worker, grant)
-        return grant
-
-    @property
-    def exhausted(self) -> bool:
-        return self.next_batch >= self.phase.batches
-
-    @property
-    def idle(self) -> bool:
-        return self.exhausted and not self.leases and not self.early
-
-    def announce(self, worker: int, batch: int) -> list[Step]:
-        self.early[batch] = worker
-        steps: list[Step] = []
-        while self.announced in self.early:
-            due = self.announced
-            self.announced += 1
-            steps += super().announce(self.early.pop(due), due)
-        return steps
-
-
-class LockStepGba(LockStep, GbaPolicy):
-    """`gba` in lock-step."""
-
-
-class LockStepAsync(LockStep, AsyncPolicy):
-    """`async` in lock-step: one gradient after the other."""
 
 
 @pytest.fixture(scope="module")

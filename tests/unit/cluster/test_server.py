@@ -13,9 +13,10 @@ from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.memory import MemoryChannel, MemoryHub
 from gbactl.cluster.messages import (
-    Ack,
     Barrier,
     BeginPhase,
+    Checked,
+    DropPart,
     Inspect,
     Inspected,
     OrderStep,
@@ -23,6 +24,7 @@ from gbactl.cluster.messages import (
     Push,
     Reached,
     Rows,
+    Staged,
     Stop,
     Take,
     unpack,
@@ -35,6 +37,7 @@ from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 
 ROWS, WIDTH, DENSE = 10, 3, 5
+TOLD = (0.5, 0.1, 1.0, 0, 0)  # loss, seconds, slowdown, versions
 SPEC = ShardSpec(
     0, 1, ROWS, WIDTH, row_optimizer=OptimizerSpec("sgd", 1.0), dense=DenseSpec(DENSE, 0),
     dense_optimizer=OptimizerSpec("sgd", 1.0),
@@ -71,23 +74,27 @@ class Setting:
         rows = np.array(index, np.int32)
         grads = np.full(len(index) * WIDTH + DENSE, value, np.float32)
         payload = np.concatenate([rows.view(np.uint8), grads.view(np.uint8)])
-        self.workers[worker].send(Push(number, batch, len(index), DENSE), payload)
+        self.workers[worker].send(Push(number, batch, len(index), DENSE, *TOLD), payload)
 
     def pull(self, ticket: int, index: list[int], after: int = 0, have: int = -1, worker: int = 0) -> None:
         payload = np.array(index, np.int32).view(np.uint8)
-        self.workers[worker].send(Pull(ticket, len(index), True, after, have), payload)
+        self.workers[worker].send(Pull(ticket, 0, len(index), True, after, have), payload)
 
-    def order(self, step: int, *batches: int) -> None:
+    def order(self, step: int, *batches: int, checksum: bool = False) -> None:
         weights = [1.0] * len(batches)
         total = float(len(batches))
-        self.coordinator.send(OrderStep(1, step, list(batches), weights, total, total, 1.0))
+        self.coordinator.send(OrderStep(1, step, list(batches), weights, total, total, 1.0, [], [], checksum))
 
     def tickets(self, worker: int = 0) -> list[tuple[int, int]]:
         return [(m.ticket, m.version) for m in self.told(self.w_hubs[worker]) if isinstance(m, Rows)]
 
 
 def phase(number: int) -> BeginPhase:
-    return BeginPhase(number, True, "gba", 0, 0, 100, 10, 0)
+    return BeginPhase(number, True, "gba", 0, 0, 100, 10, 0, True, True)
+
+
+def staged(number: int, batch: int, worker: int = 0) -> Staged:
+    return Staged(0, worker, number, batch, *TOLD)
 
 
 @pytest.fixture
@@ -122,7 +129,8 @@ def test_a_dense_slice_that_the_worker_has_is_left_out(at: Setting) -> None:
 def test_a_pushed_gradient_counts_when_it_is_ordered(at: Setting) -> None:
     before = at.shard.table.copy()
     at.push(0, [2, 4], 0.5)
-    assert at.told(at.w_hubs[0]) == [Ack(1, 0)]
+    assert at.told(at.c_hub) == [staged(1, 0)]
+    assert at.told(at.w_hubs[0]) == []
     assert np.array_equal(at.shard.table, before)
     at.order(0, 0)
     at.served()
@@ -137,17 +145,40 @@ def test_a_gradient_that_comes_twice_counts_once(at: Setting) -> None:
         at.push(0, [2], 0.5)
     at.order(0, 0)
     at.push(0, [2], 0.5)
-    assert at.told(at.w_hubs[0]) == [Ack(1, 0)] * 3, "acknowledged all the same"
+    assert at.told(at.c_hub) == [staged(1, 0)] * 3, "the coordinator hears of it all the same"
     assert at.shard.staged == ()
     assert np.array_equal(at.shard.table[2], before[2] - np.float32(0.5))
     assert not at.server.refused
 
 
-def test_a_part_of_another_phase_is_acknowledged_and_ignored(at: Setting) -> None:
+def test_a_part_of_another_phase_is_ignored(at: Setting) -> None:
     at.push(0, [2], number=0)
     at.push(1, [2], number=2)
-    assert at.told(at.w_hubs[0]) == [Ack(0, 0), Ack(2, 1)]
+    assert at.told(at.c_hub) == []
     assert at.shard.staged == ()
+
+
+def test_a_dropped_part_is_forgotten_and_may_come_again(at: Setting) -> None:
+    at.push(0, [2])
+    at.coordinator.send(DropPart(0, 0))
+    at.served()
+    assert at.shard.staged == (0,), "a drop of another phase"
+    at.coordinator.send(DropPart(1, 0))
+    at.served()
+    assert at.shard.staged == ()
+    at.push(0, [3], worker=1)
+    assert at.told(at.c_hub)[-1] == staged(1, 0, worker=1)
+
+
+def test_a_checked_step_tells_a_digest_of_what_it_touched(at: Setting) -> None:
+    twin = Setting()
+    for setting, value in ((at, 0.5), (twin, 0.25)):
+        setting.push(0, [2, 4], value)
+        setting.order(0, 0, checksum=True)
+    found = [[m for m in setting.told(setting.c_hub) if isinstance(m, Checked)] for setting in (at, twin)]
+    assert [m.step for m in found[0]] == [0]
+    assert found[0][0].digest == at.shard.step_digest(np.array([2, 4], np.int32))
+    assert found[0] != found[1]
 
 
 def test_batch_numbers_start_again_with_a_phase(at: Setting) -> None:
@@ -181,7 +212,7 @@ def test_a_barrier_is_answered_when_everything_ordered_is_applied(at: Setting) -
     assert at.told(at.c_hub) == [Reached(0, 0)]
     at.push(0, [1])
     at.order(0, 0)
-    assert at.told(at.c_hub) == [Reached(0, 1)]
+    assert at.told(at.c_hub) [-1] == Reached(0, 1)
 
 
 def test_inspection_tells_checksum_memory_and_refusals(at: Setting) -> None:
@@ -225,26 +256,26 @@ def floats(count: int) -> np.ndarray:
 
 
 REFUSED = {
-    "a pull of a row that is not there": (Pull(1, 1, False, 0, -1), indices(ROWS)),
-    "a pull of a negative row": (Pull(1, 1, False, 0, -1), indices(-1)),
-    "a deferred pull of a row that is not there": (Pull(1, 1, False, 7, -1), indices(ROWS)),
-    "a pull of fewer rows than it says": (Pull(1, 2, False, 0, -1), indices(1)),
-    "a pull of more rows than it says": (Pull(1, 0, False, 0, -1), indices(1)),
-    "a pull of a negative number of rows": (Pull(1, -1, False, 0, -1), indices()),
-    "a pull of an odd number of bytes": (Pull(1, 1, False, 0, -1), indices(1, 1)[:5]),
-    "a pull of absurdly many rows": (Pull(1, 1 << 61, False, 0, -1), indices(1)),
+    "a pull of a row that is not there": (Pull(1, 0, 1, False, 0, -1), indices(ROWS)),
+    "a pull of a negative row": (Pull(1, 0, 1, False, 0, -1), indices(-1)),
+    "a deferred pull of a row that is not there": (Pull(1, 0, 1, False, 7, -1), indices(ROWS)),
+    "a pull of fewer rows than it says": (Pull(1, 0, 2, False, 0, -1), indices(1)),
+    "a pull of more rows than it says": (Pull(1, 0, 0, False, 0, -1), indices(1)),
+    "a pull of a negative number of rows": (Pull(1, 0, -1, False, 0, -1), indices()),
+    "a pull of an odd number of bytes": (Pull(1, 0, 1, False, 0, -1), indices(1, 1)[:5]),
+    "a pull of absurdly many rows": (Pull(1, 0, 1 << 61, False, 0, -1), indices(1)),
     "a push of a row that is not there": (
-        Push(1, 0, 1, DENSE),
+        Push(1, 0, 1, DENSE, *TOLD),
         np.concatenate([indices(ROWS), floats(WIDTH + DENSE)]),
     ),
-    "a push that is too short": (Push(1, 0, 1, DENSE), np.concatenate([indices(1), floats(WIDTH)])),
-    "a push without payload": (Push(1, 0, 1, DENSE), floats(0)),
-    "a push of negative counts": (Push(1, 0, -1, 4), floats(0)),
+    "a push that is too short": (Push(1, 0, 1, DENSE, *TOLD), np.concatenate([indices(1), floats(WIDTH)])),
+    "a push without payload": (Push(1, 0, 1, DENSE, *TOLD), floats(0)),
+    "a push of negative counts": (Push(1, 0, -1, 4, *TOLD), floats(0)),
     "a push of a dense part of another size": (
-        Push(1, 0, 1, 1),
+        Push(1, 0, 1, 1, *TOLD),
         np.concatenate([indices(1), floats(WIDTH + 1)]),
     ),
-    "an order from a worker": (OrderStep(1, 0, [], [], 1.0, 1.0, 1.0), floats(0)),
+    "an order from a worker": (OrderStep(1, 0, [], [], 1.0, 1.0, 1.0, [], [], False), floats(0)),
     "a barrier from a worker": (Barrier(0), floats(0)),
     "a stop from a worker": (Stop("now"), floats(0)),
     "a phase from a worker": (phase(9), floats(0)),
@@ -279,9 +310,9 @@ def test_a_message_that_cannot_be_read(at: Setting, descriptor: bytes) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        OrderStep(1, 0, [7], [1.0], 1.0, 1.0, 1.0),
-        OrderStep(1, 5, [], [], 1.0, 1.0, 1.0),
-        OrderStep(1, 0, [1, 2], [1.0], 1.0, 1.0, 1.0),
+        OrderStep(1, 0, [7], [1.0], 1.0, 1.0, 1.0, [], [], False),
+        OrderStep(1, 5, [], [], 1.0, 1.0, 1.0, [], [], False),
+        OrderStep(1, 0, [1, 2], [1.0], 1.0, 1.0, 1.0, [], [], False),
     ],
 )
 def test_an_order_that_cannot_be_followed_ends_the_server_with_a_sentence(

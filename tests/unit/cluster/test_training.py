@@ -12,7 +12,7 @@ import pytest
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, OrderRecord, read
 from gbactl.cluster.members import Members
-from gbactl.cluster.messages import Announce, Granted, Hello, OrderStep
+from gbactl.cluster.messages import Granted, Hello, OrderStep, Staged
 from gbactl.cluster.statistics import Statistics
 from gbactl.cluster.training import Training
 from gbactl.errors import AccountingError, WireError
@@ -61,7 +61,11 @@ class Setting:
         )
 
     def announce(self, worker: int, batch: int, rows: Any = (0, 0), dense: Any = (0, 0), phase: int = 7) -> None:
-        self.training.announce(Announce(phase, worker, batch, 0.5, 0.1, list(rows), list(dense)))
+        for shard, (row, own) in enumerate(zip(rows, dense, strict=True)):
+            self.stage(shard, worker, batch, row, own, phase)
+
+    def stage(self, shard: int, worker: int, batch: int, row: int = 0, dense: int = 0, phase: int = 7) -> bool:
+        return self.training.staged(Staged(shard, worker, phase, batch, 0.5, 0.1, 1.0, row, dense))
 
     def of(self, name: str, kind: type[Any]) -> list[Any]:
         return [message for message in self.channels[name].sent if isinstance(message, kind)]
@@ -84,7 +88,7 @@ def test_a_full_buffer_is_one_order_to_every_server_after_the_journal(at: Settin
     assert at.of("S0", OrderStep) == []
     at.announce(0, 0)
     [order] = at.of("S0", OrderStep)
-    assert order == OrderStep(7, 0, [1, 0], [1.0, 1.0], 2.0, 2.0, 1.0)
+    assert order == OrderStep(7, 0, [1, 0], [1.0, 1.0], 2.0, 2.0, 1.0, [], [], False)
     assert at.of("S1", OrderStep) == [order]
     at.log.flush()
     kinds = [type(record) for record in read(at.path)][1:]
@@ -118,6 +122,24 @@ def test_an_announcement_that_nobody_waits_for_changes_nothing(
     assert at.statistics.pulled == {} and 0 in at.training.policy.leases
 
 
+def test_a_gradient_is_announced_when_the_last_shard_has_it(at: Setting) -> None:
+    at.training.take(0)
+    assert [at.stage(1, 0, 0), at.stage(1, 0, 0)] == [False, False]
+    assert at.statistics.workers == {}
+    assert at.stage(0, 0, 0)
+    assert not at.stage(0, 0, 0)
+    assert at.statistics.workers[0].batches == 1
+
+
+def test_every_nth_step_asks_for_a_checksum(tmp_path: Path) -> None:
+    at = Setting(tmp_path)
+    at.training.checksum_every = 2
+    for batch in range(4):
+        at.training.take(0)
+        at.announce(0, batch)
+    assert [order.checksum for order in at.of("S0", OrderStep)] == [False, True]
+
+
 def test_a_gradient_announced_twice_counts_once(at: Setting) -> None:
     at.training.take(0), at.training.take(0)
     for _ in range(3):
@@ -128,8 +150,7 @@ def test_a_gradient_announced_twice_counts_once(at: Setting) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "dense"),
-    [([], []), ([0], [0]), ([0, 0, 0], [0, 0]), ([0, 0], []), ([-1, 0], [0, 0]), ([0, 0], [-2, 0]), ([0, 9], [0, 0]),
-     ([0, 0], [0, 1 << 40])],
+    [([-1, 0], [0, 0]), ([0, 0], [-2, 0]), ([0, 9], [0, 0]), ([0, 0], [0, 1 << 40])],
 )  # fmt: skip
 def test_versions_that_cannot_be_are_refused_before_anything_changes(at: Setting, rows: Any, dense: Any) -> None:
     at.training.take(0)

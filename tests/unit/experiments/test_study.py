@@ -65,6 +65,14 @@ def test_a_larger_size_changes_what_it_names(study: Any, sweep: Path) -> None:
     assert len(study.read_study(sweep, "full")[1].cells) == 2
 
 
+def test_a_part_says_what_it_needs(study: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep.write_text(SWEEP.replace("  second:\n", "  second:\n    needs: SOME_DATA\n"))
+    monkeypatch.delenv("SOME_DATA", raising=False)
+    assert [part.missing for part in study.read_study(sweep)] == ["", "SOME_DATA"]
+    monkeypatch.setenv("SOME_DATA", "/data")
+    assert [part.missing for part in study.read_study(sweep)] == ["", ""]
+
+
 def test_a_cell_twice_is_an_error(study: Any, sweep: Path) -> None:
     sweep.write_text(SWEEP.replace("[0, 1]", "[0, 0]"))
     with pytest.raises(ValueError, match="the same"):

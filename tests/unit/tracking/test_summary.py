@@ -24,7 +24,7 @@ RESULT = {
     "token_staleness": {"mean": 0.5, "p50": 0, "p99": 2},
     "gradients": {"applied": 9, "decayed": 1, "dropped": 0},
     "per_worker": {"W0": {"batches": 5, "samples": 50, "eps": 13000.0}},
-    "phases": [{"day": 0}],
+    "phases": [{"day": "day 0", "auc": 0.7, "eps": 2.0}, {"day": "day 1", "eps": math.inf}],
     "status": "FINISHED",
 }
 
@@ -54,6 +54,8 @@ def test_metrics_by_name() -> None:
         "worker_batches/W0": 5.0,
         "worker_samples/W0": 50.0,
         "worker_eps/W0": 13000.0,
+        "auc/day 0": 0.7,
+        "eps/day 0": 2.0,
     }
 
 

@@ -1,0 +1,64 @@
+"""Slow-down of faulty workers, injected beside observed: lines of a second table, for runs that have faults. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gbactl.report.runs import Run
+from gbactl.report.stats import Stat, stat
+
+KINDS = ("injected", "observed")
+MOST_LINES = 8  # workers of a group that get a line each; more share one
+_METRIC = re.compile(rf"fault_({'|'.join(KINDS)})/W(\d+)")
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """One line: a group's worker, or all its faulty workers; `n` runs. Factors, None where they are not known."""
+
+    key: tuple[str, ...]
+    workers: str
+    n: int
+    injected: Stat | None
+    observed: Stat | None
+
+    @property
+    def error(self) -> float | None:
+        """Percent by which observed is above injected."""
+        if self.injected is None or self.observed is None:
+            return None
+        return 100.0 * (self.observed.mean / self.injected.mean - 1.0)
+
+
+def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[Slowdown]:
+    """The lines of one group; none where no run has faults."""
+    found = [_of(run.metrics) for run in runs]
+    workers = sorted({worker for each in found for worker in each})
+    if not workers:
+        return []
+    if len(workers) > MOST_LINES:
+        return [_line(key, f"{len(workers)} workers", workers, found)]
+    return [_line(key, f"W{worker}", [worker], found) for worker in workers]
+
+
+def _of(metrics: Mapping[str, float]) -> dict[int, dict[str, float]]:
+    made: dict[int, dict[str, float]] = {}
+    for name, value in metrics.items():
+        matched = _METRIC.fullmatch(name)
+        if matched is not None:
+            made.setdefault(int(matched[2]), {})[matched[1]] = value
+    return made
+
+
+def _line(
+    key: tuple[str, ...], name: str, workers: Sequence[int], found: Sequence[Mapping[int, Mapping[str, float]]]
+) -> Slowdown:
+    """A run's value is the mean over the line's workers."""
+    stats = []
+    for kind in KINDS:
+        values = [[each[w][kind] for w in workers if kind in each.get(w, {})] for each in found]
+        stats.append(stat([sum(one) / len(one) for one in values if one]))
+    n = sum(any(worker in each for worker in workers) for each in found)
+    return Slowdown(key, name, n, *stats)

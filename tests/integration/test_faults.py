@@ -1,0 +1,175 @@
+"""Stragglers on real processes: what is injected is what a run shows, and what is written down about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster.turns import available_cores
+from tests.support.processes import Launched, Launcher, alive, collective, wait_for
+
+# a model of real size: in batches of 2 ms a worker's own network thread weighs as much as what is stretched
+FAULTY = (
+    "cluster.workers=4", "train.global_batch=2048", "model.hidden=[400,400,400]", "model.dim=16",
+    "data.rows_per_day=120000", "train.max_eval_samples=2000",
+)  # fmt: skip
+NOISE = 0.4  # a short run on a machine with other work: one that sleeps much is served first when it wakes up
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def hogs_of(launcher: int) -> list[int]:
+    """Pids of the busy processes that a launcher started."""
+    mark = f"gbactl.faults.hog\0{launcher}\0".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def checked(result: dict[str, Any], worker: str, factor: float, within: float) -> None:
+    """What was injected is the plan's, and what was observed agrees with it."""
+    found = result["faults"]["workers"][worker]
+    assert found["injected"] == pytest.approx(factor)
+    assert found["observed"] == pytest.approx(factor, rel=within)
+    assert found["error"] == pytest.approx(found["observed"] / found["injected"] - 1.0)
+
+
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Launcher, mode: str) -> None:
+    result = launcher.train(*FAULTY, f"mode={mode}", "faults=one_slow")
+    checked(result, "W1", 4.0, NOISE)
+    assert list(result["faults"]["workers"]) == ["W1"]
+    assert result["faults"]["plans"] == [{"kind": "constant", "factor": 4, "workers": [1]}]
+    batches = {name: worker["batches"] for name, worker in result["per_worker"].items()}
+    assert 1.3 * batches["W1"] < min(batches[name] for name in ("W0", "W2", "W3"))
+
+
+def test_in_sync_a_slow_worker_slows_everybody(launcher: Launcher) -> None:
+    result = launcher.train(*FAULTY, "mode=sync", f"collective={collective()}", "faults=one_slow")
+    checked(result, "W1", 4.0, NOISE)
+    batches = [worker["batches"] for worker in result["per_worker"].values()]
+    assert max(batches) - min(batches) <= 1
+    slow, quick = result["per_worker"]["W1"], result["per_worker"]["W3"]
+    slept = slow["samples"] / slow["eps"]
+    assert sum(phase["seconds"] for phase in result["phases"]) > 0.9 * slept > 2 * quick["samples"] / quick["eps"]
+
+
+def test_a_random_plan_on_every_worker_is_written_down(launcher: Launcher) -> None:
+    plans = "faults.plans=[{kind: random, distribution: exponential, mean: 2}]"
+    launched = launcher.start("mode=gba", "data.rows_per_day=24000", plans, "faults.seed=5")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    written = json.loads((done.run_dir / "faults.json").read_text())
+    told = {"kind": "random", "distribution": "exponential", "mean": 2, "workers": [0, 1]}
+    assert written == {"seed": 5, "plans": [told]}
+    workers = done.result["faults"]["workers"]
+    assert set(workers) == {"W0", "W1"}
+    assert all(1.5 < worker["injected"] < 2.6 for worker in workers.values())
+
+
+def test_a_run_without_faults_says_nothing_of_them(launcher: Launcher) -> None:
+    result = launcher.train("mode=async")
+    assert "faults" not in result and not (launcher.started[0].run_dir / "faults.json").exists()
+
+
+def hogged(launcher: Launcher, **more: Any) -> Launched:
+    plans = f"faults.plans=[{{kind: hog, cores: [{available_cores()[0]}], processes: 2}}]"
+    return launcher.start(*FAULTY, "mode=gba", plans, **more)
+
+
+@LINUX
+def test_a_hog_runs_beside_the_run_and_is_gone_after_it(launcher: Launcher) -> None:
+    launched = hogged(launcher)
+    pids = wait_for(lambda: hogs_of(launched.process.pid))
+    wait_for(lambda: os.sched_getaffinity(pids[0]) == {available_cores()[0]}, 20)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert not hogs_of(launched.process.pid) and not any(alive(pid) for pid in pids)
+    assert "W0" in done.result["faults"]["workers"]
+    assert all(worker["injected"] is None for worker in done.result["faults"]["workers"].values())
+
+
+@LINUX
+def test_a_hog_that_dies_fails_nobody(launcher: Launcher) -> None:
+    launched = hogged(launcher)
+    for pid in wait_for(lambda: len(pids := hogs_of(launched.process.pid)) == 2 and pids):
+        os.kill(pid, signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+
+
+@LINUX
+def test_hogs_die_with_a_launcher_that_is_killed(launcher: Launcher) -> None:
+    launched = hogged(launcher)
+    wait_for(lambda: hogs_of(launched.process.pid))
+    launched.process.kill()
+    wait_for(lambda: not hogs_of(launched.process.pid), 20)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("faults.plans=[{kind: constant, factor: 0.5}]",), "factor=0.5 must be a number of at least 1"),
+        (("faults.plans=[{kind: hog, cores: [4096]}]",), "A hog names core 4096; the cores there are"),
+        (("faults=nobody",), "Available options in 'faults'"),
+    ],
+)
+def test_a_plan_that_cannot_be_ends_in_a_sentence(
+    launcher: Launcher, overrides: tuple[str, ...], sentence: str
+) -> None:
+    done = launcher.start("mode=gba", *overrides).finish()
+    assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
+    assert not done.run_dir.exists()
+
+
+def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
+    launched = launcher.start("mode=gba", "data.rows_per_day=24000", "faults=one_slow", tracking=True)
+    assert launched.finish().code == 0
+    shown = subprocess.run(
+        [sys.executable, "-m", "gbactl", "report", "--format", "json"],
+        cwd=launcher.cwd, env=launcher.environment, text=True, capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    (line,) = json.loads(shown.stdout)["slowdowns"]
+    assert (line["key"], line["workers"], line["n"]) == (["gba"], "W1", 1)
+    assert line["injected"]["mean"] == pytest.approx(4.0) and line["observed"]["mean"] > 1.5
+
+
+def busy() -> float:
+    """The share of the machine's CPU time that others take now, over two seconds."""
+
+    def ticks() -> tuple[int, int]:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+
+    before = ticks()
+    time.sleep(2)
+    total, idle = (now - then for now, then in zip(ticks(), before, strict=True))
+    return 1.0 - idle / max(1, total)
+
+
+@LINUX
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_injected_and_observed_agree_within_five_percent(launcher: Launcher, mode: str) -> None:
+    """At the size of a real model. Other work takes the CPU from a worker that computes, not from one that waits."""
+    if (share := busy()) > 0.1:
+        pytest.skip(f"other work takes {share:.0%} of the CPU: 5 % cannot be measured")
+    result = launcher.train(
+        f"mode={mode}", f"collective={collective()}", "data.days=2", "data.rows_per_day=600000",
+        "data.max_cardinality=5000", "train.max_eval_samples=10000", "model.hidden=[200,200]", "faults=one_slow",
+        small=False,
+    )  # fmt: skip
+    checked(result, "W1", 4.0, 0.05)

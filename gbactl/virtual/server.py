@@ -61,6 +61,7 @@ class VirtualServer(Server):
         super().__init__(hub, network.connect(self, hub), shard, norms_every)
         self.process = Process(host.cores)
         self._sizes: dict[int, int] = {}
+        self._paid: Pull | None = None
         self._dense: tuple[int, Floats] | None = None
         self._packed: tuple[int, Floats] | None = None
 
@@ -69,9 +70,13 @@ class VirtualServer(Server):
         self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
 
     def _seconds(self, message: Any) -> float:
-        """What handling a message costs, but for serving pulls; asked for when its turn has come."""
+        """What handling a message costs, but for serving a pull that has to wait; asked for when its turn has come."""
         seconds = self.cost.server_message
-        if isinstance(message, Push):
+        if isinstance(message, Pull):
+            if message.after <= self.shard.version:
+                self._paid = message
+                seconds += self.cost.pull(message.rows, self._dense_floats(message))
+        elif isinstance(message, Push):
             self._sizes[message.batch] = message.rows
         elif isinstance(message, GetDense | PutDense):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
@@ -98,11 +103,18 @@ class VirtualServer(Server):
         channel.send(DenseState(block.step), self._packed[1].view(np.uint8))
 
     def _serve(self, channel: Any, pull: Pull, frame: Frame) -> None:
-        dense = self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
-        seconds = self.cost.pull(pull.rows, dense)
-        self.process.first(lambda: seconds, self._answer, channel, pull, frame, dense)
+        if pull is self._paid:
+            self._answer(channel, pull, frame)
+        else:
+            seconds = self.cost.pull(pull.rows, self._dense_floats(pull))
+            self.process.first(lambda: seconds, self._answer, channel, pull, frame)
 
-    def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame, dense: int) -> None:
+    def _dense_floats(self, pull: Pull) -> int:
+        """How much of the dense slice has to travel."""
+        return self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
+
+    def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame) -> None:
+        dense = self._dense_floats(pull)
         index = frame.payload.view(np.int32)
         rows = np.empty((pull.rows, self.shard.spec.width), np.float32)
         self.shard.note_pull(pull.batch, index)

@@ -265,7 +265,10 @@ class VirtualWorker:
         self._first = item.began if self._first is None else self._first
         item.slowdown = self.crew.plan.factor(self.index, self._turn, item.began - self._first)
         self._turn += 1
-        events.after((item.slowdown - 1.0) * (events.now - item.began), self._finish, item)
+        if item.slowdown > 1.0:
+            events.after((item.slowdown - 1.0) * (events.now - item.began), self._finish, item)
+        else:
+            self._finish(item)
 
     def _finish(self, item: Item) -> None:
         item.seconds = self.crew.events.now - item.began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,20 @@ def test_switching_between_lock_step_modes_changes_nothing(four_days: Path, tmp_
     made = [config("sync", cost=UNEVEN), config("sync", switches=SWITCHES, cost=UNEVEN)]
     plain, switched = (run(cfg, four_days, tmp_path / str(i)) for i, cfg in enumerate(made))
     assert model(plain) == model(switched)
+
+
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+def test_gradient_norms_are_those_of_a_cluster_of_threads(
+    data: Path, tmp_path: Path, lock_step: None, mode: str
+) -> None:
+    cfg = config(mode, norms_every=2)
+    run(cfg, data, tmp_path / "virtual")
+    run_in_memory(cfg, data, tmp_path / "threads")
+    virtual, threads = (
+        [json.loads(line) for line in (tmp_path / name / "norms.jsonl").read_text().splitlines()]
+        for name in ("virtual", "threads")
+    )
+    assert len(virtual) == 6
+    assert [(n["step"], n["dense"], sorted(n["rows"])) for n in virtual] == [
+        (n["step"], pytest.approx(n["dense"], rel=1e-12), sorted(n["rows"])) for n in threads
+    ]

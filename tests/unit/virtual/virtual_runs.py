@@ -31,7 +31,7 @@ DATA = {
 def config(
     mode: str, *, workers: int = 4, servers: int = 2, global_batch: int = 128, seed: int = 3, every: int = 5,
     faults: list[dict[str, Any]] | None = None, cost: dict[str, Any] | None = None, hard: bool = True,
-    switches: list[dict[str, Any]] | None = None, **mode_options: Any,
+    switches: list[dict[str, Any]] | None = None, norms_every: int = 0, **mode_options: Any,
 ) -> RunConfig:  # fmt: skip
     """`hard`: batch norm and dropout."""
     model = {"dropout": 0.2, "batch_norm": True} if hard else {}
@@ -39,7 +39,7 @@ def config(
         mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
         model=ModelConfig(dim=4, hidden=[8], **model),  # type: ignore[arg-type]
         cluster=ClusterConfig(name="virtual", workers=workers, servers=servers),
-        train=TrainConfig(global_batch=global_batch, eval_batch=200, checksum_every=every),
+        train=TrainConfig(global_batch=global_batch, eval_batch=200, checksum_every=every, norms_every=norms_every),
         optim=OptimConfig(),
         faults=FaultsConfig(plans=faults or []),
         switch=SwitchConfig(schedule=switches or []),

@@ -56,9 +56,15 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
 
         return [measure(bench, rounds)]
 
+    def announcements() -> list[Line]:
+        from announcements import line
+
+        return [line(rounds, 20_000 if quick else 60_000)]
+
     return {
         **{pair.name: of_pair(pair) for pair in pairs(bench)},
         "kernels": kernels, "memory": memory, "worker-memory": workers, "eventlog": log,
+        "announcements": announcements,
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench frappe ui clean help
+.PHONY: demo install test test-slow check bench frappe gba-claims ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -35,6 +35,12 @@ frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER wit
 	@{ echo "# Results"; echo; echo "Written by \`make frappe\`. AUC and log loss on the test split."; echo; \
 	$(BIN)/gbactl report --experiment frappe --format md; } > experiments/frappe/results.md
 	@cat experiments/frappe/results.md
+
+gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+	$(BIN)/python experiments/study.py experiments/gba_claims/sweep.yaml
+	$(BIN)/python experiments/gba_claims/best.py
+	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
+	$(BIN)/python experiments/gba_claims/results.py
 
 ui: install ## open the MLflow UI on the store of this directory
 	$(BIN)/gbactl ui

@@ -48,12 +48,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """Some cells of a study, and how many run side by side."""
+    """Some cells of a study, and how many run side by side. `needs`: an environment variable."""
 
     name: str
     jobs: int
     cells: tuple[Cell, ...]
     common: tuple[str, ...]
+    needs: str = ""
+
+    @property
+    def missing(self) -> str:
+        """The environment variable without which this part cannot run, if it is not set."""
+        return "" if os.environ.get(self.needs) else self.needs
 
 
 def read_study(path: Path, size: str = "default") -> list[Part]:
@@ -70,7 +76,7 @@ def _part(sweep: dict[str, Any], name: str, values: dict[str, Any], size: str) -
     common = (*sweep.get("common", ()), *values.get("common", ()), *change.get("common", ()))
     grid = {**values.get("grid", {}), **change.get("grid", {})}
     cells = tuple(Cell(sweep["study"], name, (*common, *chosen)) for chosen in combinations(grid))
-    return Part(name, int(values.get("jobs", 1)), cells, common)
+    return Part(name, int(values.get("jobs", 1)), cells, common, str(values.get("needs", "")))
 
 
 def combinations(grid: dict[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
@@ -117,9 +123,13 @@ def command(cell: Cell, folder: Path, version: str) -> list[str]:
     ]  # fmt: skip
 
 
-def run(cell: Cell, version: str) -> float:
+def folder_of(cell: Cell, version: str) -> Path:
+    """Where a cell's run is. Not for threads: Hydra composes one configuration at a time."""
+    return STUDIES / cell.study / key_of(cell, version)
+
+
+def run(cell: Cell, folder: Path, version: str) -> float:
     """Train a cell unless its result is there; returns the seconds it took. Raises SystemExit when it fails."""
-    folder = STUDIES / cell.study / key_of(cell, version)
     if finished(folder):
         return 0.0
     shutil.rmtree(folder, ignore_errors=True)
@@ -134,8 +144,11 @@ def run(cell: Cell, version: str) -> float:
 
 def run_part(part: Part, version: str) -> None:
     """Every cell of a part, told one by one."""
+    folders = [folder_of(cell, version) for cell in part.cells]
     with ThreadPoolExecutor(part.jobs) as pool:
-        pending = [(cell, pool.submit(run, cell, version)) for cell in part.cells]
+        pending = [
+            (cell, pool.submit(run, cell, folder, version)) for cell, folder in zip(part.cells, folders, strict=True)
+        ]
         try:
             for number, (cell, job) in enumerate(pending, 1):
                 seconds = job.result()
@@ -163,8 +176,12 @@ def main() -> None:
     for part in chosen:
         if given.list:
             print("\n".join(cell.name for cell in part.cells))
+        elif part.missing:
+            print(f"{part.name}: left out, {part.missing} is not set", file=sys.stderr)
         else:
             run_part(part, version)
+            if code_version() != version:
+                sys.exit(f"gbactl's source changed while {part.name} ran; type the command again for the new version.")
     if not given.list:
         print(version)
 

@@ -15,6 +15,7 @@ VERBS = {
     "train": "train a click model on a cluster in one of the modes",
     "report": "compare runs: mean, deviation, paired differences",
     "replay": "execute a run again from its event log, bit for bit",
+    "calibrate": "measure this machine for the virtual cluster",
     "data": "prepare and describe data sets",
     "doctor": "check this machine: what is there, what to do",
     "ui": "open the MLflow UI on the right store",

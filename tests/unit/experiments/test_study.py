@@ -108,6 +108,18 @@ def test_only_a_finished_result_counts(study: Any, tmp_path: Path) -> None:
         assert study.finished(tmp_path) == (status == "FINISHED")
 
 
+def test_cells_side_by_side_are_composed_one_by_one(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(parents=True); "
+    written += "(p / 'result.json').write_text(json.dumps({'status': 'FINISHED'}))"
+    monkeypatch.setattr(study, "command", lambda cell, folder, version: [sys.executable, "-c", written, str(folder)])
+    cells = tuple(study.Cell("tiny", "first", ("experiment=smoke", f"seed={seed}")) for seed in range(8))
+    study.run_part(study.Part("first", 4, cells, ("experiment=smoke",)), "v")
+    assert all(study.finished(study.folder_of(cell, "v")) for cell in cells)
+
+
 def test_a_cut_study_goes_on_where_it_was(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran: list[str] = []

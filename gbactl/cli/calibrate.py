@@ -1,0 +1,48 @@
+"""`gbactl calibrate`: this machine's cost model, for planning on the virtual cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gbactl.errors import UsageError
+
+
+@click.command(
+    "calibrate", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
+    metavar="FILE", help="Where to write the cost model.",
+)  # fmt: skip
+@click.option("--workers", default="2,4", show_default=True, metavar="N,N", help="The clusters that are run.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts."
+)
+@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
+def command(overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int) -> None:
+    """Measure this machine and write the cost model with which a virtual cluster behaves like it.
+
+    \b
+    gbactl calibrate                            writes calibrated.yaml (3 minutes)
+    gbactl calibrate model.dim=32 --out big.yaml
+    gbactl train cluster=virtual cost=big.yaml cluster.workers=16 model.dim=32
+
+    \b
+    Measured are a worker and a server by themselves, then short local runs of
+    sync, async and gba; OVERRIDES are those of `gbactl train` and say for which
+    model, data and local batch. A table compares what was measured with what
+    the model says of the same runs.
+
+    A cost model is for its model, data and local batch. Nothing else should run meanwhile. On a pipe the last
+    line printed is the comparison as JSON. Exit code 1 where nothing sensible came out.
+    """
+    try:
+        counts = tuple(int(count) for count in workers.split(","))
+    except ValueError:
+        raise UsageError(f"--workers {workers} is no list of numbers; type --workers 2,4.") from None
+    from gbactl.calibration.command import calibrate
+
+    calibrate(out, overrides, counts, seconds, repeat)

@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench frappe gba-claims ui clean help
+.PHONY: demo install test test-slow check bench calibration frappe gba-claims ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -29,6 +29,9 @@ check: install ## ruff and mypy --strict
 
 bench: install ## the speed ratios of the README, measured here
 	$(BIN)/python experiments/bench/run.py
+
+calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
+	$(BIN)/python experiments/calibration/run.py
 
 frappe: install ## the study in experiments/frappe: needs GBACTL_DATA=FOLDER with frappe/ in it (15 minutes)
 	$(BIN)/gbactl train -m experiment=frappe mode=sync,gba seed=0,1,2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -20,11 +21,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.paths import conf_dir
 from gbactl.policies.base import names, policy_class
+from gbactl.virtual.spec import CostConfig
 
 ROOT_CONFIG = "train"
 
@@ -52,7 +55,7 @@ def compose(overrides: list[str]) -> RunConfig:
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            return to_run_config(hydra.compose(ROOT_CONFIG, overrides=overrides))
+            return to_run_config(hydra.compose(ROOT_CONFIG, overrides=with_cost_file(overrides)))
 
 
 def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
@@ -70,7 +73,7 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     failed: list[GbactlError] = []
-    saved, sys.argv = sys.argv, ["gbactl train", *arguments]
+    saved, sys.argv = sys.argv, ["gbactl train", *with_cost_file(arguments)]
     try:
         with _explained():
             main()
@@ -78,6 +81,38 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
         sys.argv = saved
     if failed:
         raise failed[0]
+
+
+def with_cost_file(arguments: list[str]) -> list[str]:
+    """`cost=FILE.yaml` replaced by the file's keys, each an override, so that the run says all of itself and what
+    is typed beside it wins. Raises UsageError for a file that is not there or is no cost model."""
+    files = [argument for argument in arguments if re.match(r"cost=.*\.ya?ml$", argument)]
+    if not files:
+        return arguments
+    rest = [argument for argument in arguments if argument not in files]
+    # first among the overrides; Hydra's own options may stand anywhere
+    return [*_cost_keys(Path(files[-1].partition("=")[2]).expanduser()), *rest]
+
+
+def _cost_keys(path: Path) -> list[str]:
+    """A cost model's file as overrides."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, ValueError, YAMLError) as error:
+        raise UsageError(f"The cost model {path} cannot be read: {_one_line(error)}") from error
+    keys = [field.name for field in dataclasses.fields(CostConfig)]
+    found = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {"(none)": 0}
+    told, strange = ", ".join(keys), sorted(set(found) - set(keys))
+    if strange or not found:
+        raise UsageError(f"{path} is no cost model: it has {', '.join(strange) or 'no keys'}, and keys are: {told}.")
+    return [f"cost.{key}={_literal(value)}" for key, value in found.items()]
+
+
+def _literal(value: Any) -> str:
+    """A value as Hydra reads it from a command line."""
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "null" if value is None else json.dumps(value)
 
 
 @contextlib.contextmanager

@@ -61,6 +61,15 @@ class CostModel:
         """A worker's time to apply a step to its own copy of the dense vector."""
         return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
 
+    def ring_work(self, floats: int, workers: int) -> float:
+        """A worker's own time for an all-reduce: waking up, copying, and its part of the ring's sums.
+
+        On cores of its own that is little and hides in the ring's time; workers that share cores do it in turn."""
+        if workers == 1:
+            return 0.0
+        sent = 2 * (workers - 1) / workers * floats
+        return self.cfg.allreduce_work_us * _US + self.cfg.allreduce_float_ns * sent * _NS
+
     def ring(self, nbytes: int, workers: int, hosts: int) -> float:
         """An all-reduce of `nbytes` in a ring: each sends 2 (N-1) messages of bytes / N."""
         if workers == 1:

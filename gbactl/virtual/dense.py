@@ -143,6 +143,10 @@ class Ring:
         """From the arrival of the last worker, after `compute` seconds, to the sum."""
         return self.cost.all_reduce(nbytes, self.workers, self.hosts, compute)
 
+    def work(self, floats: int) -> float:
+        """A worker's time for its part of the sum and for its step."""
+        return self.cost.ring_work(floats, self.workers) + self.cost.replica_step(floats)
+
 
 class ReplicatedSide:
     """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step."""
@@ -191,7 +195,7 @@ class ReplicatedSide:
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
         there, self._there = self._there, []
-        seconds = self.ring.cost.replica_step(self.flat.size)
+        seconds = self.ring.work(self.flat.size)
         for worker in there:
             worker.host.cores.run(seconds, worker.free)
 

@@ -42,6 +42,8 @@ class CostConfig:
     latency_us: float = 60.0
     bandwidth_gbit: float = 32.0
     allreduce_us: float = 1000.0
+    allreduce_work_us: float = 0.0
+    allreduce_float_ns: float = 0.0
     overlap: float = 0.0
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gbactl.cluster.turns import available_cores
-from tests.support.processes import Launched, Launcher, alive, collective, wait_for
+from tests.support.processes import Launched, Launcher, alive, children_of, collective, wait_for
 
 # a model of real size: in batches of 2 ms a worker's own network thread weighs as much as what is stretched
 FAULTY = (
@@ -27,16 +27,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 
 def hogs_of(launcher: int) -> list[int]:
     """Pids of the busy processes that a launcher started."""
-    mark = f"gbactl.faults.hog\0{launcher}\0".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if mark in (entry / "cmdline").read_bytes() and alive(int(entry.name)):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    return children_of(launcher, "gbactl.faults.hog")
 
 
 def checked(result: dict[str, Any], worker: str, factor: float, within: float) -> None:

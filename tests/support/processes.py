@@ -33,9 +33,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def children_of(launcher: int) -> list[int]:
-    """Pids of the nodes that a launcher started: its pid is their last argument."""
-    mark = f"gbactl.cluster.process\0{launcher}\0".encode()
+def children_of(launcher: int, module: str = "gbactl.cluster.process") -> list[int]:
+    """Pids of the nodes (or others) that a launcher started: its pid follows the module in their arguments."""
+    mark = f"{module}\0{launcher}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

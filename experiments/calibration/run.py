@@ -1,0 +1,101 @@
+"""Calibrate, train on the local and on the virtual cluster, write results.md: what `make calibration` does.
+
+    .venv/bin/python experiments/calibration/run.py [--again]
+
+Finished cells are not run again; the calibration itself is kept in calibrated.yaml until --again. A local run during
+which other processes used the machine is repeated, up to twice. Takes 20 minutes on 2 cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import accuracy  # noqa: E402  (a script beside this one, not a package)
+import study  # noqa: E402
+
+from gbactl.calibration.observe import QUIET, undisturbed  # noqa: E402
+from gbactl.cluster.turns import available_cores  # noqa: E402
+from gbactl.compose import compose  # noqa: E402
+from gbactl.data.dataset import open_dataset  # noqa: E402
+from gbactl.data.prepare import prepare  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+MODEL = HERE / "calibrated.yaml"
+SECONDS, REPEAT = 8, 2
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def calibrate() -> None:
+    """Write calibrated.yaml. Raises SystemExit when that fails."""
+    command = [
+        sys.executable, "-m", "gbactl", "calibrate", "--out", str(MODEL), "--workers", "2,4",
+        "--seconds", str(SECONDS), "--repeat", str(REPEAT), "cluster.servers=1",
+    ]  # fmt: skip
+    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise SystemExit("The calibration failed.")
+
+
+def undisturbed_before(kept: Path) -> bool:
+    """Whether a cell's observation is there, of a run that had the machine to itself."""
+    return kept.exists() and bool(json.loads(kept.read_text())["others"] <= QUIET * len(available_cores()))
+
+
+def local(part: study.Part) -> list[dict[str, Any]]:
+    """Every cell of the part on real processes: what was observed of it."""
+    version, found = study.code_version(), []
+    for number, cell in enumerate(part.cells, 1):
+        folder = study.folder_of(cell, version)
+        kept = folder / "observation.json"
+        if not undisturbed_before(kept):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            cfg = compose(list(cell.overrides))
+            seen = undisturbed(cfg, open_dataset(prepare(cfg.data)), folder, say)
+            kept.write_text(json.dumps(dataclasses.asdict(seen)) + "\n")
+        found.append(json.loads(kept.read_text()))
+        one = found[-1]
+        say(f"local {number}/{len(part.cells)}: {one['mode']}, {one['workers']} workers: {one['phase_eps']:,.0f}")
+    return found
+
+
+def virtual(part: study.Part) -> list[dict[str, Any]]:
+    """Every cell of the part on the virtual cluster: mode, workers, phase_eps."""
+    version, found = study.code_version(), []
+    study.run_part(part, version)
+    for cell in part.cells:
+        result = json.loads((study.folder_of(cell, version) / "result.json").read_text())
+        workers = len(result["per_worker"])
+        found.append({"mode": result["mode"], "workers": workers, "phase_eps": result["eps"]})
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="calibrate even if calibrated.yaml is there")
+    given = parser.parse_args()
+    if given.again or not MODEL.exists():
+        calibrate()
+    parts = {part.name: part for part in study.read_study(SWEEP, os.environ.get("SIZE", "default"))}
+    text = accuracy.text(local(parts["local"]), virtual(parts["virtual"]), MODEL.read_text())
+    (HERE / "results.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""`gbactl calibrate`: measure a worker, a server and short runs of a local cluster, fit, write, show.
+
+Takes `seconds` for a worker and a server by themselves and for each of modes x workers, and about a minute to fit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gbactl.calibration import alone, serving, write
+from gbactl.calibration.fit import Fit, fit
+from gbactl.calibration.observe import Observation, undisturbed
+from gbactl.calibration.simulate import predict
+from gbactl.cluster.turns import available_cores
+from gbactl.compose import compose
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.errors import ClusterError, UsageError
+from gbactl.virtual.spec import CostConfig
+
+MODES = ("sync", "async", "gba")
+FEWEST_STEPS = 40  # of a run, however short its --seconds
+WORST = 0.5  # a fitted run that is further off than this makes the model worth nothing
+OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")
+START = CostConfig(
+    workers_per_host=None, servers_on="workers", allreduce_us=1000.0, allreduce_work_us=500.0,
+    allreduce_float_ns=1.0, server_message_us=25.0, coordinator_message_us=20.0,
+)  # fmt: skip
+
+
+@dataclass
+class Plan:
+    """What is run: `overrides` of the user, the same local batch for every number of workers."""
+
+    overrides: list[str]
+    workers: tuple[int, ...]
+    repeat: int
+    seconds: float
+    rows: list[str] = field(default_factory=list)
+
+    def config(self, mode: str, workers: int) -> RunConfig:
+        """One run's. Raises UsageError."""
+        given = [
+            f"mode={mode}", f"cluster.workers={workers}", f"train.global_batch={self.local_batch * workers}",
+            "cluster.threads=1", "tracking.enabled=false", "train.max_eval_samples=4096", "train.epochs=1",
+            *self.rows, *_but(self.overrides, OWN),
+        ]  # fmt: skip
+        return compose(given)
+
+    @property
+    def local_batch(self) -> int:
+        """Of the run that the overrides describe."""
+        if self._batch == 0:
+            self._batch = compose(self.overrides).local_batch
+        return self._batch
+
+    _batch: int = 0
+
+
+def _but(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Those that set none of `keys`."""
+    return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
+
+
+class Calibration:
+    """One calibration; `say` tells how far it is."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.plan, self.say = plan, say
+
+    def run(self) -> Fit:
+        """Measure and fit. Raises GbactlError."""
+        dataset = self._dataset()
+        start = self._prices(dataset)
+        with tempfile.TemporaryDirectory(prefix="gbactl-calibrate-") as folder:
+            observed = self._observe(self._sized(dataset, start), Path(folder))
+            self.say("fitting")
+            found = self._fit(start, observed, Path(folder))
+        _check(found)
+        return found
+
+    def _dataset(self) -> Dataset:
+        return open_dataset(prepare(self.plan.config("async", self.plan.workers[0]).data))
+
+    def _prices(self, dataset: Dataset) -> CostConfig:
+        """What one worker and one server cost by themselves."""
+        cfg = self.plan.config("async", self.plan.workers[0])
+        self.say(f"a worker by itself, batches around {cfg.local_batch}")
+        prices = alone.measure(cfg, dataset, self.plan.seconds)
+        self.say("a server's kernels")
+        prices |= serving.measure(cfg, dataset, self.plan.seconds / 2)
+        return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
+
+    def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:
+        """Generated data as long as a run shall last; other data is what it is."""
+        cfg = self.plan.config("async", self.plan.workers[0])
+        if cfg.data["name"] != "synthetic":
+            return dataset
+        sample = 1e-6 * (start.sample_us + start.batch_us / cfg.local_batch)
+        rows = int(self.plan.seconds * min(start.cores, max(self.plan.workers)) / sample)
+        least = FEWEST_STEPS * max(self.plan.workers) * cfg.local_batch
+        self.plan.rows = ["data.days=2", f"data.rows_per_day={max(rows, least)}"]
+        self.plan.overrides = _but(self.plan.overrides, ("data.days", "data.rows_per_day"))
+        return self._dataset()
+
+    def _observe(self, dataset: Dataset, folder: Path) -> list[Observation]:
+        cells = [(mode, count) for _ in range(self.plan.repeat) for count in self.plan.workers for mode in MODES]
+        found = []
+        for number, (mode, count) in enumerate(cells, 1):
+            seen = undisturbed(self.plan.config(mode, count), dataset, folder, self.say)
+            self.say(f"run {number} of {len(cells)}: {mode}, {count} workers: {seen.eps:,.0f} samples/s")
+            found.append(seen)
+        self._data = dataset
+        return found
+
+    def _fit(self, start: CostConfig, observed: list[Observation], folder: Path) -> Fit:
+        configs = {(o.mode, o.workers): self.plan.config(o.mode, o.workers) for o in observed}
+        return fit(start, observed, lambda mode, n, cost: predict(configs[mode, n], cost, self._data, folder))
+
+
+def _check(found: Fit) -> None:
+    """Raises ClusterError for a model that is not worth a file."""
+    worst, name = max((abs(error), seen.name) for error, seen in zip(found.errors, found.observed, strict=True))
+    if not worst <= WORST:
+        raise ClusterError(
+            f"Nothing sensible came out: {name} workers is predicted {100 * worst:.0f} % off. Was the machine busy "
+            "with something else? Try again when it is not, or with a larger --seconds."
+        )
+
+
+def calibrate(out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int) -> None:
+    """Measure this machine, write the cost model, show how it fits. Raises GbactlError."""
+    from rich.console import Console
+
+    write.check_target(out)
+    if len(workers) != len(set(workers)) or min(workers, default=0) < 1:
+        raise UsageError("--workers are different numbers of at least 1; type --workers 2,4.")
+    console = Console(stderr=True, highlight=False)
+    plan = Plan(list(overrides), workers, repeat, seconds)
+    plan.config("sync", workers[0])
+    found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
+    found = replace(found, cost=replace(found.cost, name=out.stem))
+    out.write_text(write.text(found.cost, _header(plan, found)))
+    _show(out, found)
+
+
+def _header(plan: Plan, found: Fit) -> list[str]:
+    from gbactl import __version__
+
+    told = " ".join(plan.overrides) or "no overrides"
+    return [
+        f"Measured by gbactl {__version__} calibrate on {time.strftime('%Y-%m-%d')}: {found.cost.cores} cores, local "
+        f"batch {plan.local_batch}, {told}.",
+        "Use: gbactl train cluster=virtual cost=THIS_FILE. Samples a second, as fitted:",
+        *(f"  {line}" for line in write.table(found)),
+    ]
+
+
+def _show(out: Path, found: Fit) -> None:
+    if sys.stdout.isatty():
+        print("\n".join([*write.table(found), f"Written: {out}. Use it: gbactl train cluster=virtual cost={out}"]))
+        return
+    told = [
+        {"mode": o.mode, "workers": o.workers, "measured": o.eps, "predicted": p.eps}
+        for o, p in zip(found.observed, found.predicted, strict=True)
+    ]
+    print("\n".join(write.table(found)), file=sys.stderr)
+    print(json.dumps({"file": str(out), "runs": told}), flush=True)

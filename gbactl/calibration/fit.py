@@ -1,0 +1,134 @@
+"""The cost model whose virtual runs take what the observed runs took.
+
+Measured prices, each group of them by a factor of its own, so that the virtual backend's predictions come closest
+to the observed rates and seconds of a core: least squares of logarithms. Costs 6 predictions of every run a round,
+4 rounds or so; the parameter-server modes are not predicted again for the all-reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.calibration.observe import Observation
+from gbactl.policies.base import policy_class
+from gbactl.virtual.spec import CostConfig
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "compute": ("batch_us", "sample_us"),
+    "serving": (
+        "server_message_us", "row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns", "dense_step_ns",
+    ),
+    "coordinator": ("coordinator_message_us",),
+    "all-reduce": ("allreduce_us",),
+    "all-reduce work": ("allreduce_work_us",),
+    "all-reduce sums": ("allreduce_float_ns",),
+}  # fmt: skip
+OF_WORKERS = ("all-reduce", "all-reduce work", "all-reduce sums")  # paid where workers hold replicas
+CPU_WEIGHT = 0.25  # of a role's seconds of a core, beside a rate's 1: the rate is what is to be predicted
+PRIOR = {
+    "compute": 0.05, "serving": 0.05, "coordinator": 0.02, "all-reduce": 0.02,
+    "all-reduce work": 0.02, "all-reduce sums": 0.02,
+}
+LARGEST = math.log(100.0)  # a factor beyond this says nothing
+STEP, ROUNDS = 0.1, 8
+Predict = Callable[[str, int, CostConfig], Observation]
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The model found, and its predictions beside what was observed, in the same order."""
+
+    cost: CostConfig
+    observed: list[Observation]
+    predicted: list[Observation]
+
+    @property
+    def errors(self) -> list[float]:
+        """Relative errors of the rates."""
+        return [p.eps / o.eps - 1.0 for o, p in zip(self.observed, self.predicted, strict=True)]
+
+
+def scaled(cost: CostConfig, factors: Vector) -> CostConfig:
+    """Every group's prices times its factor; `factors` are logarithms in the order of GROUPS."""
+    changed = {
+        key: getattr(cost, key) * math.exp(factor)
+        for keys, factor in zip(GROUPS.values(), factors, strict=True)
+        for key in keys
+    }
+    return replace(cost, **changed)
+
+
+def averaged(observed: Iterable[Observation]) -> list[Observation]:
+    """One observation of every (mode, workers): geometric means of the rates, means of the seconds of a core."""
+    groups: dict[tuple[str, int], list[Observation]] = {}
+    for each in observed:
+        groups.setdefault((each.mode, each.workers), []).append(each)
+    return [_mean(mode, workers, runs) for (mode, workers), runs in groups.items()]
+
+
+def _mean(mode: str, workers: int, runs: list[Observation]) -> Observation:
+    roles = set.intersection(*(set(run.cpu) for run in runs))
+    cpu = {role: float(np.mean([run.cpu[role] for run in runs])) for role in sorted(roles)}
+    return Observation(mode, workers, math.exp(np.mean([math.log(run.eps) for run in runs])), cpu)
+
+
+class Residuals:
+    """What least squares makes small; remembers what it has predicted."""
+
+    def __init__(self, start: CostConfig, observed: Sequence[Observation], predict: Predict) -> None:
+        self.start, self.observed, self._predict = start, observed, predict
+        self._known: dict[tuple[object, ...], Observation] = {}
+
+    def predicted(self, factors: Vector) -> list[Observation]:
+        """The virtual backend's word on every run."""
+        return [self._one(each.mode, each.workers, factors) for each in self.observed]
+
+    def _one(self, mode: str, workers: int, factors: Vector) -> Observation:
+        of_workers = policy_class(mode).dense_on == "workers"
+        paid = [f if of_workers or group not in OF_WORKERS else 0.0 for group, f in zip(GROUPS, factors, strict=True)]
+        key = (mode, workers, *paid)
+        if key not in self._known:
+            self._known[key] = self._predict(mode, workers, scaled(self.start, np.array(paid)))
+        return self._known[key]
+
+    def __call__(self, factors: Vector) -> Vector:
+        """Logarithms of predicted / observed, then what holds factors that nothing tells of near 1."""
+        found = []
+        for seen, told in zip(self.observed, self.predicted(factors), strict=True):
+            found.append(math.log(told.eps / seen.eps))
+            known = [role for role in told.cpu if seen.cpu.get(role, 0.0) > 0 and told.cpu[role] > 0]
+            found += [CPU_WEIGHT * _share(seen, role) * math.log(told.cpu[role] / seen.cpu[role]) for role in known]
+        return np.array([*found, *(PRIOR[group] * f for group, f in zip(GROUPS, factors, strict=True))])
+
+
+def _share(seen: Observation, role: str) -> float:
+    """How much a role's seconds count: small ones are told less exactly, and matter less."""
+    return math.sqrt(seen.cpu[role] / sum(seen.cpu.values()))
+
+
+def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) -> Fit:
+    """Find the model, from `start`. Observations of one (mode, workers) are averaged."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    means = averaged(observed)
+    residuals = Residuals(start, means, predict)
+    zeros = np.zeros(len(GROUPS))
+    found = least_squares(residuals, zeros, jac=_jacobian(residuals), bounds=(-LARGEST, LARGEST), max_nfev=ROUNDS)
+    return Fit(scaled(start, found.x), means, residuals.predicted(found.x))
+
+
+def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
+    """Slopes by steps of STEP, well above the unevenness of a short virtual run."""
+
+    def slopes(at: Vector) -> Vector:
+        here = residuals(at)
+        moved = [at + STEP * np.eye(len(at))[n] for n in range(len(at))]
+        return np.stack([(residuals(each) - here) / STEP for each in moved], axis=1)
+
+    return slopes

@@ -1,0 +1,145 @@
+"""Short runs of the local backend: their rate, and the seconds of a core that a sample cost each role.
+
+A run costs its seconds and 4 s to start the processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gbactl.calibration import cpu
+from gbactl.cluster.messages import Event
+from gbactl.cluster.turns import available_cores
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.errors import ClusterError
+from gbactl.faults.hogs import Hogs
+from gbactl.launch import rundir
+from gbactl.launch.run import Run
+from gbactl.launch.show import Show
+
+FEWEST_NOTES = 5
+ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while others use more than this share of the cores
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A run: `eps` samples a second while it lasted; `cpu` role -> seconds of a core for a sample; `others`: cores
+    that processes which are none of the run's used meanwhile; `phase_eps`: samples over first hand-out to last, the
+    `eps` of result.json, which counts what is in flight at the end."""
+
+    mode: str
+    workers: int
+    eps: float
+    cpu: dict[str, float] = field(default_factory=dict)
+    others: float = 0.0
+    phase_eps: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.mode} x {self.workers}"
+
+
+class Notes:
+    """What is told while phases of training last; the first `skip` of a phase, when caches fill, is left out."""
+
+    def __init__(self, skip: float = 0.2) -> None:
+        self.skip = skip
+        self.phases: dict[int, list[tuple[float, float]]] = {}
+
+    def add(self, fields: dict[str, Any]) -> bool:
+        """Take a progress event; False if it is none of the middle of a phase."""
+        if not self.skip * fields["phase_samples"] <= fields["phase_finished"] < fields["phase_samples"]:
+            return False
+        self.phases.setdefault(fields["round"], []).append((fields["seconds"], float(fields["samples"])))
+        return True
+
+    @property
+    def rate(self) -> float:
+        """Samples a second: the slope through the notes. Raises ClusterError when there are too few."""
+        notes = [np.array(phase) for phase in self.phases.values() if len(phase) > 1]
+        if sum(len(phase) for phase in notes) < FEWEST_NOTES:
+            raise ClusterError("A run was over before its rate could be told; type a larger --seconds.")
+        centred = np.concatenate([phase - phase.mean(axis=0) for phase in notes])
+        return float((centred[:, 0] * centred[:, 1]).sum() / (centred[:, 0] ** 2).sum())
+
+
+class Quiet(Show):
+    """Shows nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def _update(self, text: str, fraction: float, detail: str) -> None:
+        """Nothing."""
+
+
+class ObservedRun(Run):
+    """A run that is listened to."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path) -> None:
+        super().__init__(cfg, dataset, run_dir, Quiet(), Hogs(cfg))
+        self.notes = Notes()
+        self._marks: list[Mark] = []
+
+    def _event(self, event: Event) -> None:
+        super()._event(event)
+        if event.name == "progress" and self.notes.add(event.fields):
+            used = cpu.by_role(self.run_dir)
+            self._marks.append(Mark(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))
+
+    @property
+    def cpu(self) -> dict[str, float]:
+        """Role -> seconds of a core for a sample, between the first note and the last."""
+        first, last = self._marks[0], self._marks[-1]
+        samples = last.samples - first.samples
+        return {role: (last.used[role] - first.used[role]) / samples for role in last.used if role in first.used}
+
+    @property
+    def others(self) -> float:
+        """Cores that strangers used meanwhile."""
+        first, last = self._marks[0], self._marks[-1]
+        return max(0.0, last.strangers - first.strangers) / (last.time - first.time)
+
+
+class Mark(NamedTuple):
+    """How far a run was: samples, seconds of a core by role, the clock, seconds of a core that strangers used."""
+
+    samples: float
+    used: dict[str, float]
+    time: float
+    strangers: float
+
+
+def _strangers(used: dict[str, float]) -> float:
+    """Seconds of a core that are neither a node's nor this process's; 0 where that is not told."""
+    machine = cpu.machine()
+    return 0.0 if machine is None else machine - sum(used.values()) - time.process_time()
+
+
+def observe(cfg: RunConfig, dataset: Dataset, scratch: Path) -> Observation:
+    """Run `cfg` on the local backend. Raises GbactlError."""
+    name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
+    cfg = replace(cfg, run_dir=str(scratch / name))
+    run = ObservedRun(cfg, dataset, rundir.create(cfg))
+    eps = float(run.go()["eps"])
+    return Observation(cfg.mode.name, cfg.cluster.workers, run.notes.rate, run.cpu, run.others, eps)
+
+
+def undisturbed(cfg: RunConfig, dataset: Dataset, scratch: Path, say: Callable[[str], None]) -> Observation:
+    """Run `cfg`, and again if others used the machine meanwhile; the least disturbed run counts. Raises GbactlError."""
+    seen: list[Observation] = []
+    for left in reversed(range(ATTEMPTS)):
+        seen.append(observe(cfg, dataset, scratch))
+        if seen[-1].others <= QUIET * len(available_cores()):
+            break
+        what = "measured again" if left else "the least disturbed run counts"
+        say(f"{seen[-1].name} workers: other processes used {seen[-1].others:.2f} cores meanwhile; {what}")
+    return min(seen, key=lambda each: each.others)

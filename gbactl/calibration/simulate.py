@@ -1,0 +1,105 @@
+"""What the virtual backend would take: its own run without the model's arithmetic, stopped when the rate is known.
+
+Times do not depend on values, so the rate is that of the real virtual run. A prediction costs about 0.2 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gbactl.calibration.observe import Notes, Observation
+from gbactl.cluster.messages import Event
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.kernels.base import Floats
+from gbactl.policies.base import policy_class
+from gbactl.virtual.compute import Compute
+from gbactl.virtual.cost import CostModel
+from gbactl.virtual.item import Item
+from gbactl.virtual.run import VirtualCluster
+from gbactl.virtual.spec import CostConfig
+
+SKIPPED, ENOUGH = 3, 12  # notes of a phase: there are 50
+FEWEST_STEPS = 12
+
+
+class Enough(Exception):
+    """The rate is known."""
+
+
+class Idle(Compute):
+    """Answers everything with zeros."""
+
+    def load(self, item: Item) -> None:
+        """Nothing."""
+
+    def gradient(self, item: Item, out: Floats | None = None) -> Floats:
+        """See Compute."""
+        item.answers.clear()
+        sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
+        sums[:] = 0.0
+        return sums
+
+    def predict(self, item: Item) -> Floats:
+        """See Compute."""
+        item.answers.clear()
+        return np.zeros(item.grant.samples, np.float32)
+
+
+class IdleCluster(VirtualCluster):
+    """A virtual cluster whose models do not compute."""
+
+    def _compute(self) -> Compute:
+        import torch
+
+        real = super()._compute()
+        real.flat.keep_gradients(tuple(torch.zeros_like(p) for p in real.flat.parameters))
+        return Idle(real.computer, real.kernels, real.width, real.servers, real.seed)
+
+
+@dataclass
+class Listener:
+    """Listens until it has heard enough."""
+
+    notes: Notes
+
+    def __call__(self, event: Event) -> None:
+        """See run.Listen. Raises Enough."""
+        if event.name == "progress" and self.notes.add(event.fields):
+            heard = [len(phase) for phase in self.notes.phases.values()]
+            if max(heard) >= ENOUGH and event.fields["step"] >= FEWEST_STEPS + SKIPPED:
+                raise Enough
+
+
+def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
+    """The rate of `cfg` on a virtual cluster of such costs, and what a sample would cost each role."""
+    virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
+    listener = Listener(Notes(SKIPPED / 50))
+    cluster = IdleCluster(virtual, dataset, scratch, listener)
+    with contextlib.suppress(Enough):
+        cluster.run()
+    return Observation(cfg.mode.name, cfg.cluster.workers, listener.notes.rate, _cpu(cluster))
+
+
+def _cpu(cluster: VirtualCluster) -> dict[str, float]:
+    """Role -> seconds of a core for a sample."""
+    samples = max(1, cluster.coordinator.record.curve[-1]["samples"])
+    servers = sum(server.process.busy_seconds for server in cluster.servers)
+    return {
+        "W": worker_seconds(cluster.cfg, cluster.cost, cluster.compute.flat.size),
+        "S": servers / samples,
+        "C": cluster.hub.process.busy_seconds / samples,
+    }
+
+
+def worker_seconds(cfg: RunConfig, cost: CostModel, dense: int) -> float:
+    """Seconds of a core that a sample costs its worker."""
+    batch, workers = cfg.local_batch, cfg.cluster.workers
+    seconds = (cost.cfg.batch_us + cost.cfg.sample_us * batch) * 1e-6
+    if policy_class(cfg.mode.name).dense_on == "workers":
+        seconds += cost.ring_work(dense, workers) + cost.replica_step(dense)
+    return seconds / batch

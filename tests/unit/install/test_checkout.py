@@ -11,7 +11,7 @@ import pytest
 import gbactl.install.__main__ as install
 
 ROOT = Path(__file__).resolve().parents[3]
-TARGETS = {"demo", "frappe", "install", "test", "test-slow", "check", "bench", "ui", "clean", "help"}
+TARGETS = {"calibration", "gba-claims", "demo", "frappe", "install", "test", "test-slow", "check", "bench", "ui", "clean", "help"}
 
 
 def test_torch_is_pinned_exactly_and_installed_by_that_pin() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gbactl.calibration import alone, serving, write
 from gbactl.calibration.fit import Fit, fit
-from gbactl.calibration.observe import Observation, undisturbed
+from gbactl.calibration.observe import WARM_UP, Observation, undisturbed
 from gbactl.calibration.simulate import predict
 from gbactl.cluster.turns import available_cores
 from gbactl.compose import compose
@@ -26,7 +26,8 @@ from gbactl.errors import ClusterError, UsageError
 from gbactl.virtual.spec import CostConfig
 
 MODES = ("sync", "async", "gba")
-FEWEST_STEPS = 40  # of a run, however short its --seconds
+MESSAGES_US = 500.0  # what a batch costs beside computing, at least
+FEWEST_STEPS = 60  # of a run, however short its --seconds
 WORST = 0.5  # a fitted run that is further off than this makes the model worth nothing
 OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")
 START = CostConfig(
@@ -99,12 +100,12 @@ class Calibration:
         return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
 
     def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:
-        """Generated data as long as a run shall last; other data is what it is."""
+        """Generated data enough for a run of all cores; a run is cut when its seconds are over."""
         cfg = self.plan.config("async", self.plan.workers[0])
         if cfg.data["name"] != "synthetic":
             return dataset
-        sample = 1e-6 * (start.sample_us + start.batch_us / cfg.local_batch)
-        rows = int(self.plan.seconds * min(start.cores, max(self.plan.workers)) / sample)
+        sample = 1e-6 * (start.sample_us + (start.batch_us + MESSAGES_US) / cfg.local_batch)
+        rows = int((self.plan.seconds + 2 * WARM_UP) * min(start.cores, max(self.plan.workers)) / sample)
         least = FEWEST_STEPS * max(self.plan.workers) * cfg.local_batch
         self.plan.rows = ["data.days=2", f"data.rows_per_day={max(rows, least)}"]
         self.plan.overrides = _but(self.plan.overrides, ("data.days", "data.rows_per_day"))
@@ -114,7 +115,7 @@ class Calibration:
         cells = [(mode, count) for _ in range(self.plan.repeat) for count in self.plan.workers for mode in MODES]
         found = []
         for number, (mode, count) in enumerate(cells, 1):
-            seen = undisturbed(self.plan.config(mode, count), dataset, folder, self.say)
+            seen = undisturbed(self.plan.config(mode, count), dataset, folder, self.say, self.plan.seconds)
             self.say(f"run {number} of {len(cells)}: {mode}, {count} workers: {seen.eps:,.0f} samples/s")
             found.append(seen)
         self._data = dataset
@@ -140,8 +141,8 @@ def calibrate(out: Path, overrides: Sequence[str], workers: tuple[int, ...], sec
     from rich.console import Console
 
     write.check_target(out)
-    if len(workers) != len(set(workers)) or min(workers, default=0) < 1:
-        raise UsageError("--workers are different numbers of at least 1; type --workers 2,4.")
+    if len(workers) != len(set(workers)) or min(workers, default=0) < 2:  # one worker has nobody to all-reduce with
+        raise UsageError("--workers are different numbers of at least 2; type --workers 2,4.")
     console = Console(stderr=True, highlight=False)
     plan = Plan(list(overrides), workers, repeat, seconds)
     plan.config("sync", workers[0])

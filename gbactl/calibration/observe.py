@@ -5,6 +5,7 @@ A run costs its seconds and 4 s to start the processes.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from gbactl.launch.run import Run
 from gbactl.launch.show import Show
 
 FEWEST_NOTES = 5
+WARM_UP = 1.5  # seconds
 ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while others use more than this share of the cores
 
 
@@ -32,7 +34,7 @@ ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while others use more than this s
 class Observation:
     """A run: `eps` samples a second while it lasted; `cpu` role -> seconds of a core for a sample; `others`: cores
     that processes which are none of the run's used meanwhile; `phase_eps`: samples over first hand-out to last, the
-    `eps` of result.json, which counts what is in flight at the end."""
+    `eps` of result.json, which counts what is in flight at the end; 0 of a run that was cut."""
 
     mode: str
     workers: int
@@ -48,15 +50,19 @@ class Observation:
 
 
 class Notes:
-    """What is told while phases of training last; the first `skip` of a phase, when caches fill, is left out."""
+    """What is told while phases of training last; of each the first `skip` of its samples, and then the first
+    `seconds`, when caches fill, are left out."""
 
-    def __init__(self, skip: float = 0.2) -> None:
-        self.skip = skip
+    def __init__(self, skip: float = 0.0, seconds: float = 0.0) -> None:
+        self.skip, self.seconds = skip, seconds
+        self._first: dict[int, float] = {}
         self.phases: dict[int, list[tuple[float, float]]] = {}
 
     def add(self, fields: dict[str, Any]) -> bool:
         """Take a progress event; False if it is none of the middle of a phase."""
         if not self.skip * fields["phase_samples"] <= fields["phase_finished"] < fields["phase_samples"]:
+            return False
+        if fields["seconds"] < self._first.setdefault(fields["round"], fields["seconds"]) + self.seconds:
             return False
         self.phases.setdefault(fields["round"], []).append((fields["seconds"], float(fields["samples"])))
         return True
@@ -81,12 +87,16 @@ class Quiet(Show):
         """Nothing."""
 
 
-class ObservedRun(Run):
-    """A run that is listened to."""
+class Over(Exception):
+    """A run has lasted as long as it should."""
 
-    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path) -> None:
+
+class ObservedRun(Run):
+    """A run that is listened to; over after `seconds` of notes, if given, wherever it is then."""
+
+    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
         super().__init__(cfg, dataset, run_dir, Quiet(), Hogs(cfg))
-        self.notes = Notes()
+        self.notes, self.seconds = Notes(seconds=WARM_UP), seconds
         self._marks: list[Mark] = []
 
     def _event(self, event: Event) -> None:
@@ -94,6 +104,8 @@ class ObservedRun(Run):
         if event.name == "progress" and self.notes.add(event.fields):
             used = cpu.by_role(self.run_dir)
             self._marks.append(Mark(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))
+            if self.seconds is not None and self._marks[-1].time - self._marks[0].time >= self.seconds:
+                raise Over
 
     @property
     def cpu(self) -> dict[str, float]:
@@ -124,20 +136,23 @@ def _strangers(used: dict[str, float]) -> float:
     return 0.0 if machine is None else machine - sum(used.values()) - time.process_time()
 
 
-def observe(cfg: RunConfig, dataset: Dataset, scratch: Path) -> Observation:
-    """Run `cfg` on the local backend. Raises GbactlError."""
+def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | None = None) -> Observation:
+    """Run `cfg` on the local backend, at most for `seconds` and a warm-up. Raises GbactlError."""
     name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
     cfg = replace(cfg, run_dir=str(scratch / name))
-    run = ObservedRun(cfg, dataset, rundir.create(cfg))
-    eps = float(run.go()["eps"])
+    run, eps = ObservedRun(cfg, dataset, rundir.create(cfg), seconds), 0.0
+    with contextlib.suppress(Over):
+        eps = float(run.go()["eps"])
     return Observation(cfg.mode.name, cfg.cluster.workers, run.notes.rate, run.cpu, run.others, eps)
 
 
-def undisturbed(cfg: RunConfig, dataset: Dataset, scratch: Path, say: Callable[[str], None]) -> Observation:
+def undisturbed(
+    cfg: RunConfig, dataset: Dataset, scratch: Path, say: Callable[[str], None], seconds: float | None = None
+) -> Observation:
     """Run `cfg`, and again if others used the machine meanwhile; the least disturbed run counts. Raises GbactlError."""
     seen: list[Observation] = []
     for left in reversed(range(ATTEMPTS)):
-        seen.append(observe(cfg, dataset, scratch))
+        seen.append(observe(cfg, dataset, scratch, seconds))
         if seen[-1].others <= QUIET * len(available_cores()):
             break
         what = "measured again" if left else "the least disturbed run counts"

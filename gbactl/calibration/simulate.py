@@ -23,8 +23,7 @@ from gbactl.virtual.item import Item
 from gbactl.virtual.run import VirtualCluster
 from gbactl.virtual.spec import CostConfig
 
-SKIPPED, ENOUGH = 3, 12  # notes of a phase: there are 50
-FEWEST_STEPS = 12
+SKIPPED, ENOUGH = 8, 40  # global batches
 
 
 class Enough(Exception):
@@ -66,20 +65,23 @@ class Listener:
     """Listens until it has heard enough."""
 
     notes: Notes
+    heard: int = 0
 
     def __call__(self, event: Event) -> None:
         """See run.Listen. Raises Enough."""
-        if event.name == "progress" and self.notes.add(event.fields):
-            heard = [len(phase) for phase in self.notes.phases.values()]
-            if max(heard) >= ENOUGH and event.fields["step"] >= FEWEST_STEPS + SKIPPED:
-                raise Enough
+        if event.name != "progress":
+            return
+        self.heard += 1
+        if self.heard > SKIPPED and self.notes.add(event.fields) and self.heard >= SKIPPED + ENOUGH:
+            raise Enough
 
 
 def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
     """The rate of `cfg` on a virtual cluster of such costs, and what a sample would cost each role."""
     virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
-    listener = Listener(Notes(SKIPPED / 50))
+    listener = Listener(Notes())
     cluster = IdleCluster(virtual, dataset, scratch, listener)
+    cluster.coordinator.notes = max(1, dataset.splits[0].rows // cfg.train.global_batch)
     with contextlib.suppress(Enough):
         cluster.run()
     return Observation(cfg.mode.name, cfg.cluster.workers, listener.notes.rate, _cpu(cluster))

@@ -10,15 +10,15 @@ from typing import Any
 from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.training import Training
 
-NOTES = 50  # a phase
-
 
 class VirtualCoordinator(Coordinator):
-    """Its `hub` is a VirtualHub."""
+    """Its `hub` is a VirtualHub. `notes`: how often a phase says how far it is."""
+
+    notes = 50
 
     def _progress_due(self, training: Training) -> bool:
         policy = training.policy
-        note = policy.ledger.finished * NOTES // policy.phase.samples
+        note = policy.ledger.finished * self.notes // policy.phase.samples
         if (training.number, note) <= self._noted:
             return False
         self._noted = (training.number, note)

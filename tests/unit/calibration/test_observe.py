@@ -27,6 +27,14 @@ def test_the_rate_is_the_slope_after_the_start_and_before_the_end() -> None:
     assert notes.rate == pytest.approx(50.0)
 
 
+def test_the_first_seconds_of_every_phase_are_left_out() -> None:
+    notes = Notes(seconds=1.5)
+    for number in range(2):
+        taken = [notes.add(note(100 * n, 50.0 * number + n, number)) for n in range(1, 9)]
+        assert taken == [False, False, True, True, True, True, True, True]
+    assert notes.rate == pytest.approx(100.0)
+
+
 def test_what_happens_between_phases_is_no_part_of_the_rate() -> None:
     notes = Notes(0.0)
     for number in range(3):

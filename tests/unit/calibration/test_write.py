@@ -85,7 +85,7 @@ def test_every_run_has_the_local_batch_of_the_one_that_was_asked_for() -> None:
         ("nowhere/a.yaml", (2, 4), "There is no folder"),
         ("a.txt", (2, 4), "type --out a.txt.yaml"),
         ("a.yaml", (2, 2), "type --workers 2,4"),
-        ("a.yaml", (0,), "type --workers 2,4"),
+        ("a.yaml", (1, 2), "type --workers 2,4"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_measured(

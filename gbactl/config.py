@@ -187,9 +187,14 @@ class RunConfig:
         return self.phases[1 + current(self.entries, number)]
 
     @property
+    def home(self) -> str:
+        """Who holds the dense parameters in this mode: "servers" or "workers"."""
+        return policy_class(self.mode.name).dense_on
+
+    @property
     def homes(self) -> set[str]:
         """Who holds the dense parameters at any time: "servers", "workers" or both."""
-        return {policy_class(phase.mode.name).dense_on for phase in self.phases}
+        return {phase.home for phase in self.phases}
 
     def policy_options(self) -> PolicyOptions:
         """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""

@@ -48,7 +48,7 @@ class Alone:
         start = number * samples % max(1, self.dataset.splits[0].rows - samples)
         grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
         item = Item(grant, self.phase, *self.source.prepare(grant))
-        for shard, low, high in item.shares():
+        for shard, low, high in item.unique.shares():
             rows = self._random.uniform(-self._scale, self._scale, (high - low, self.compute.width))
             item.answers[shard] = Answer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
         return item

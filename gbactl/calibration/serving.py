@@ -42,7 +42,7 @@ class Serving:
         """The rows of this shard in another batch."""
         self._number += 1
         item = self.alone.item(self._number, min(self.batch, self.alone.dataset.splits[0].rows))
-        _, low, high = next(item.shares())
+        _, low, high = next(item.unique.shares())
         return item.unique.index[low:high]
 
     def pull(self) -> float:

@@ -16,7 +16,6 @@ from gbactl.cluster.messages import Event
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Floats
-from gbactl.policies.base import policy_class
 from gbactl.virtual.compute import Compute
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.item import Item
@@ -102,6 +101,6 @@ def worker_seconds(cfg: RunConfig, cost: CostModel, dense: int) -> float:
     """Seconds of a core that a sample costs its worker."""
     batch, workers = cfg.local_batch, cfg.cluster.workers
     seconds = (cost.cfg.batch_us + cost.cfg.sample_us * batch) * 1e-6
-    if policy_class(cfg.mode.name).dense_on == "workers":
+    if cfg.home == "workers":
         seconds += cost.ring_work(dense, workers) + cost.replica_step(dense)
     return seconds / batch

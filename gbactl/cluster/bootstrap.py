@@ -25,7 +25,6 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import PeerGoneError
 from gbactl.kernels.denormals import flush
 from gbactl.models import row_width
-from gbactl.policies.base import policy_class
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
@@ -297,7 +296,7 @@ def work(
     coordinator.send(Ready("worker", boot.index))
     turns = join(None if boot.place is None else Place(*boot.place))
     delay = Delay(FaultPlan.of(cfg), boot.index)
-    dense = Sides(sides, policy_class(cfg.mode.name).dense_on)
+    dense = Sides(sides, cfg.home)
     worker = Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
     try:
         worker.run(max(phase.mode.prefetch for phase in cfg.phases))

@@ -140,7 +140,7 @@ class Coordinator:
 
     def _switch(self, cfg: RunConfig) -> None:
         """Go on as `cfg` says; nothing is in flight. Moves the dense parameters to where the mode keeps them."""
-        before, home = policy_class(self.now.mode.name).dense_on, policy_class(cfg.mode.name).dense_on
+        before, home = self.now.home, cfg.home
         self.now = cfg
         if home == before:
             return
@@ -175,7 +175,7 @@ class Coordinator:
         mode = policy_class(self.now.mode.name)
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
-            mode.dense_on == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
+            self.now.home == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
         )
         self.log.info(eventlog.PHASE, message._asdict())
         self.members.tell("server", message)
@@ -326,7 +326,7 @@ class Coordinator:
         self._inspected[message.node] = message
 
     def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
-        replicated = policy_class(self.now.mode.name).dense_on == "workers"
+        replicated = self.now.home == "workers"
         self.norms.add(self.now.mode.name, message, self.cfg.cluster.servers + replicated)
 
     def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:

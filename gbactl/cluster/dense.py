@@ -18,6 +18,7 @@ from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_range
 from gbactl.store.norms import dense_square
+from gbactl.store.schedule import due
 
 
 class Sides:
@@ -194,7 +195,7 @@ class ReplicatedDense:
         self.exchange.pull_ahead()
         for handle in handles:
             self.collective.wait(handle)
-        if self.norms_every and (grant.token + 1) % self.norms_every == 0:
+        if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
             self.exchange.coordinator.send(Norms(grant.token, square, []))
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -151,8 +151,8 @@ class Exchange:
         Does not wait: no more than 1 + prefetch batches are out at a time, so no more gradients are.
         """
         width = row_gradient.shape[1]
-        for s, channel, low, high in self._shares(item):
-            count = high - low
+        for s, low, high in item.unique.shares():
+            channel, count = self.servers[s], high - low
             size = dense.size(s) if dense is not None else 0
             out = channel.reserve(4 * (count + count * width + size))
             out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
@@ -192,13 +192,6 @@ class Exchange:
             self._cv.wait_for(lambda: condition() or self._over())
             if self.error is not None:
                 raise self.error
-
-    def _shares(self, item: Item) -> Iterator[tuple[int, Channel, int, int]]:
-        """(shard, its channel, low, high): where each shard's part of the item's distinct rows lies."""
-        low = 0
-        for s, (channel, count) in enumerate(zip(self.servers, item.unique.counts.tolist(), strict=True)):
-            yield s, channel, low, low + count
-            low += count
 
     def pull_ahead(self) -> None:
         """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
@@ -274,10 +267,10 @@ class Exchange:
         self._next_ticket += 1
         self._tickets[self._next_ticket] = item
         ticket = self._next_ticket
-        for s, channel, low, high in self._shares(item):
+        for s, low, high in item.unique.shares():
             batch = item.grant.batch if item.phase.training else -1
             pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, self._have_dense[s])
-            channel.send(pull, item.unique.index[low:high].view(np.uint8))
+            self.servers[s].send(pull, item.unique.index[low:high].view(np.uint8))
 
     def _rows(self, channel: Channel, rows: Rows, frame: Frame) -> None:
         item = self._tickets[rows.ticket]

@@ -41,6 +41,7 @@ from gbactl.cluster.messages import (
 from gbactl.cluster.scheduling import settle_garbage
 from gbactl.errors import WireError
 from gbactl.store.part import Order, Part
+from gbactl.store.schedule import due
 from gbactl.store.shard import Shard
 
 HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
@@ -156,7 +157,7 @@ class Server:
         order = Order(
             message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message)
         )
-        if self.norms_every and (order.step + 1) % self.norms_every == 0:
+        if due(self.norms_every, order.step):
             self.coordinator.send(Norms(order.step, *self.shard.gradient_norms(order)))
         if message.checksum:
             touched = self.shard.touched(order)

@@ -16,6 +16,7 @@ from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
 from gbactl.cluster.statistics import Statistics
 from gbactl.errors import WireError
 from gbactl.policies import Decision, Drop, Policy, Step
+from gbactl.store.schedule import due
 
 
 @dataclass
@@ -139,7 +140,7 @@ class Training:
         order = OrderStep(
             self.number, step.step, [b for b, _ in members], [w for _, w in members],
             step.divisor, step.weight_sum, scale, *_row_weights(step),
-            bool(self.checksum_every) and (step.step + 1) % self.checksum_every == 0,
+            due(self.checksum_every, step.step),
         )  # fmt: skip
         for channel in self.servers:
             channel.send(order)

@@ -7,7 +7,7 @@ does an index outside its table, before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +32,13 @@ class Unique(NamedTuple):
     index: Ints  # type: ignore[assignment]
     counts: Longs
     inverse: Ints
+
+    def shares(self) -> Iterator[tuple[int, int, int]]:
+        """(shard, low, high): where each shard's part of `index` lies."""
+        low = 0
+        for shard, count in enumerate(self.counts.tolist()):
+            yield shard, low, low + count
+            low += count
 
 
 class Aggregate(NamedTuple):

@@ -33,8 +33,7 @@ class Pulled:
 
     def index(self, shard: int) -> Ints:
         """int32[n]: the shard's part of the batch's distinct rows."""
-        ends = np.cumsum(self.unique.counts)
-        return self.unique.index[ends[shard] - self.unique.counts[shard] : ends[shard]]
+        return next(self.unique.index[low:high] for s, low, high in self.unique.shares() if s == shard)
 
 
 class Gradients:
@@ -74,12 +73,11 @@ class Gradients:
     def compute(self, pulled: Pulled) -> list[Part]:
         """The parts of the gradient, one per shard, each of its own memory."""
         sums, dense = self._compute(pulled)
-        parts, low = [], 0
-        for (a, b), count in zip(self.cuts, pulled.unique.counts.tolist(), strict=True):
-            index = pulled.unique.index[low : low + count]
-            parts.append(Part(index, sums[low : low + count], dense[a:b]))
-            low += count
-        return parts
+        index = pulled.unique.index
+        return [
+            Part(index[low:high], sums[low:high], dense[slice(*self.cuts[shard])])
+            for shard, low, high in pulled.unique.shares()
+        ]
 
     def _compute(self, pulled: Pulled) -> tuple[Any, Any]:
         batch, phase = pulled.batch, self.phase

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of progress p, never of the step k.
+"""Schedules. Those of the learning rate are pure functions of progress p, never of the step k.
 
 p counts global batches finished before the step; the value is a factor on the learning rate.
 """
@@ -13,6 +13,11 @@ from gbactl.errors import ConfigError
 
 def _warm(progress: float, warmup: float) -> float:
     return min(1.0, (progress + 1) / warmup) if warmup > 0 else 1.0
+
+
+def due(every: int, step: int) -> bool:
+    """Whether what happens every so many steps happens at this one; 0 is never."""
+    return every > 0 and (step + 1) % every == 0
 
 
 def factor(schedule: ScheduleConfig, progress: float) -> float:

@@ -18,6 +18,7 @@ from gbactl.kernels.base import Floats
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock
 from gbactl.store.norms import dense_square
+from gbactl.store.schedule import due
 from gbactl.virtual.compute import Compute
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.item import Item
@@ -37,7 +38,7 @@ def _room(item: Item, low: int, high: int, width: int, dense: int) -> tuple[Any,
 
 def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
     """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `sizes` of its dense parts."""
-    shares = list(item.shares())
+    shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
     if len(rooms) == 1:
         compute.gradient(item, rooms[0][1])
@@ -188,7 +189,7 @@ class ReplicatedSide:
     def _step(self, item: Item) -> None:
         grant = item.grant
         total = self._sum.take()
-        if self.norms_every and (grant.token + 1) % self.norms_every == 0:
+        if due(self.norms_every, grant.token):
             square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
             self._there[0].coordinator.send(Norms(grant.token, square, []))
         self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gbactl.cluster.messages import BeginPhase, Granted
@@ -33,10 +32,3 @@ class Item:
     def ready(self) -> bool:
         """Every shard has answered."""
         return self.missing == 0
-
-    def shares(self) -> Iterator[tuple[int, int, int]]:
-        """(shard, low, high): where each shard's part of the distinct rows lies."""
-        low = 0
-        for shard, count in enumerate(self.unique.counts.tolist()):
-            yield shard, low, low + count
-            low += count

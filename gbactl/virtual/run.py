@@ -22,7 +22,6 @@ from gbactl.faults.plan import FaultPlan
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
-from gbactl.policies.base import policy_class
 from gbactl.store.dense import DenseBlock, dense_range
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
@@ -139,7 +138,7 @@ class VirtualCluster:
         homes = self.cfg.homes
         served = ServedSide(self.compute) if "servers" in homes else None
         replicated = self._replicated() if "workers" in homes else None
-        return Sides(served, replicated, policy_class(self.cfg.mode.name).dense_on)
+        return Sides(served, replicated, self.cfg.home)
 
     def _replicated(self) -> ReplicatedSide:
         cfg, flat = self.cfg, self.compute.flat

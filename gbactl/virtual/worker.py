@@ -165,7 +165,7 @@ class VirtualWorker:
         self._tickets[self._ticket] = item
         grant, served = item.grant, item.phase.served_dense
         batch = grant.batch if item.phase.training else -1
-        for shard, low, high in item.shares():
+        for shard, low, high in item.unique.shares():
             pull = Pull(self._ticket, batch, high - low, served, grant.after, self._have_dense[shard])
             self.servers[shard].send(pull, item.unique.index[low:high].view(np.uint8))
 

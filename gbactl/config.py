@@ -51,8 +51,7 @@ class CollectiveConfig:
 
     name: str = "horovod"
     cycle_time_ms: float = 3.0
-    buckets: int = 1
-    local_stage: bool = False
+    buckets: int = 2
 
 
 @dataclass
@@ -270,7 +269,7 @@ def check(cfg: RunConfig) -> RunConfig:
     _choice("cluster", cfg.cluster.name, ("local", "virtual"))
     _choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     _choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
-    _choice("collective", cfg.collective.name, ("horovod", "gloo"))
+    _choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     _choice("precision", cfg.precision, ("fp32", "bf16"))
     _choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
     _choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Norms
 from gbactl.collective.base import Buckets, Collective
+from gbactl.collective.overlap import Filling
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_range
@@ -135,7 +137,10 @@ class ServedDense:
 
 
 class ReplicatedDense:
-    """Every worker holds it: gradients are summed by an all-reduce, every worker applies the same step."""
+    """Every worker holds it: gradients are summed by an all-reduce, every worker applies the same step.
+
+    The all-reduce of a bucket begins while the backward pass computes the next.
+    """
 
     def __init__(
         self, flat: FlatModel, exchange: Exchange, collective: Collective, block: DenseBlock, buckets: int,
@@ -144,8 +149,11 @@ class ReplicatedDense:
         self.flat, self.exchange, self.collective, self.block = flat, exchange, collective, block
         self.norms_every = norms_every if exchange.index == 0 else 0  # all have the same sum: one tells
         self.gradient = np.zeros(flat.size, np.float32)
-        sizes = [p.numel() for p in flat.parameters] + [flat.buffers] * bool(flat.buffers)
-        self.buckets = Buckets.of_parameters("dense", sizes, buckets)
+        spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
+        cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
+        self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans)
+        self._weight = np.float32(1.0)
+        self._begun = False
 
     @property
     def gives(self) -> bool:
@@ -154,6 +162,7 @@ class ReplicatedDense:
 
     def leave(self) -> None:
         """See DenseSide."""
+        self.flat.listen(None)
 
     def take_over(self) -> None:
         """See DenseSide."""
@@ -170,7 +179,29 @@ class ReplicatedDense:
         self.exchange.put_dense(self.block.step, [self.block.packed(low, high) for low, high in cuts])
 
     def load(self, item: Item) -> None:
-        """The model already holds it."""
+        """The model already holds it; its gradient is to be summed while it is computed."""
+        if item.phase.training and item.grant.samples:
+            self._weight = np.float32(item.grant.samples / item.phase.local_batch)
+            self._begun = False
+            self.flat.listen(self._arrived)
+
+    def _arrived(self, parameter: int, gradient: Tensor) -> None:
+        """Hand on one parameter's gradient; the first one shows that the forward pass is over."""
+        if not self._begun:
+            self._begun = True
+            if self.flat.buffers:
+                low, high = self._spans[-1]
+                self.flat.statistics_into(self.gradient[low:high])
+                self._scaled(len(self._spans) - 1)
+        low, high = self._spans[parameter]
+        np.copyto(self.gradient[low:high].reshape(gradient.shape), gradient.numpy())
+        self._scaled(parameter)
+
+    def _scaled(self, part: int) -> None:
+        if self._weight != 1.0:
+            low, high = self._spans[part]
+            self.gradient[low:high] *= self._weight
+        self._filling.filled(part)
 
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
@@ -178,23 +209,17 @@ class ReplicatedDense:
         return own, str(self.block.model_sum())
 
     def finish(self, item: Item, row_gradient: Any) -> None:
-        """All-reduce the dense gradient while rows are pushed and the next batch's rows are asked for."""
+        """Push rows and ask for the next batch's while the last buckets are summed; then take the step."""
         grant = item.grant
         if row_gradient is None:
             self.gradient[:] = 0.0
-        else:
-            self.flat.gradient_into(self.gradient)
-            weight = grant.samples / item.phase.local_batch
-            if weight != 1.0:
-                self.gradient *= np.float32(weight)
-        handles = self.buckets.start(self.collective, self.gradient)
-        if row_gradient is None:
+            self._filling.flush()
             self.exchange.take()
         else:
+            self._filling.flush()
             self.exchange.push(item, row_gradient, None)
         self.exchange.pull_ahead()
-        for handle in handles:
-            self.collective.wait(handle)
+        self._filling.wait()
         if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
             self.exchange.coordinator.send(Norms(grant.token, square, []))

@@ -96,7 +96,10 @@ class Take(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A batch of a phase is handed out (see policies.Grant)."""
+    """A batch of a phase is handed out (see policies.Grant).
+
+    `usual`: seconds such a batch takes undisturbed workers, for one that the fault plan slows (0: not known).
+    """
 
     phase: int
     batch: int
@@ -106,6 +109,7 @@ class Granted(NamedTuple):
     after: int
     divisor: float
     lr_scale: float
+    usual: float = 0.0
 
 
 class Staged(NamedTuple):

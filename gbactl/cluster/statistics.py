@@ -65,6 +65,10 @@ class Statistics:
         if self.observed is not None:
             self.observed.add(worker, seconds, slowdown, samples)
 
+    def usual(self, worker: int, samples: int) -> float:
+        """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""
+        return 0.0 if self.observed is None else samples * self.observed.usual(worker)
+
     def dropped(self, batch: int) -> None:
         """A gradient was discarded."""
         del self.pulled[batch]

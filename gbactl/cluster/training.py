@@ -76,7 +76,7 @@ class Training:
         self.workers[worker].send(
             Granted(
                 self.number, grant.batch, grant.token, grant.start, grant.samples,
-                grant.after, grant.divisor, scale,
+                grant.after, grant.divisor, scale, self.statistics.usual(worker, grant.samples),
             )
         )
         return True

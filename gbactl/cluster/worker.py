@@ -114,7 +114,7 @@ class Worker:
             self.dense.load(item)
             sums = self._compute(item)
         if self.delay is not None:
-            self.delay.stretch(item)
+            self.delay.stretch(item, item.grant.usual)
         self.dense.finish(item, sums)
 
     def _compute(self, item: Item) -> Any:

@@ -1,4 +1,4 @@
-"""All-reduce behind one small interface: Horovod, torch.distributed (Gloo), threads of one process."""
+"""All-reduce behind one small interface: Horovod, torch.distributed (Gloo), shared memory, threads of one process."""
 
 from gbactl.collective.base import Buckets, Collective, Single, all_reduce_sum
 from gbactl.collective.factory import connect, open_rendezvous

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from gbactl.collective.base import Collective, Single
 from gbactl.collective.gloo import GlooRendezvous
-from gbactl.collective.local import LocalMeeting
 from gbactl.collective.meeting import Meeting
 from gbactl.collective.rendezvous import HorovodRendezvous
+from gbactl.collective.shm import SharedMemoryMeeting
 from gbactl.errors import ConfigError
 
-NAMES = ("horovod", "gloo")
+NAMES = ("horovod", "gloo", "shm")
 
 
 def open_rendezvous(
@@ -27,20 +27,16 @@ def open_rendezvous(
     bind: str = "127.0.0.1",
     cycle_time_ms: float = 3.0,
     timeout: float = 30.0,
-    local_stage: bool = False,
 ) -> Meeting:
     """Start the launcher's side for `size` ranks of one host; `timeout` is in seconds.
-
-    With `local_stage` the ranks of a host are summed in shared memory, below `name`; on one host nothing
-    is then left for `name` to do, and it is neither started nor needed.
 
     Raises MissingDependencyError when Horovod is asked for and is not there, ConfigError for an unknown
     name, ClusterError when `bind` cannot be bound.
     """
     if name not in NAMES:
         raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
-    if local_stage:
-        return LocalMeeting(size)
+    if name == "shm":
+        return SharedMemoryMeeting(size)
     if name == "horovod":
         return HorovodRendezvous(size, bind, cycle_time_ms, timeout)
     return GlooRendezvous(size, bind, run_dir, timeout)
@@ -60,9 +56,9 @@ def connect() -> Collective:
         from gbactl.collective.gloo import GlooCollective
 
         return GlooCollective(os.environ)
-    if name == "local":
-        from gbactl.collective.local import LocalCollective
+    if name == "shm":
+        from gbactl.collective.shm import SharedMemoryCollective
 
-        folder = Path(os.environ["GBACTL_LOCAL_STAGE"])
-        return LocalCollective(folder, int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"]))
+        folder = Path(os.environ["GBACTL_SUM_FOLDER"])
+        return SharedMemoryCollective(folder, int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"]))
     return Single()

@@ -79,6 +79,12 @@ class Observed:
                 return statistics.median(sound or found.values())
         return None
 
+    def usual(self, worker: int) -> float:
+        """For a worker that is to be slowed: seconds per sample of those without a fault; 0 if there is none."""
+        if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
+            return 0.0
+        return self.reference(worker) or 0.0
+
     def summary(self) -> dict[str, Any]:
         """result.json's `faults`: the plans, and for every worker that has one what was injected and observed."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}

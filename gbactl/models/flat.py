@@ -5,6 +5,8 @@ Q holds, for each batch-norm layer, its running mean and variance. Memory: the v
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +41,8 @@ class FlatModel:
         self._initial = self._numpy.copy()
         self._running = self._numpy[self.params :].copy()
         self._gradients: tuple[Tensor, ...] = ()
+        self._listener: Callable[[int, Tensor], None] | None = None
+        self._listening = False
 
     def _adopt(self) -> list[tuple[int, int]]:
         spans, low = [], 0
@@ -129,6 +133,27 @@ class FlatModel:
         """Hold one gradient per parameter, in order, until the next call."""
         self._gradients = gradients
 
+    def listen(self, listener: Callable[[int, Tensor], None] | None) -> None:
+        """Call `listener(index, gradient)` for each parameter as soon as the backward pass has its gradient."""
+        self._listener = listener
+        if listener is not None and not self._listening:
+            self._listening = True
+            for index, parameter in enumerate(self.parameters):
+                parameter.register_hook(partial(self._tell, index))  # type: ignore[no-untyped-call]
+
+    def _tell(self, index: int, gradient: Tensor) -> None:
+        if self._listener is not None:
+            self._listener(index, gradient)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(low, high) in the vector of each parameter, in order."""
+        return self._spans[: len(self.parameters)]
+
+    def statistics_into(self, out: Vector) -> None:
+        """Copy the batch-norm statistics that the last forward pass left into out float32[Q]."""
+        np.copyto(out, self._numpy[self.params :])
+
     def gradient_into(self, out: Vector) -> None:
         """Copy the last gradient, then the batch's batch-norm statistics, into out float32[P + Q].
 
@@ -142,4 +167,4 @@ class FlatModel:
         for (low, high), gradient in zip(self._spans, self._gradients, strict=False):
             np.copyto(out[low:high].reshape(gradient.shape), gradient.numpy())
         if self.buffers:
-            np.copyto(out[self.params :], self._numpy[self.params :])
+            self.statistics_into(out[self.params :])

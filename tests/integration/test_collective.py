@@ -22,19 +22,17 @@ from gbactl.errors import ClusterError, ConfigError
 
 WORKER = Path(__file__).with_name("collective_worker.py")
 LIMIT = 60  # seconds for a whole group
-KINDS = ("horovod", "gloo", "local")
+KINDS = ("horovod", "gloo", "shm")
 
 
 @pytest.fixture
 def meeting_of(tmp_path: Path):
-    """Opens a rendezvous by kind; 'local' is the shared-memory stage. Skips Horovod where it is not."""
+    """Opens a rendezvous by kind. Skips Horovod where it is not."""
 
     def make(kind: str, size: int) -> Meeting:
         if kind == "horovod":
             pytest.importorskip("horovod.torch", exc_type=ImportError)
-        return open_rendezvous(
-            "gloo" if kind == "local" else kind, size, tmp_path, local_stage=kind == "local"
-        )
+        return open_rendezvous(kind, size, tmp_path)
 
     return make
 
@@ -110,7 +108,7 @@ def expected_digest(size: int, rounds: int, length: int) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize(("kind", "size"), [("local", 4), ("local", 2), ("gloo", 2), ("horovod", 2)])
+@pytest.mark.parametrize(("kind", "size"), [("shm", 4), ("shm", 2), ("gloo", 2), ("horovod", 2)])
 def test_the_bits_are_those_of_the_sum_in_rank_order(kind: str, size: int, meeting_of) -> None:
     """Always for the shared-memory stage; for a ring with two ranks, where a + b has only one order."""
     with group(meeting_of(kind, size), size, 3, 4_001, 2, -1) as ranks:
@@ -128,8 +126,8 @@ def test_a_killed_rank_ends_the_others_with_one_sentence(kind: str, meeting_of) 
     assert all("is gone." in text for text in texts)
 
 
-def test_the_local_stage_leaves_nothing_in_shared_memory(meeting_of) -> None:
-    meeting = meeting_of("local", 2)
+def test_shm_leaves_nothing_in_shared_memory(meeting_of) -> None:
+    meeting = meeting_of("shm", 2)
     with group(meeting, 2, 5, 1000, 2, 3) as ranks:
         for process in ranks:
             process.communicate(timeout=LIMIT)

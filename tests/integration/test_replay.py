@@ -73,7 +73,7 @@ def test_a_run_is_found_by_its_id_and_damage_is_named(launcher: Launcher, tmp_pa
     log.write_bytes(content[: len(content) // 2])
     cut = replay(launcher, result["run_dir"])
     assert cut.returncode == 1 and "cut off at byte " in cut.stderr and cut.stderr.count("\n") == 1
-    content[len(content) // 2] ^= 1
+    content[-1] ^= 1  # in the body of the last record
     log.write_bytes(content)
     damaged = replay(launcher, result["run_dir"])
     assert damaged.returncode == 1 and "is damaged at byte " in damaged.stderr

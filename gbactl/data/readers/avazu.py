@@ -48,11 +48,11 @@ class AvazuLines:
 
     def fast(self, data: bytes, lines: int) -> Rows:
         """Rows of whole lines."""
-        if b" " in data or b"+" in data:
-            raise Mismatch("characters that polars would skip")
-        schema = {name: pl.Int64 if name in ("click", "hour") else pl.String for name in self.columns}
+        skipped = b" " in data or b"+" in data  # polars would, before a number
+        number = pl.String if skipped else pl.Int64
+        schema = {name: number if name in ("click", "hour") else pl.String for name in self.columns}
         frame = table(data, lines, ",", schema)
-        click, hour = frame["click"], frame["hour"]
+        click, hour = (_integers(frame[name]) if skipped else frame[name] for name in ("click", "hour"))
         good = click.is_in([0, 1]) & hour.is_between(0, LAST_HOUR) & (hour % 100 < 24)
         if not good.fill_null(False).all():
             raise Mismatch("click or hour")
@@ -74,6 +74,13 @@ class AvazuLines:
         if not 0 <= hour <= LAST_HOUR or hour % 100 > 23:
             return f"hour is {row['hour']!r}, not YYMMDDHH"
         return None
+
+
+def _integers(column: pl.Series) -> pl.Series:
+    """Int64 of plain digits. Raises Mismatch where there is anything else."""
+    if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
+        raise Mismatch("characters that polars would skip")
+    return column.cast(pl.Int64)
 
 
 class Days:

@@ -34,11 +34,11 @@ class World:
         self.slept += 1
         self.now += seconds + self.late
 
-    def batch(self, seconds: float) -> Batch:
+    def batch(self, seconds: float, usual: float = 0.0) -> Batch:
         """A batch is computed and stretched."""
         self.now += seconds
         made = Batch(seconds)
-        self.delay.stretch(made)
+        self.delay.stretch(made, usual)
         return made
 
 
@@ -46,6 +46,13 @@ def test_a_batch_takes_the_factor_times_as_long() -> None:
     world = World(FOUR)
     batch = world.batch(0.5)
     assert (batch.seconds, batch.slowdown, world.now) == (pytest.approx(2.0), 4.0, pytest.approx(102.0))
+
+
+def test_the_factor_is_over_what_the_batch_takes_others() -> None:
+    world = World(FOUR)
+    assert world.batch(0.55, usual=0.5).seconds == pytest.approx(2.0)
+    assert world.batch(2.5, usual=0.5).seconds == 2.5  # slower than asked for by itself
+    assert World({"kind": "window", "factor": 3, "from": 9, "until": 10}).batch(0.5, usual=2.0).seconds == 0.5
 
 
 def test_nobody_else_waits_or_is_touched() -> None:

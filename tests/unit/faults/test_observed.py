@@ -54,6 +54,15 @@ def test_neighbours_on_the_same_core_are_what_a_worker_is_compared_with() -> Non
     assert worker(apart)["observed"] == pytest.approx(8.0)
 
 
+def test_what_is_usual_comes_from_those_without_a_fault() -> None:
+    made = fed(Observed(plan(FOUR), cores=[0, 1, 0, 1]), {0: 1.0, 1: 9.0, 2: 1.0, 3: 2.0})
+    assert made.usual(1) == pytest.approx(0.02)  # of its neighbour, per sample
+    assert made.usual(0) == made.usual(3) == 0.0  # nobody slows these
+    assert Observed(plan(FOUR)).usual(1) == 0.0  # nothing seen yet
+    everybody = fed(Observed(plan({"kind": "constant", "factor": 1.2, "workers": [0, 1]})), {0: 1.0, 1: 1.0})
+    assert everybody.usual(0) == 0.0
+
+
 def test_first_batches_are_not_looked_at() -> None:
     made = Observed(plan(FOUR))
     for index in range(2):

@@ -1,4 +1,4 @@
-"""A shared-memory stage for ranks on one host: each adds the others' vectors up itself, in rank order.
+"""An all-reduce in shared memory, for ranks on one host: each adds the others' vectors up itself, in rank order.
 
 Cost per bucket: one copy in, `size` reads of the vector, one futex barrier; no polling, no background
 thread, nothing that steals a core from the compute. Memory: 2 x size x n floats per bucket name, twice
@@ -75,7 +75,7 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-class LocalCollective:
+class SharedMemoryCollective:
     """One rank of a group on this host. `folder` is private to the group and starts out empty."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
@@ -130,7 +130,7 @@ class LocalCollective:
         except OSError as error:
             raise ClusterError(
                 f"{self.folder} has no room for {self.size * 2 * stride >> 20} MiB ({error.strerror}); "
-                "enlarge /dev/shm or type collective.local_stage=false."
+                "enlarge /dev/shm or type collective=gloo."
             ) from error
         finally:
             os.close(handle)
@@ -147,13 +147,13 @@ class LocalCollective:
         self._buckets.clear()
 
 
-class LocalMeeting(Meeting):
+class SharedMemoryMeeting(Meeting):
     """A private folder in shared memory, removed at close()."""
 
     def __init__(self, size: int) -> None:
         if not FUTEX or not SHARED_MEMORY.is_dir():
             raise ConfigError(
-                "collective.local_stage needs Linux and /dev/shm; type collective.local_stage=false."
+                "collective=shm needs Linux and /dev/shm; type collective=gloo."
             )
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix="gbactl-sum-", dir=SHARED_MEMORY))
@@ -161,10 +161,10 @@ class LocalMeeting(Meeting):
     def environment(self, rank: int) -> dict[str, str]:
         """See Meeting.environment."""
         return {
-            "GBACTL_COLLECTIVE": "local",
+            "GBACTL_COLLECTIVE": "shm",
             "GBACTL_RANK": str(rank),
             "GBACTL_SIZE": str(self.size),
-            "GBACTL_LOCAL_STAGE": str(self.folder),
+            "GBACTL_SUM_FOLDER": str(self.folder),
         }
 
     def close(self) -> None:

@@ -1,0 +1,65 @@
+"""Summing a gradient while the backward pass still computes the rest of it.
+
+A bucket is started as soon as its last parameter has its gradient and every bucket behind it is started: the
+order of starts is fixed, whatever the order in which gradients come, so all ranks agree. Costs a few
+microseconds a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gbactl.collective.base import Buckets, Collective
+
+
+class Filling:
+    """One float32[edges[-1]] vector that is filled parameter by parameter, once a step.
+
+    `spans`: each parameter's (low, high) in the vector; none of them crosses an edge of a bucket.
+    """
+
+    def __init__(
+        self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]]
+    ) -> None:
+        self.collective, self.buckets, self.buffer = collective, buckets, buffer
+        self._bucket = [_bucket_of(buckets, *span) for span in spans]
+        self._parameters = [self._bucket.count(bucket) for bucket in range(len(buckets))]
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is filled."""
+        self._missing = list(self._parameters)
+        self._next = len(self.buckets) - 1
+        self._handles: list[Any] = []
+
+    def filled(self, parameter: int) -> None:
+        """Parameter number `parameter` has its gradient: start what may be started."""
+        self._missing[self._bucket[parameter]] -= 1
+        while self._next >= 0 and self._missing[self._next] <= 0:
+            self._start()
+
+    def flush(self) -> None:
+        """Everything is filled: start what is left, without waiting."""
+        while self._next >= 0:
+            self._start()
+
+    def wait(self) -> None:
+        """Block until the vector holds the sums; then nothing is filled."""
+        self.flush()
+        for handle in self._handles:
+            self.collective.wait(handle)
+        self.begin()
+
+    def _start(self) -> None:
+        number, self._next = self._next, self._next - 1
+        piece = self.buckets.piece(self.buffer, number)
+        self._handles.append(self.collective.start(self.buckets.label(number), piece))
+
+
+def _bucket_of(buckets: Buckets, low: int, high: int) -> int:
+    """The bucket that holds [low, high). Raises ValueError if none does."""
+    for bucket, (begin, end) in enumerate(zip(buckets.edges, buckets.edges[1:], strict=False)):
+        if begin <= low and high <= end:
+            return bucket
+    raise ValueError(f"a parameter at [{low}, {high}) lies in no single bucket of {buckets.edges}")

@@ -42,6 +42,7 @@ class ClusterConfig:
     bind: str = "127.0.0.1"
     threads: int | None = None
     pin: str = "auto"
+    lost_worker: str = "end"
     start_timeout: float = 60.0
 
 
@@ -269,6 +270,7 @@ def check(cfg: RunConfig) -> RunConfig:
     _choice("cluster", cfg.cluster.name, ("local", "virtual"))
     _choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     _choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
+    _choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue"))
     _choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     _choice("precision", cfg.precision, ("fp32", "bf16"))
     _choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.cluster import eventlog, frames, normlog
+from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.evaluation import Evaluation
 from gbactl.cluster.eventlog import EventLog
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.losses import Losses
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import (
     Barrier,
     BeginPhase,
     Checked,
     Event,
+    Fenced,
     Granted,
     Hello,
     Inspect,
@@ -61,6 +64,7 @@ class Coordinator:
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
         self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
+        self.losses = Losses(self.members)
         self.now, self._moved = cfg, set[int]()
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
@@ -68,7 +72,7 @@ class Coordinator:
         self.norms = NormLog(run_dir / normlog.NAME)
         self.launcher: Channel | None = None
         self.step = 0
-        self.stopped = False
+        self.stopped, self._gathered, self._moving = False, False, False
         self._next_progress = 0.0
         self._phase_number = 0
         self._waiting: deque[int] = deque()
@@ -80,6 +84,7 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
+            Fenced: self._on_fenced,
         }  # fmt: skip
 
     # -- the run ------------------------------------------------------------------------------------
@@ -110,6 +115,7 @@ class Coordinator:
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
                 f"cluster.start_timeout={2 * limit:.0f}."
             )
+        self._gathered = True
         self.record.start()
 
     def train(self, part: Round, number: int, of: int) -> None:
@@ -127,6 +133,8 @@ class Coordinator:
             self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
         self._training = training
+        for worker in self.losses.gone:
+            training.left(worker)
         training.serve()
         self.record.round = (part, number, of)
         self._pump(lambda: policy.idle)
@@ -144,9 +152,14 @@ class Coordinator:
         self.now = cfg
         if home == before:
             return
+        if self.losses.gone:
+            gone = ", ".join(f"W{worker}" for worker in self.losses.gone)
+            raise ClusterError(f"{gone} died, and mode={cfg.mode.name}, which comes next, needs every worker.")
+        self._moving = True
         self._moved.clear()
         self.members.tell("worker", MoveDense(home))
         self._pump(lambda: len(self._moved) == self.cfg.cluster.workers)
+        self._moving = False
 
     def _log_checksums(self) -> None:
         """Every shard's whole state at the end of a phase, for replays."""
@@ -192,10 +205,9 @@ class Coordinator:
     def inspect(self, *roles: str) -> dict[str, Inspected]:
         """Checksums and memory of every node of some roles."""
         self._inspected.clear()
-        expected = sum(self.members.expected[role] for role in roles)
         for role in roles:
             self.members.tell(role, Inspect("checksum"))
-        self._pump(lambda: len(self._inspected) == expected)
+        self._pump(lambda: {str(c.peer) for r in roles for c in self.members.of(r).values()} <= set(self._inspected))
         return dict(self._inspected)
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
@@ -271,8 +283,37 @@ class Coordinator:
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
             raise PeerGoneError("The launcher is gone.")
-        if self.members.forget(channel) and not self.stopped:
+        if not self.members.forget(channel) or self.stopped:
+            return
+        if not self._can_do_without(channel.peer):
             raise PeerGoneError(f"{channel.peer} is gone.")
+        self._give_up(channel.peer.index)
+
+    def _can_do_without(self, peer: Peer) -> bool:
+        """Whether the run goes on without a node: a worker, where the servers hold everything."""
+        allowed = self.cfg.cluster.lost_worker == "continue" and peer.role == "worker"
+        settled = self._gathered and not self._moving and self.now.home == "servers"
+        return allowed and settled and bool(self.members.of("worker"))
+
+    def _give_up(self, worker: int) -> None:
+        if worker in self._waiting:
+            self._waiting.remove(worker)
+        batches = [] if self._training is None else self._training.leaving(worker)
+        self.losses.fence(worker, self._phase_number, batches)
+        if self._evaluation is not None:
+            self._evaluation.left(worker)
+            for _ in range(len(self._waiting)):
+                self._grant_evaluation(self._waiting.popleft())
+        self._event("lost", {"process": f"W{worker}", "step": self._now_step, "batches": len(batches)})
+
+    @property
+    def _now_step(self) -> int:
+        return self.step if self._training is None else self._training.policy.step
+
+    def _on_fenced(self, channel: Channel, message: Fenced, _: Frame) -> None:
+        self.members.authentic(channel, "server", message.shard)
+        if self.losses.fenced(message) and self._training is not None:
+            self._training.left(message.worker)
 
     def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
         if hello.role == "launcher":
@@ -297,7 +338,7 @@ class Coordinator:
 
     def _grant_evaluation(self, worker: int) -> None:
         evaluation = self._evaluation
-        got = evaluation.take() if evaluation is not None else None
+        got = evaluation.take(worker) if evaluation is not None else None
         if evaluation is None or got is None:
             self._waiting.append(worker)
             return

@@ -19,15 +19,24 @@ class Evaluation:
         self.predictions = np.full(samples, np.nan, np.float32)
         self.missing = samples
         self._arrived: set[int] = set()
+        self._leases: dict[int, int] = {}
+        self._again: list[int] = []
         self._next = 0
 
-    def take(self) -> tuple[int, int, int] | None:
-        """(batch, start, samples) of the next batch; None when all are handed out."""
-        start = self._next * self.batch
+    def take(self, worker: int) -> tuple[int, int, int] | None:
+        """(batch, start, samples) of a worker's next batch; None when all are handed out."""
+        number = self._again.pop() if self._again else self._next
+        start = number * self.batch
         if start >= self.samples:
             return None
-        self._next += 1
-        return self._next - 1, start, min(self.batch, self.samples - start)
+        self._next = max(self._next, number + 1)
+        self._leases[number] = worker
+        return number, start, min(self.batch, self.samples - start)
+
+    def left(self, worker: int) -> None:
+        """A worker is gone: what it had is handed out again."""
+        self._again += [batch for batch, owner in self._leases.items() if owner == worker]
+        self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
 
     def put(self, message: Predictions, payload: Any) -> None:
         """Store a batch's predictions. Raises WireError when they do not fit."""
@@ -37,6 +46,7 @@ class Evaluation:
         if message.batch in self._arrived:
             raise WireError(f"predictions of batch {message.batch} came twice")
         self._arrived.add(message.batch)
+        self._leases.pop(message.batch, None)
         start = message.batch * self.batch
         self.predictions[start : start + expected] = payload.view(np.float32)
         self.missing -= expected

@@ -177,6 +177,21 @@ class DropPart(NamedTuple):
     batch: int
 
 
+class Fence(NamedTuple):
+    """To a server: a worker is gone. Nothing of it counts from now on, and its parts of these batches are discarded."""
+
+    worker: int
+    phase: int
+    batches: list[int]
+
+
+class Fenced(NamedTuple):
+    """A server has closed the door to a worker."""
+
+    shard: int
+    worker: int
+
+
 class Barrier(NamedTuple):
     """To a server: answer `Reached` once `version` steps are applied."""
 
@@ -271,7 +286,7 @@ class Stop(NamedTuple):
 Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
-    | MoveDense | Moved | GetDense | DenseState | PutDense
+    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

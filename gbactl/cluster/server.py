@@ -24,6 +24,8 @@ from gbactl.cluster.messages import (
     Checked,
     DenseState,
     DropPart,
+    Fence,
+    Fenced,
     GetDense,
     Inspect,
     Inspected,
@@ -64,10 +66,11 @@ class Server:
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
+        self._fenced: set[int] = set()
         self._handlers: dict[type[Any], Any] = {
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
-            BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop,
+            BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -81,6 +84,9 @@ class Server:
         """Act on one frame; a malformed one is refused, counted and logged."""
         if frame.kind == frames.CLOSED:
             self.stopped |= channel is self.coordinator
+            return
+        if channel.peer.role == "worker" and channel.peer.index in self._fenced:
+            frame.release()
             return
         try:
             message = decode(frame)
@@ -179,6 +185,15 @@ class Server:
     def _drop(self, _: Channel, drop: DropPart, frame: Frame) -> None:
         if drop.phase == self.phase:
             self.shard.drop(drop.batch)
+
+    def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
+        """A worker that the coordinator has given up may still have messages on their way: they come too late."""
+        self._fenced.add(fence.worker)
+        self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
+        if fence.phase == self.phase:
+            for batch in fence.batches:
+                self.shard.drop(batch)
+        self.coordinator.send(Fenced(self.index, fence.worker))
 
     def _wake(self) -> None:
         version = self.shard.version

@@ -49,8 +49,10 @@ class Training:
         self.number, self.policy, self.members, self.log = number, policy, members, log
         self.statistics, self.lr_scale, self.waiting = statistics, lr_scale, waiting
         self.clock, self.checksum_every = Clock(now), checksum_every
+        self.reissued = 0
         self._openings = -1
         self._parts: dict[int, dict[int, Staged]] = {}
+        self._leaving: set[int] = set()
         self.servers = [channel for _, channel in sorted(members.of("server").items())]
         self.workers = members.of("worker")
 
@@ -84,7 +86,7 @@ class Training:
     def staged(self, message: Staged) -> bool:
         """A shard has its part of a gradient. True when it was the last one: the gradient is announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
-        if grant is None or owner != message.worker or message.phase != self.number:
+        if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
             return False
         parts = self._parts.setdefault(message.batch, {})
         parts[message.shard] = message
@@ -93,6 +95,25 @@ class Training:
         del self._parts[message.batch]
         self._announce([parts[shard] for shard in sorted(parts)], grant.samples)
         return True
+
+    def leaving(self, worker: int) -> list[int]:
+        """A worker is gone: nothing that it says counts any more. Returns the batches that it has."""
+        self._leaving.add(worker)
+        mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
+        for batch in mine:
+            self._parts.pop(batch, None)
+        return mine
+
+    def left(self, worker: int) -> None:
+        """Every server knows that a worker is gone: its batches may be handed out again."""
+        if worker not in self.policy.live:
+            return
+        self._leaving.add(worker)
+        self.log.left(worker)
+        before = self.policy.ledger.finished
+        self.reissued += len(self.policy.lost_worker(worker))
+        self._carry_out(self.policy.poll(), before, -1)
+        self.serve()
 
     def _announce(self, parts: list[Staged], samples: int) -> None:
         """A gradient is on every shard: let the policy decide, order what it decides."""

@@ -122,8 +122,15 @@ class Children:
         _write(process.stdin, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
-        """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed."""
+        """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed.
+
+        None while only workers did and the coordinator goes on without them.
+        """
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
+        if self.cfg.cluster.lost_worker == "continue" and not self.ended():
+            coordinator_lives = self.running[0].process.poll() is None
+            if coordinator_lives and all(child.name.startswith("W") for child, _ in ended):
+                return None
         sentences = sorted((child.only_noticed(), "was killed by" not in s, s) for child, s in ended)
         return (sentences[0][2], not sentences[0][0]) if sentences else None
 

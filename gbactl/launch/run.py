@@ -88,6 +88,7 @@ class Run:
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
+        self.lost: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
 
     def go(self) -> dict[str, Any]:
@@ -194,6 +195,9 @@ class Run:
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
             self._log(metrics, event.fields["samples_finished"])
+        elif event.name == "lost":
+            self.lost.append(event.fields)
+            self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
@@ -228,6 +232,8 @@ class Run:
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
+        if self.lost:
+            result["lost_workers"] = self.lost
         if status != "FINISHED":
             result["phases"] = self.phases
         result = dict(rundir.plain(result))

@@ -43,7 +43,6 @@ class Replayer:
         self.checks = Checks(recording, lenient)
         self.computed, self.dropped, self.step = 0, 0, 0
         self._ledger, self._round = Ledger(), 0
-        self._live = set(range(self.cfg.cluster.workers))
         self._phases = iter(recording.phases)
         self._phase: PhaseRecord | None = None
         self._decisions: Decisions | None = None
@@ -82,10 +81,8 @@ class Replayer:
             if decisions.announce(record):
                 self._compute(record)
         elif isinstance(record, LeftRecord):
-            self._live.discard(record.worker)
             decisions.left(record.worker)
         elif isinstance(record, JoinedRecord):
-            self._live.add(record.worker)
             decisions.joined(record.worker)
 
     def _begin(self, phase: PhaseRecord) -> None:
@@ -98,7 +95,8 @@ class Replayer:
         self._round += 1
         self._check(phase, cfg)
         shape = Phase(
-            begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step, tuple(sorted(self._live))
+            begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
+            tuple(range(self.cfg.cluster.workers)),
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished

@@ -67,6 +67,16 @@ def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: P
     assert any(isinstance(record, eventlog.OrderRecord) for record in journal(done.run_dir))
 
 
+@pytest.mark.parametrize(("mode", "workers"), [("sync", 2), ("gba", 1)])
+def test_where_nobody_can_take_over_a_lost_worker_ends_the_run(launcher: Launcher, mode: str, workers: int) -> None:
+    options = (f"mode={mode}", f"cluster.workers={workers}", "cluster.lost_worker=continue")
+    launched = launcher.start(*LONG, *options, f"collective={collective()}")
+    launched.training()
+    pid = launched.node("W0")
+    done = ends_after(launched, lambda: os.kill(pid, signal.SIGKILL))
+    assert done.code == 1 and f"gbactl: W0 (pid {pid}) was killed by SIGKILL" in done.err
+
+
 def journal(run_dir: Path) -> list[Any]:
     """What was logged stays: every record up to where the writer died."""
     found = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster.eventlog import AnnounceRecord, read
+from gbactl.cluster.eventlog import PHASE, AnnounceRecord, GrantRecord, InfoRecord, LeftRecord, read
 from tests.support.processes import Launcher
 from tests.support.recorded import MODES, splits
 
@@ -34,19 +36,22 @@ def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def recorded(launcher: Launcher, mode: str, tmp_path: Path, *more: str, tracking: bool = False) -> dict[str, Any]:
+def hard(tmp_path: Path, mode: str, rows: int = 5000) -> list[str]:
     """Four real workers, one of them four times slower; three servers; two epochs."""
-    data = splits(tmp_path / "data", rows=5000)
-    paths = [f"data.{name}={data[name]}" for name in ("train", "validation", "test")]
-    return launcher.train(*HARD, *SIZES, *paths, f"mode={mode}", *more, small=False, tracking=tracking)
+    data = splits(tmp_path / "data", rows=rows)
+    return [*HARD, *SIZES, *(f"data.{name}={data[name]}" for name in ("train", "validation", "test")), f"mode={mode}"]
+
+
+def recorded(launcher: Launcher, mode: str, tmp_path: Path, *more: str, tracking: bool = False) -> dict[str, Any]:
+    """Such a run, to its end."""
+    return launcher.train(*hard(tmp_path, mode), *more, small=False, tracking=tracking)
 
 
 ALWAYS = ("async", "gba", "hop_bw")
+EVERY = [*ALWAYS, *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m not in ALWAYS)]
 
 
-@pytest.mark.parametrize(
-    "mode", [*ALWAYS, *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m not in ALWAYS)]
-)
+@pytest.mark.parametrize("mode", EVERY)
 def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_path: Path, mode: str) -> None:
     result = recorded(launcher, mode, tmp_path)
     done = replay(launcher, result["run_dir"])
@@ -60,6 +65,34 @@ def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_pat
     pulled = {(r.row_versions[0], r.batch) for r in read(log) if isinstance(r, AnnounceRecord)}
     assert len({version for version, _ in pulled}) > 1
     assert log.stat().st_size <= 100 * 2 * 157
+
+
+@pytest.mark.parametrize("mode", EVERY)
+def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
+    launcher: Launcher, tmp_path: Path, mode: str
+) -> None:
+    launched = launcher.start(*hard(tmp_path, mode, rows=20_000), "cluster.lost_worker=continue", small=False)
+    launched.training()
+    os.kill(launched.node("W2"), signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert launched.left_behind() == [] and "W2 is gone; the others go on" in done.err
+    result, records = done.result, list(read(done.run_dir / "events.log"))
+    samples, (lost,) = result["samples"], result["lost_workers"]
+    assert samples["read"] == 2 * 20_000 == samples["trained"] + samples["decayed"] + samples["lost"]
+    owners: dict[tuple[int, int], list[int]] = {}
+    epoch = 0
+    for record in records:
+        if isinstance(record, InfoRecord):
+            epoch += record.kind == PHASE
+        elif isinstance(record, GrantRecord):
+            owners.setdefault((epoch, record.batch), []).append(record.worker)
+    again = [workers for workers in owners.values() if len(workers) > 1]
+    assert lost["process"] == "W2" and 1 <= lost["batches"] == len(again) and all(w[0] == 2 != w[1] for w in again)
+    assert sum(isinstance(record, LeftRecord) for record in records) in (1, 2)  # told again where an epoch begins
+    replayed = replay(launcher, str(done.run_dir))
+    assert replayed.returncode == 0, replayed.stderr
+    assert verdict(replayed)["identical"] and verdict(replayed)["steps"] == result["global_step"]
 
 
 def test_a_run_is_found_by_its_id_and_damage_is_named(launcher: Launcher, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def test_predictions_do_not_depend_on_who_computes_them_or_when(
 ) -> None:
     evaluation = Evaluation(samples, batch, 0)
     handed = []
-    while (got := evaluation.take()) is not None:
+    while (got := evaluation.take(0)) is not None:
         handed.append(got)
-    assert evaluation.take() is None
+    assert evaluation.take(0) is None
     order.shuffle(handed)  # type: ignore[attr-defined]
     truth = np.arange(samples, dtype=np.float32) / samples
     for number, start, count in handed:
@@ -81,3 +81,13 @@ def test_predictions_that_are_no_numbers_are_told_as_divergence() -> None:
     put(evaluation, 0, np.array([0.5, np.nan]))
     with pytest.raises(DivergedError, match=r"diverged.*type a smaller optim\.lr"):
         evaluation.metrics(np.array([0, 1], np.uint8))
+
+
+def test_what_a_dead_worker_had_is_evaluated_by_another() -> None:
+    evaluation = Evaluation(10, 4, 0)
+    assert [evaluation.take(worker) for worker in (0, 1, 1)] == [(0, 0, 4), (1, 4, 4), (2, 8, 2)]
+    put(evaluation, 1, np.zeros(4, np.float32))
+    evaluation.left(1)
+    assert evaluation.take(0) == (2, 8, 2) and evaluation.take(0) is None
+    evaluation.left(1)
+    assert evaluation.take(0) is None

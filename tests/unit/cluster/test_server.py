@@ -17,6 +17,8 @@ from gbactl.cluster.messages import (
     BeginPhase,
     Checked,
     DropPart,
+    Fence,
+    Fenced,
     Inspect,
     Inspected,
     OrderStep,
@@ -321,3 +323,20 @@ def test_an_order_that_cannot_be_followed_ends_the_server_with_a_sentence(
     at.coordinator.send(order)
     with pytest.raises(WireError, match="S0 cannot follow the coordinator"):
         at.served()
+
+
+def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another() -> None:
+    at = Setting()
+    at.push(0, [1, 2], worker=0)
+    at.push(5, [3], worker=0)
+    at.pull(9, [4], after=1, worker=0)
+    at.told(at.c_hub)
+    at.coordinator.send(Fence(0, 1, [0]))
+    assert at.told(at.c_hub) == [Fenced(0, 0)]
+    assert at.shard.staged == (5,)  # announced before it died: it stays
+    at.push(0, [7], worker=0)  # was on its way
+    at.pull(10, [4], worker=0)
+    assert at.told(at.c_hub) == [] and at.shard.staged == (5,)
+    at.push(0, [1, 2], worker=1)
+    assert at.told(at.c_hub) == [Staged(0, 1, 1, 0, *TOLD)]
+    assert at.told(at.w_hubs[0]) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, OrderRecord, read
+from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, LeftRecord, OrderRecord, read
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import Granted, Hello, OrderStep, Staged
 from gbactl.cluster.statistics import Statistics
@@ -185,3 +185,21 @@ def test_the_clock_runs_from_the_first_hand_out_to_the_last(at: Setting) -> None
     assert at.training.clock.seconds == 0.0
     at.training.take(0)
     assert at.training.clock.seconds > 0.0
+
+
+def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: Setting) -> None:
+    for worker in (0, 1, 1):
+        assert at.training.take(worker)
+    at.announce(1, 1)
+    at.stage(0, 1, 2)
+    assert at.training.leaving(1) == [2]
+    assert not at.stage(1, 1, 2), "the other part was on its way: it does not count"
+    at.training.left(1)
+    at.training.left(1)
+    assert at.training.take(0) and not at.training.take(1)
+    assert [(g.batch, g.token) for g in at.of("W0", Granted)] == [(0, 0), (2, 1)]
+    assert not at.stage(0, 0, 2)
+    assert at.stage(1, 0, 2), "both parts of the new owner are there"
+    at.log.flush()
+    assert [r.worker for r in read(at.path) if isinstance(r, LeftRecord)] == [1]
+    assert at.training.reissued == 1

@@ -1,0 +1,37 @@
+"""Workers that are gone, and how a run goes on without them.
+
+A dead worker may have messages on their way to some servers and not to others. So every server closes its door
+to it first; only when all have said so are its batches handed out again: no gradient of it can mix with that of
+the worker that takes over. Costs one message to and from every server.
+"""
+
+from __future__ import annotations
+
+from gbactl.cluster.members import Members
+from gbactl.cluster.messages import Fence, Fenced
+
+
+class Losses:
+    """Which workers are gone, in the order in which they were missed."""
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self.gone: list[int] = []
+        self._closed: dict[int, set[int]] = {}
+
+    def fence(self, worker: int, phase: int, batches: list[int]) -> None:
+        """Tell every server that a worker is gone and that its parts of these batches are worth nothing."""
+        self.gone.append(worker)
+        self._closed[worker] = set()
+        self.members.tell("server", Fence(worker, phase, batches))
+
+    def fenced(self, message: Fenced) -> bool:
+        """A server has closed its door. Whether it was the last one."""
+        closed = self._closed.get(message.worker)
+        if closed is None:
+            return False
+        closed.add(message.shard)
+        if len(closed) < self.members.expected["server"]:
+            return False
+        del self._closed[message.worker]
+        return True

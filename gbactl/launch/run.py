@@ -228,7 +228,8 @@ class Run:
         from gbactl import __version__
 
         result = {
-            "mode": self.cfg.mode.name, "seed": self.cfg.seed, "status": status, **self._clock(), **found,
+            "mode": self.cfg.mode.name, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
+            **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
@@ -244,6 +245,12 @@ class Run:
                 result["run_id"] = self.tracked.run_id
                 rundir.write_result(self.run_dir, result)
         return result
+
+    def _all_reduce(self) -> str | None:
+        """Which one sums the gradients of phases that have one."""
+        if "workers" not in self.cfg.homes:
+            return None
+        return "modelled" if self.cfg.cluster.name == "virtual" else self.cfg.collective.name
 
     def _clock(self) -> dict[str, Any]:
         """What the seconds of a result are; `virtual_seconds` is None where they are real."""

@@ -89,7 +89,7 @@ def compare(
         notes += [f"{', '.join(key)}: {note}" for note in said]
         groups.append(_group(key, members[key], columns, found))
         slowed += slowdowns(key, members[key])
-    below = (*notes, *_ceiling(usable))
+    below = (*notes, *_collectives(usable), *_ceiling(usable))
     return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, tuple(slowed), on, rule.varied)
 
 
@@ -157,6 +157,13 @@ def _group(key: Key, runs: Sequence[Run], columns: Sequence[Column], found: Diff
     stats = {name: stat([run.metrics[name] for run in runs if name in run.metrics]) for name in names}
     seeds = tuple(sorted({run.seed for run in runs}, key=lambda seed: natural((seed,))))
     return Group(key, len(runs), seeds, stats, found)
+
+
+def _collectives(runs: Sequence[Run]) -> list[str]:
+    """Which all-reduce the runs of sync had: no speed of theirs means anything without it."""
+    real = [run for run in runs if value_of(run, "mode") == "sync" and value_of(run, "cluster") != "virtual"]
+    names = sorted({run.params["collective.name"] for run in real if "collective.name" in run.params})
+    return [f"The all-reduce of sync: {', '.join(names)}."] if names else []
 
 
 def _ceiling(runs: Sequence[Run]) -> list[str]:

@@ -156,3 +156,9 @@ def test_extra_columns_and_the_best_possible_auc() -> None:
     report = compare(runs, metrics=["logloss"])
     assert report.columns[-1].title == "logloss"
     assert report.notes == ("Best possible AUC on these data: 0.85000.",)
+
+
+def test_the_all_reduce_of_sync_is_named() -> None:
+    found = compare([run("sync", 0, 0.8, **{"collective.name": "shm"}), run("gba", 0, 0.8)])
+    assert "The all-reduce of sync: shm." in found.notes
+    assert not any("all-reduce" in note for note in compare([run("gba", 0, 0.8)]).notes)

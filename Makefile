@@ -28,7 +28,7 @@ check: install ## ruff and mypy --strict
 	$(BIN)/mypy
 
 bench: install ## the speed ratios of the README, measured here
-	$(BIN)/python experiments/bench/run.py
+	$(BIN)/python experiments/performance/run.py --out experiments/performance
 
 calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
 	$(BIN)/python experiments/calibration/run.py

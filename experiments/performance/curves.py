@@ -103,7 +103,7 @@ def run(bench: Bench, setting: Setting, samples: int) -> Point:
         return Point(setting.x, why=why)
     rows = max(samples, 150 * setting.batch)
     result, used = watched(bench, setting.mode, setting.workers, setting.batch, *setting.overrides, rows=rows)
-    return Point(setting.x, steady(result)["rate"], used.seconds, used.used)
+    return Point(setting.x, steady(result)["rate"], used.seconds, used.used, used.others, setting.workers)
 
 
 def measure(bench: Bench, chosen: list[Setting], known: dict[str, Any], samples: int, path: Path) -> None:

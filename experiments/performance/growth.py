@@ -10,7 +10,7 @@ from typing import Any
 
 ROLES = {"W": "workers", "S": "servers", "C": "coordinator"}
 BUSY = 0.9
-LEADING = 0.5
+FOREIGN = 0.1  # cores
 COLUMNS = (
     "x", "samples/s", "slope from the last", "us of a core a sample", "cores busy: workers / servers / coordinator",
     "bound by",
@@ -20,12 +20,15 @@ RULES = ("---:", "---:", "---:", "---:", "---", "---")
 
 @dataclass(frozen=True)
 class Point:
-    """Samples a second at x; seconds of a core that each role used in `seconds` of the training; or why not."""
+    """Samples a second at x with so many workers; seconds of a core that each role, and all processes that are not
+    of the run, used in `seconds` of the training; or why not."""
 
     x: int
     rate: float = 0.0
     seconds: float = 0.0
     used: dict[str, float] = field(default_factory=dict)
+    others: float = 0.0
+    workers: int = 1
     why: str = ""
 
     @property
@@ -61,25 +64,22 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
 
 
 def bound(point: Point, machine_cores: int) -> str:
-    """What bounds a point: a role that fills the cores it can use, or none, and then it is waiting.
-
-    A server or the coordinator is a process that can fill one core; the workers share what there is.
-    """
+    """What bounds a point: a process that fills the core it can use, the machine's cores, the number of workers, or
+    nothing of these, and then it is waiting. The workers share what there is; a server or the coordinator is one
+    process."""
     cores = point.cores
     if not cores:
         return ""
     for role in ("S", "C"):
         if cores.get(role, 0.0) >= BUSY:
             return f"{ROLES[role]}: a core is full"
-    total = sum(cores.values())
-    if total < BUSY * machine_cores and cores.get("W", 0.0) < BUSY:
-        return f"waiting: {total:.1f} of {machine_cores} cores busy"
-    role = max(cores, key=lambda each: cores[each])
-    share = cores[role] / total
-    if total < BUSY * machine_cores:
-        return f"too few {ROLES[role]}: {total:.1f} of {machine_cores} cores busy"
-    word = "" if share >= LEADING else ", no role has half"
-    return f"the cores: {ROLES[role]} use {share:.0%} of them{word}"
+    total, others = sum(cores.values()), point.others / point.seconds
+    if total + others >= BUSY * machine_cores:
+        role = max(cores, key=lambda each: cores[each])
+        foreign = f"; other processes had {others:.1f} of {machine_cores}" if others >= FOREIGN else ""
+        return f"the cores: {ROLES[role]} use {cores[role] / total:.0%} of the run's{foreign}"
+    few = cores.get("W", 0.0) >= BUSY * min(point.workers, machine_cores)
+    return f"{'too few workers' if few else 'waiting'}: {total:.1f} of {machine_cores} cores busy"
 
 
 def table(curve: Curve, machine_cores: int) -> list[str]:
@@ -116,8 +116,8 @@ def text(curves: Sequence[Curve], machine: dict[str, Any], command: str) -> str:
         "# How cost grows", "", f"Written by `{command}`, one thing varied at a time, each point one short run.", "",
         f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB. Versions: {versions}.", "",
         "A slope of 1 is proportional, 0 is no change. What bounds a point is told by a rule from the cores that each "
-        "role kept busy between two moments of the training: a server or coordinator at .9 of a core or more is "
-        "full; else, with .9 of the machine's cores busy, the cores are; else there are too few workers to fill them, "
-        "or it waits.", "",
+        "role kept busy between two moments of the training: a server or coordinator at .9 of a core is full; else the "
+        "cores are, if .9 of them are busy (and how many of them other processes had is told); else there are too few "
+        "workers to fill them, or it waits.", "",
     ]  # fmt: skip
     return "\n".join([*head, *(line for curve in curves for line in table(curve, machine["cores"]))]).rstrip() + "\n"

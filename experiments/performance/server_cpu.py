@@ -23,20 +23,22 @@ LEAST_STEPS = 20
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of a core by role, and the bytes of the event log, at one moment."""
+    """Seconds of a core by role and on the whole machine, and the bytes of the event log, at one moment."""
 
     at: float
     used: dict[str, float]
     log: int
+    machine: float = 0.0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes used between two moments of the training."""
+    """What the run's processes, and all others together, used between two moments of the training."""
 
     seconds: float
     steps: int
     used: dict[str, float]
+    others: float = 0.0
 
     @property
     def server_ms(self) -> float:
@@ -65,7 +67,7 @@ class Sampler:
         while not self._stop.wait(EVERY_SECONDS):
             size = log.stat().st_size if log.exists() else 0
             if size:
-                self.samples.append(Sample(time.monotonic(), cpu.by_role(self.run_dir), size))
+                self.samples.append(Sample(time.monotonic(), cpu.by_role(self.run_dir), size, cpu.machine() or 0.0))
 
 
 def steps_in(log: bytes, scratch: Path) -> int:
@@ -92,7 +94,8 @@ def usage(samples: list[Sample], log: bytes, scratch: Path) -> Usage:
         raise SideError("a run was too short to see its processes' CPU time; give more --rows")
     (first, before), (last, after) = inside[0], inside[-1]
     used = {role: after.used[role] - before.used.get(role, 0.0) for role in after.used}
-    return Usage(after.at - before.at, last - first, used)
+    others = after.machine - before.machine - sum(used.values())
+    return Usage(after.at - before.at, last - first, used, max(0.0, others))
 
 
 def watched(bench: Bench, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> Any:

@@ -27,19 +27,20 @@ def test_one_point_has_no_slope(bench: Modules) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "word"),
+    ("workers", "used", "others", "word"),
     [
-        ({"W": 15.0, "S": 3.0, "C": 0.5}, "the cores: workers use 81% of them"),
-        ({"W": 8.0, "S": 9.5, "C": 0.1}, "servers: a core is full"),
-        ({"W": 5.0, "S": 3.0, "C": 9.1}, "coordinator: a core is full"),
-        ({"W": 9.5, "S": 1.0, "C": 0.2}, "too few workers: 1.1 of 2 cores busy"),
-        ({"W": 5.0, "S": 1.0, "C": 0.0}, "waiting: 0.6 of 2 cores busy"),
-        ({}, ""),
+        (2, {"W": 15.0, "S": 3.0, "C": 0.5}, 0.0, "the cores: workers use 81% of the run's"),
+        (2, {"W": 9.0, "S": 1.0}, 9.0, "the cores: workers use 90% of the run's; other processes had 0.9 of 2"),
+        (2, {"W": 8.0, "S": 9.5, "C": 0.1}, 0.0, "servers: a core is full"),
+        (2, {"W": 5.0, "S": 3.0, "C": 9.1}, 0.0, "coordinator: a core is full"),
+        (1, {"W": 9.5, "S": 1.0, "C": 0.2}, 0.5, "too few workers: 1.1 of 2 cores busy"),
+        (2, {"W": 9.5, "S": 1.0, "C": 0.2}, 0.5, "waiting: 1.1 of 2 cores busy"),
+        (1, {}, 0.0, ""),
     ],
 )
-def test_what_bounds_a_point(bench: Modules, used: dict[str, float], word: str) -> None:
+def test_what_bounds_a_point(bench: Modules, workers: int, used: dict[str, float], others: float, word: str) -> None:
     growth = bench["growth"]
-    assert growth.bound(growth.Point(1, 100.0, 10.0, used), 2) == word
+    assert growth.bound(growth.Point(1, 100.0, 10.0, used, others, workers), 2) == word
 
 
 def test_a_table_has_slopes_and_refusals(bench: Modules) -> None:
@@ -51,8 +52,8 @@ def test_a_table_has_slopes_and_refusals(bench: Modules) -> None:
     text = growth.text([growth.Curve("rows", "rows of it", points)], MACHINE, "curves.py")
     assert text.splitlines()[-6:] == [
         "| ---: | ---: | ---: | ---: | --- | --- |",
-        "| 10 | 1,000 |  | 1900.0 | 1.80 / 0.10 / 0.00 | the cores: workers use 95% of them |",
-        "| 100 | 100 | -1.00 | 19000.0 | 1.90 / 0.00 / 0.00 | the cores: workers use 100% of them |",
+        "| 10 | 1,000 |  | 1900.0 | 1.80 / 0.10 / 0.00 | the cores: workers use 95% of the run's |",
+        "| 100 | 100 | -1.00 | 19000.0 | 1.90 / 0.00 / 0.00 | the cores: workers use 100% of the run's |",
         "| 1,000 | - | - | - | - | refused: too much |",
         "",
         "Slope over all (log-log): samples/s -1.00, CPU a sample +1.00.",

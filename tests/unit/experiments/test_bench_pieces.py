@@ -71,13 +71,14 @@ def test_cpu_between_two_moments_of_the_training(bench: Modules, tmp_path: Path)
     data, ends = event_log(tmp_path / "events.log", 60)
     moments = [
         module.Sample(1.0, {"S": 9.0}, ends[0] - 1),  # before the first step: the start costs, too
-        module.Sample(2.0, {"S": 10.0, "W": 20.0}, ends[9]),
+        module.Sample(2.0, {"S": 10.0, "W": 20.0}, ends[9], 100.0),
         module.Sample(2.5, {"S": 10.02, "W": 20.5}, ends[30]),
-        module.Sample(3.0, {"S": 10.08, "W": 21.0}, ends[49]),
+        module.Sample(3.0, {"S": 10.08, "W": 21.0}, ends[49], 101.5),
         module.Sample(4.0, {"S": 50.0, "W": 60.0}, len(data)),  # after the last one: the evaluation
     ]
     used = module.usage(moments, data, tmp_path / "prefix")
     assert (used.seconds, used.steps) == (1.0, 40)
+    assert used.others == pytest.approx(0.42)
     assert used.used == pytest.approx({"S": 0.08, "W": 1.0}) and used.server_ms == pytest.approx(2.0)
 
 

@@ -1,7 +1,7 @@
 """CPU time of a run's processes while it trains: a server's milliseconds per push + pull, each role's share.
 
-Samples /proc every 50 ms beside the run (under 1 % of a core) and counts steps in the event log's prefix as it
-was at the first and last sample that lie inside the training.
+Samples /proc every 50 ms beside the run (under 1 % of a core) and counts the gradients that the event log had
+ordered at the first and last sample inside the training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sides import Bench, Side, SideError
 from gbactl.calibration import cpu
 
 EVERY_SECONDS = 0.05
-LEAST_STEPS = 20
+LEAST = 20
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Usage:
     """What the run's processes, and all others together, used between two moments of the training."""
 
     seconds: float
-    steps: int
+    gradients: int
     used: dict[str, float]
     others: float = 0.0
 
     @property
     def server_ms(self) -> float:
-        """Milliseconds of all servers' CPU for a step, which in `async` is one push + pull."""
-        return 1e3 * self.used["S"] / self.steps
+        """Milliseconds of all servers' CPU for a gradient: one push + pull."""
+        return 1e3 * self.used["S"] / self.gradients
 
 
 class Sampler:
@@ -70,8 +70,8 @@ class Sampler:
                 self.samples.append(Sample(time.monotonic(), cpu.by_role(self.run_dir), size, cpu.machine() or 0.0))
 
 
-def steps_in(log: bytes, scratch: Path) -> int:
-    """Orders in the beginning of an event log; a record that is cut off does not count."""
+def gradients_in(log: bytes, scratch: Path) -> int:
+    """Gradients ordered in the beginning of an event log; a record that is cut off does not count."""
     from gbactl.cluster.eventlog import OrderRecord, read
     from gbactl.errors import GbactlError
 
@@ -79,7 +79,7 @@ def steps_in(log: bytes, scratch: Path) -> int:
     count = 0
     try:
         for record in read(scratch):
-            count += isinstance(record, OrderRecord)
+            count += len(record.members) if isinstance(record, OrderRecord) else 0
     except GbactlError:
         pass
     return count
@@ -87,10 +87,10 @@ def steps_in(log: bytes, scratch: Path) -> int:
 
 def usage(samples: list[Sample], log: bytes, scratch: Path) -> Usage:
     """Between the first and the last sample inside the training. Raises SideError when it was too short."""
-    total = steps_in(log, scratch)
-    counted = [(steps_in(log[: sample.log], scratch), sample) for sample in samples]
-    inside = [(steps, sample) for steps, sample in counted if 0 < steps < total and "S" in sample.used]
-    if not inside or inside[-1][0] - inside[0][0] < LEAST_STEPS:
+    total = gradients_in(log, scratch)
+    counted = [(gradients_in(log[: sample.log], scratch), sample) for sample in samples]
+    inside = [(count, sample) for count, sample in counted if 0 < count < total and "S" in sample.used]
+    if not inside or inside[-1][0] - inside[0][0] < LEAST:
         raise SideError("a run was too short to see its processes' CPU time; give more --rows")
     (first, before), (last, after) = inside[0], inside[-1]
     used = {role: after.used[role] - before.used.get(role, 0.0) for role in after.used}

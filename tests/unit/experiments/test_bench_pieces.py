@@ -50,19 +50,19 @@ def event_log(path: Path, orders: int) -> tuple[bytes, list[int]]:
     log, ends = EventLog(path, {"gbactl": "0"}), []
     for step in range(orders):
         log.grant(0, step, 0)
-        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((step, 1.0),)))
+        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
         ends.append(log.bytes)
     log.flush()
     log.close()
     return path.read_bytes(), ends
 
 
-def test_orders_in_a_log_that_still_grows(bench: Modules, tmp_path: Path) -> None:
+def test_gradients_in_a_log_that_still_grows(bench: Modules, tmp_path: Path) -> None:
     data, ends = event_log(tmp_path / "events.log", 5)
-    count = bench["server_cpu"].steps_in
-    assert count(data, tmp_path / "prefix") == 5
-    assert count(data[: ends[2]], tmp_path / "prefix") == 3
-    assert count(data[: ends[2] - 1], tmp_path / "prefix") == 2
+    count = bench["server_cpu"].gradients_in
+    assert count(data, tmp_path / "prefix") == 10
+    assert count(data[: ends[2]], tmp_path / "prefix") == 6
+    assert count(data[: ends[2] - 1], tmp_path / "prefix") == 4
     assert count(b"", tmp_path / "prefix") == 0
 
 
@@ -77,9 +77,9 @@ def test_cpu_between_two_moments_of_the_training(bench: Modules, tmp_path: Path)
         module.Sample(4.0, {"S": 50.0, "W": 60.0}, len(data)),  # after the last one: the evaluation
     ]
     used = module.usage(moments, data, tmp_path / "prefix")
-    assert (used.seconds, used.steps) == (1.0, 40)
+    assert (used.seconds, used.gradients) == (1.0, 80)
     assert used.others == pytest.approx(0.42)
-    assert used.used == pytest.approx({"S": 0.08, "W": 1.0}) and used.server_ms == pytest.approx(2.0)
+    assert used.used == pytest.approx({"S": 0.08, "W": 1.0}) and used.server_ms == pytest.approx(1.0)
 
 
 def test_a_run_too_short_for_its_cpu_is_said_to_be(bench: Modules, tmp_path: Path) -> None:

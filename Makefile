@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench calibration frappe gba-claims ui clean help
+.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -27,8 +27,11 @@ check: install ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: install ## the speed ratios of the README, measured here
-	$(BIN)/python experiments/bench/run.py
+bench: install ## the speed ratios of the README, measured here (1.5 hours; the machine should do nothing else)
+	$(BIN)/python experiments/performance/run.py --out experiments/performance
+
+curves: install ## how cost grows with workers, rows, batch and dimension (15 minutes; goes on where it was cut)
+	$(BIN)/python experiments/performance/curves.py
 
 calibration: install ## the study in experiments/calibration: measures this machine, which should do nothing else (20 minutes)
 	$(BIN)/python experiments/calibration/run.py

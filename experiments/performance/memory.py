@@ -32,9 +32,11 @@ from gbactl.cluster.messages import (
     Inspected,
     Install,
     OrderStep,
+    Pull,
     Push,
     Reached,
     Ready,
+    Rows,
     Staged,
     unpack,
 )
@@ -128,6 +130,14 @@ class Served:
         values[count:] = 1e-3
         self.data.send(Push(1, batch, count, DENSE, 0.0, 0.0, 1.0, 0, 0), out)
         self.coordinating.expect(Staged)
+        self._pull(batch)
+
+    def _pull(self, batch: int) -> None:
+        """One row, as a worker does between its pushes: the answer hands back the slots the server is done with."""
+        out = self.data.reserve(4)
+        out.view(np.int32)[:] = 0
+        self.data.send(Pull(0, batch, 1, False, 0, -1), out)
+        self.working.expect(Rows)
 
     def weigh(self) -> tuple[int, dict[str, int]]:
         """(resident bytes, the shard's own account)."""

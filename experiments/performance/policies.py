@@ -1,6 +1,6 @@
 """What a decision of each mode costs: microseconds for a take and an announcement, at 8 and at 400 workers.
 
-    python experiments/bench/policies.py
+    python experiments/performance/policies.py
 
 Workers arrive in a seeded random order, one in eight four times slower. Whoever is refused asks again after
 every announcement, as in the coordinator; what that costs is not in a decision but stands beside it: how many

@@ -1,6 +1,6 @@
 """The peer of `async`: an asynchronous parameter server on torch.distributed.rpc (TensorPipe).
 
-    python experiments/bench/rpc_peer.py --workers 4 --seconds 6 data=synthetic ...
+    python experiments/performance/peers/rpc_peer.py --workers 4 --seconds 6 data=synthetic ...
 
 One server process, `--workers` worker processes, loopback. Same model, data, distinct rows, row and dense
 kernels as gbactl; the rows of the next batch are on their way while one computes, pushes do not block, the
@@ -18,10 +18,15 @@ import threading
 import time
 import warnings
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import torch
-from crew import rates
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from crew import rates  # noqa: E402  (a script of the folder above, not a package)
 
 SERVER = "server"
 _state: Any = None

@@ -1,4 +1,4 @@
-"""The pieces of a training that the peers share with gbactl: configuration, data, model, optimizers."""
+"""The pieces of a training that the peers share with gbactl: configuration, data, model, optimizers; the plain loop."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import Unique
 from gbactl.models import build
 from gbactl.models.compute import GradientComputer
+from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.rows import RowBlock
 
@@ -83,3 +84,32 @@ class Trainee:
         rows = RowBlock(self.dataset.schema.rows, spec.width, spec.row_optimizer, self.kernels)
         rows.initialise(self.cfg.seed, 0, 1, self.cfg.model.init_scale)
         return rows
+
+
+class PlainLoop:
+    """Training with nobody else: rows are read and written in the table, the dense step takes each gradient where
+    autograd left it. An upper bound on purpose."""
+
+    def __init__(self, me: Trainee) -> None:
+        if me.flat.buffers:
+            raise SystemExit("The plain loop has no batch norm.")
+        self.me, self.rows = me, me.table()
+        self.blocks = [
+            DenseBlock(me.flat._numpy[low:high], DenseSpec(high - low), me.dense_optimizer)
+            for low, high in me.flat._spans
+        ]
+        self.places = np.empty(len(me.emb), np.int32)
+        self.sums = np.empty_like(me.emb)
+
+    def step(self, i: int) -> None:
+        """Batch number i."""
+        me = self.me
+        data = me.feed(i)
+        unique = me.unique(data)
+        np.take(unique.index, unique.inverse, out=self.places, mode="clip")
+        me.kernels.gather(self.rows.table, self.places, me.emb)
+        of_rows, total = me.gradient(data, i), self.sums[: len(unique.index)]
+        me.kernels.segment_sum(of_rows, unique.inverse, total)
+        self.rows.apply([(unique.index, total, 1.0)], 1.0, 1.0)
+        for block, gradient in zip(self.blocks, me.flat._gradients, strict=True):
+            block.apply(gradient.numpy().reshape(-1), 1.0, 1.0)

@@ -1,6 +1,6 @@
 """How many gradients a second the coordinator can take note of: a real one, every other node played here.
 
-    python experiments/bench/announcements.py [--mode gba] [--workers 4] [--servers 1] [--batches 100000]
+    python experiments/performance/announcements.py [--mode gba] [--workers 4] [--servers 1] [--batches 100000]
 
 No payload moves: a worker that is granted a batch at once has it staged on every server. Sockets, frames,
 authentication, policy, journal and orders are those of a run. The players share the machine with it, so the

@@ -1,13 +1,13 @@
-"""The lines of the bench: what is measured against what, by alternating rounds, and the target."""
+"""A line of the bench: what is measured against what, by alternating rounds, and the target."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sides import Bench, Side, gbactl, hvd_peer, reference, rpc_peer
+from sides import Side
 
 Tell = Callable[[str], None]
 
@@ -40,46 +40,32 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """variant / base, to be at least `target`."""
+    """variant / base, to be at least (or at most) `target`; `unit` of the two sides' figures."""
 
     name: str
     what: str
     variant: Side
     base: Side
     target: float
+    at_least: bool = True
+    unit: str = "samples/s"
 
     def measure(self, rounds: int, tell: Tell) -> Line:
         """Alternate the two sides, base first."""
-        line = Line(self.name, self.what, [], self.target)
+        line = Line(self.name, self.what, [], self.target, self.at_least)
         for number in range(rounds):
             base = self.base()
             variant = self.variant()
             ratio = variant["rate"] / base["rate"]
             line.values.append(ratio)
             line.rounds.append({"base": base, "variant": variant, "ratio": ratio})
-            sides = f"{variant['rate']:,.0f} / {base['rate']:,.0f}"
+            sides = f"{figure(variant['rate'])} / {figure(base['rate'])}"
             tell(f"{self.name} {number + 1}/{rounds}: {sides} = {ratio:.3f}")
         rates = [statistics.median(r[side]["rate"] for r in line.rounds) for side in ("variant", "base")]
-        line.note = f"{rates[0]:,.0f} / {rates[1]:,.0f} samples/s"
+        line.note = f"{figure(rates[0])} / {figure(rates[1])} {self.unit}"
         return line
 
 
-def pairs(bench: Bench) -> list[Pair]:
-    """Every line that is a ratio of two rates."""
-    shm, tcp = (gbactl(bench, "async", 4, 512, f"cluster.transport={t}") for t in ("shm", "tcp"))
-    alone = reference(bench, 4, 512)
-    return [
-        Pair("async-shm", "async 4+1, shared memory / reference", shm, alone, 0.90),
-        Pair("async-tcp", "async 4+1, TCP / reference", tcp, alone, 0.78),
-        Pair("gba", "gba 4+1 / async 4+1", gbactl(bench, "gba", 4, 512), shm, 0.97),
-        Pair("rpc", "async 4+1 / torch.distributed.rpc 4+1", shm, rpc_peer(bench, 4, 512), 1.2),
-        *_sync_pairs(bench),
-    ]
-
-
-def _sync_pairs(bench: Bench) -> Iterator[Pair]:
-    for batch, target in ((512, 0.62), (4096, 0.80)):
-        sync = gbactl(bench, "sync", 2, batch, "collective=horovod")
-        what = f"sync 2+1 on Horovod, batch {batch}"
-        yield Pair(f"sync-{batch}", f"{what} / reference", sync, reference(bench, 2, batch), target)
-        yield Pair(f"hvd-{batch}", f"{what} / plain Horovod script", sync, hvd_peer(bench, 2, batch), 1.0)
+def figure(value: float) -> str:
+    """A side's figure as text: whole where it is large."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,15 @@ class Bench:
         result: dict[str, Any] = json.loads(self.command(f"gbactl train mode={mode}", arguments))
         return result
 
-    def peer(self, script: str, workers: int, batch: int, *options: str) -> dict[str, float]:
-        """The rate that a script of this folder prints."""
-        shared = ["--seconds", str(self.seconds), *self.overrides(workers, batch)]
-        return {"rate": float(self.command(script, [str(HERE / script), *options, *shared]))}
+    def script(self, script: str, workers: int, batch: int, *options: str, extra: Sequence[str] = ()) -> float:
+        """The figure that a script of this folder prints for a run of this shape, changed by `extra` overrides."""
+        given = [*options, *self.overrides(workers, batch), *extra]
+        return float(self.command(script, [str(HERE / script), *given]))
+
+    def peer(self, script: str, workers: int, batch: int, *options: str, extra: Sequence[str] = ()) -> dict[str, float]:
+        """The rate that a script of peers/ prints."""
+        seconds = ("--seconds", str(self.seconds))
+        return {"rate": self.script(f"peers/{script}", workers, batch, *options, *seconds, extra=extra)}
 
 
 def environment() -> dict[str, str]:
@@ -106,9 +111,9 @@ def gbactl(bench: Bench, mode: str, workers: int, batch: int, *extra: str) -> Si
     return lambda: steady(bench.train(mode, workers, batch, *extra))
 
 
-def reference(bench: Bench, workers: int, batch: int) -> Side:
-    """Two independent trainings with the same local batch."""
-    return lambda: bench.peer("reference.py", workers, batch, "--processes", "2")
+def reference(bench: Bench, workers: int, batch: int, *extra: str, processes: int = 2) -> Side:
+    """Independent trainings with the same local batch."""
+    return lambda: bench.peer("reference.py", workers, batch, "--processes", str(processes), extra=extra)
 
 
 def rpc_peer(bench: Bench, workers: int, batch: int) -> Side:
@@ -116,6 +121,11 @@ def rpc_peer(bench: Bench, workers: int, batch: int) -> Side:
     return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers))
 
 
-def hvd_peer(bench: Bench, workers: int, batch: int) -> Side:
-    """The plain Horovod script."""
-    return lambda: bench.peer("hvd_peer.py", workers, batch, "--processes", str(workers))
+def plain_peer(bench: Bench, script: str, workers: int, batch: int, *extra: str) -> Side:
+    """A plain script (hvd_peer.py, ddp_peer.py, dlrm_peer.py), a process a worker."""
+    return lambda: bench.peer(script, workers, batch, "--processes", str(workers), extra=extra)
+
+
+def data_path(bench: Bench, workers: int, batch: int, *options: str) -> Side:
+    """Batches cut and deduplicated, nothing trained."""
+    return lambda: bench.peer("../data_path.py", workers, batch, *options)

@@ -1,0 +1,62 @@
+"""The data path alone: batches cut out of the mapped cache and deduplicated, as a worker does it before its pull.
+
+    python experiments/performance/data_path.py [--shuffle] --seconds 6 data=synthetic ...
+
+What training copies out of the map (numeric features, labels) is copied here, too. One process, one thread.
+Prints samples per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from crew import one_thread_each
+
+WARM_UP = 10
+
+
+def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> float:
+    """Samples per second over day 0, from its start again when it ends."""
+    from gbactl.cluster.messages import BeginPhase, Granted
+    from gbactl.cluster.worker import DataSource
+    from gbactl.compose import compose
+    from gbactl.data.dataset import open_dataset
+    from gbactl.kernels import load
+
+    cfg, dataset = compose(overrides), open_dataset(Path(path))
+    batch, rows = cfg.local_batch, dataset.splits[0].rows
+    source = DataSource(dataset, load(), 1, cfg.seed, shuffle)
+    source.begin(BeginPhase(1, True, "async", 0, 0, rows, batch, 0, True, True))
+
+    def prepare(i: int) -> None:
+        data, _ = source.prepare(Granted(1, i, 0, i * batch % (rows - batch + 1), batch, 0, 1.0, 1.0))
+        np.array(data.numeric), np.array(data.labels, np.float32)
+
+    for i in range(WARM_UP):
+        prepare(i)
+    began, i = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        prepare(i)
+        i += 1
+    return i * batch / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shuffle", action="store_true")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    one_thread_each()
+    from alone import prepared
+
+    print(f"{measure(prepared(given.overrides), given.overrides, given.shuffle, given.seconds):.0f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

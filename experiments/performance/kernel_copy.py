@@ -1,0 +1,87 @@
+"""A server's kernel against a memory copy: bytes touched a second by a step of four gradients, tables far beyond
+the caches.
+
+What a step must touch is counted once: each gradient's ids and values read, the sums written and read, row and
+optimizer state read and written. The copy reads half of as many bytes and writes the other half, elsewhere in a
+large array every time; the two alternate. One thread, a process of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+from crew import one_thread_each
+from lines import Line
+
+WIDTH, PARTS, TARGET = 17, 4, 0.30
+INT = FLOAT = 4
+STATE = {"adam": 2 * WIDTH * FLOAT + FLOAT, "rowwise_adagrad": FLOAT}
+COPIED = 1 << 28
+WARM_UP = 5
+
+
+def touched(name: str, of_parts: int, distinct: int) -> int:
+    """Bytes that a step reads and writes: `of_parts` rows in all gradients, `distinct` among them."""
+    row = WIDTH * FLOAT
+    return of_parts * (INT + row) + distinct * (2 * row + 2 * (row + STATE[name]))
+
+
+def request(kernels: Any, rng: Any, rows: int) -> list[Any]:
+    """Four workers' gradients, each with distinct rows as a worker sends them."""
+    import numpy as np
+    from kernels import BATCH, FIELDS, IDS, zipf
+
+    offsets = np.zeros(FIELDS, np.int64)
+    ids = [zipf(rng, rows, IDS).reshape(BATCH, FIELDS) for _ in range(PARTS)]
+    indices = [kernels.dedupe(each, offsets, 1).index for each in ids]
+    return [(index, rng.standard_normal((len(index), WIDTH), dtype=np.float32), 1.0) for index in indices]
+
+
+def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
+    """(median GB/s of the kernel, of the copy)."""
+    import numpy as np
+    import torch
+
+    from gbactl.kernels import load
+    from gbactl.store.optim import OptimizerSpec
+    from gbactl.store.rows import RowBlock
+
+    torch.set_num_threads(1)
+    rng, block = np.random.default_rng(0), RowBlock(rows, WIDTH, OptimizerSpec(name, 1e-4), load())
+    block.initialise(1, 0, 1, 0.01)
+    for state in (*block.moments.values(), *([] if block.counts is None else [block.counts])):
+        state.fill(0)  # otherwise first touches of fresh pages would be timed
+    source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
+    rates: dict[str, list[float]] = {"kernel": [], "copy": []}
+    for turn in range(rounds + WARM_UP):
+        parts = request(block._kernels, rng, rows)
+        distinct = len(np.unique(np.concatenate([part[0] for part in parts])))
+        size = touched(name, sum(len(part[0]) for part in parts), distinct)
+        began = time.perf_counter()
+        block.apply(parts, float(PARTS), 1.0)
+        middle = time.perf_counter()
+        low, half = int(rng.integers(COPIED - size)), size // 2
+        copying = time.perf_counter()
+        target[low : low + half] = source[low : low + half]
+        ended = time.perf_counter()
+        if turn >= WARM_UP:
+            rates["kernel"].append(size / (middle - began) / 1e9)
+            rates["copy"].append(size / (ended - copying) / 1e9)
+    return statistics.median(rates["kernel"]), statistics.median(rates["copy"])
+
+
+def lines(rows: int, rounds: int) -> list[Line]:
+    """One line an optimizer."""
+    one_thread_each()
+    found = []
+    for name, short in (("adam", "adam"), ("rowwise_adagrad", "rowwise")):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            kernel, copy = pool.submit(_ratios, name, rows, rounds).result()
+        note = f"{kernel:.1f} / {copy:.1f} GB/s, read and written, {rounds} steps"
+        what = f"server kernel, aggregate of {PARTS} + {name}, {rows:,} rows / copy of the same bytes"
+        found.append(Line(f"kernel-copy-{short}", what, [kernel / copy], TARGET, note=note))
+    return found

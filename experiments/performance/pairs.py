@@ -1,0 +1,77 @@
+"""Every line of the bench that is a ratio of two rates, with its target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lines import Pair
+from server_cpu import server_cpu
+from shapes import max_cardinality
+from sides import Bench, data_path, gbactl, plain_peer, reference, rpc_peer
+
+BF16 = "precision=bf16"
+ADAGRAD = "optim=adagrad"
+ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
+
+
+def pairs(bench: Bench) -> list[Pair]:
+    """All of them, none measured."""
+    return [*async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench)]
+
+
+def async_pairs(bench: Bench) -> Iterator[Pair]:
+    """async and gba against the reference, each other, and a parameter server on rpc."""
+    shm, tcp = (gbactl(bench, "async", 4, 512, f"cluster.transport={t}") for t in ("shm", "tcp"))
+    low, alone = gbactl(bench, "async", 4, 512, BF16), reference(bench, 4, 512)
+    yield Pair("async-shm", "async 4+1, shared memory / reference", shm, alone, 0.93)
+    yield Pair("async-tcp", "async 4+1, TCP / reference", tcp, alone, 0.82)
+    yield Pair("async-bf16", "async 4+1, bf16 / reference, bf16", low, reference(bench, 4, 512, BF16), 0.85)
+    yield Pair("bf16-async", "async 4+1, bf16 / async 4+1, fp32", low, shm, 1.55)
+    yield Pair("gba", "gba 4+1 / async 4+1", gbactl(bench, "gba", 4, 512), shm, 0.98)
+    yield Pair("rpc", "async 4+1 / torch.distributed.rpc 4+1", shm, rpc_peer(bench, 4, 512), 1.25)
+
+
+def sync_pairs(bench: Bench) -> Iterator[Pair]:
+    """sync, by collective, against the reference and the plain scripts."""
+    for collective, batch, target in (
+        ("horovod", 512, 0.70), ("horovod", 4096, 0.87), ("shm", 512, 0.80), ("shm", 4096, 0.90),
+    ):  # fmt: skip
+        sync, what = gbactl(bench, "sync", 2, batch, f"collective={collective}"), named(collective, batch)
+        name = f"sync-{batch}" if collective == "horovod" else f"sync-shm-{batch}"
+        yield Pair(name, f"{what} / reference", sync, reference(bench, 2, batch), target)
+        if collective == "horovod":
+            peer = plain_peer(bench, "hvd_peer.py", 2, batch)
+            yield Pair(f"hvd-{batch}", f"{what} / plain Horovod script", sync, peer, 1.3)
+    for collective in ("shm", "horovod"):
+        sync, peer = gbactl(bench, "sync", 2, 512, f"collective={collective}"), plain_peer(bench, "ddp_peer.py", 2, 512)
+        yield Pair(f"ddp-{collective}", f"{named(collective, 512)} / plain DDP (Gloo) script", sync, peer, 1.3)
+
+
+def named(collective: str, batch: int) -> str:
+    """A sync run in words: never without its collective."""
+    return f"sync 2+1, collective={collective}, batch {batch}"
+
+
+def single_pairs(bench: Bench) -> Iterator[Pair]:
+    """One process: bf16, a plain torch loop, the data path."""
+    single = reference(bench, 1, 512, processes=1)
+    low = reference(bench, 1, 512, BF16, processes=1)
+    yield Pair("bf16-single", "one process, bf16 / fp32", low, single, 1.7)
+    peer = plain_peer(bench, "dlrm_peer.py", 1, 512, ADAGRAD)
+    for name, extra, target in (("fp32", (), 1.22), ("bf16", (BF16,), 1.9)):
+        own = reference(bench, 1, 512, ADAGRAD, *extra, processes=1)
+        yield Pair(f"alone-{name}", f"one process, {name} / plain torch in the manner of DLRM, fp32", own, peer, target)
+    for name, options in (("data-path", ()), ("data-path-shuffle", ("--shuffle",))):
+        what = f"cached data path{', shuffled' if options else ''} / training of one worker"
+        yield Pair(name, what, data_path(bench, 1, 512, *options), single, 20.0)
+
+
+def scale_pairs(bench: Bench) -> Iterator[Pair]:
+    """Ten times the rows; more servers."""
+    small, large = (f"data.max_cardinality={max_cardinality(rows)}" for rows in (ONE_MILLION, TEN_MILLION))
+    base, variant = (gbactl(bench, "async", 4, 512, cardinality) for cardinality in (small, large))
+    yield Pair("rows", "async 4+1, 10 M rows / 1 M rows", variant, base, 0.90)
+    for servers, target in ((2, 1.3), (4, 1.6)):
+        what = f"CPU of all servers per push + pull, async 4+{servers} / 4+1"
+        sides = (server_cpu(bench, f"cluster.servers={n}") for n in (servers, 1))
+        yield Pair(f"server-cpu-{servers}", what, *sides, target, at_least=False, unit="ms")

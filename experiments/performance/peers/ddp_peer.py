@@ -1,0 +1,82 @@
+"""The peer of `sync`: the plain script a torch DDP user writes, 26 x nn.Embedding(sparse=True), Adam, Gloo.
+
+    python experiments/performance/peers/ddp_peer.py --processes 2 --seconds 6 data=synthetic ...
+
+One module of gbactl's dense model and 26 tables under DistributedDataParallel, which overlaps its buckets with
+the backward pass; the tables' sparse gradients go through Gloo's sparse all-reduce, and every rank holds and
+updates whole tables. torch.optim.Adam (fused) for the dense part, torch.optim.SparseAdam for the tables. Prints
+the samples per second of all processes together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+
+
+def one(
+    path: str, overrides: list[str], rank: int, size: int, seconds: float, meeting: str, barrier: Any, out: Any
+) -> None:
+    """One rank; puts samples per second."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+    import torch.distributed as dist
+    from alone import Feed
+    from plain import FieldTables, Plain, batch_of, timed
+
+    from gbactl.compose import compose
+    from gbactl.data.dataset import open_dataset
+
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    cfg, dataset = compose(overrides), open_dataset(Path(path))
+    module = Plain(cfg, dataset.schema, FieldTables)
+    model = torch.nn.parallel.DistributedDataParallel(module)
+    optimizers = [
+        torch.optim.Adam(module.model.parameters(), cfg.optim.lr, fused=True),
+        torch.optim.SparseAdam(list(module.tables.parameters()), cfg.optim.lr),
+    ]
+    feed, criterion = Feed(dataset, cfg.local_batch, rank, size), torch.nn.BCEWithLogitsLoss()
+
+    def step(i: int) -> None:
+        ids, numeric, labels = batch_of(feed(i))
+        for each in optimizers:
+            each.zero_grad()
+        criterion(model(numeric, ids), labels).backward()
+        for each in optimizers:
+            each.step()
+
+    def agreed(steps: int) -> int:
+        told = torch.tensor([steps])
+        dist.broadcast(told, 0)
+        return int(told)
+
+    out.put(timed(step, seconds, cfg.local_batch, barrier, agreed))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    from alone import prepared
+
+    path, size = prepared(options.overrides), options.processes
+    with tempfile.TemporaryDirectory(prefix="gbactl-ddp-") as folder:
+        given = [(path, options.overrides, r, size, options.seconds, f"{folder}/store") for r in range(size)]
+        print(f"{sum(rates(one, given, options.seconds)):.0f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The peer of one process: a training loop in plain torch in the manner of facebookresearch/dlrm.
+
+    python experiments/performance/peers/dlrm_peer.py --seconds 6 data=synthetic ...
+
+26 x nn.EmbeddingBag(mode="sum", sparse=True) with torch.optim.Adagrad on their sparse gradients; the dense part
+is gbactl's model, with torch.optim.Adagrad of its own, fused (facebookresearch/dlrm has one optimizer for all,
+which would be slower). fp32. Prints the samples per second of all processes together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+
+
+def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, barrier: Any, out: Any) -> None:
+    """One independent training; puts samples per second."""
+    import torch
+    from alone import Feed
+    from plain import FieldBags, Plain, batch_of, timed
+
+    from gbactl.compose import compose
+    from gbactl.data.dataset import open_dataset
+
+    cfg, dataset = compose(overrides), open_dataset(Path(path))
+    model = Plain(cfg, dataset.schema, FieldBags)
+    optimizers = [
+        torch.optim.Adagrad(model.model.parameters(), cfg.optim.lr, fused=True),
+        torch.optim.Adagrad(model.tables.parameters(), cfg.optim.lr),
+    ]
+    feed, criterion = Feed(dataset, cfg.local_batch, rank, size), torch.nn.BCEWithLogitsLoss()
+
+    def step(i: int) -> None:
+        ids, numeric, labels = batch_of(feed(i))
+        for each in optimizers:
+            each.zero_grad()
+        criterion(model(numeric, ids), labels).backward()
+        for each in optimizers:
+            each.step()
+
+    out.put(timed(step, seconds, cfg.local_batch, barrier))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    from alone import prepared
+
+    path, size = prepared(options.overrides), options.processes
+    given = [(path, options.overrides, rank, size, options.seconds) for rank in range(size)]
+    print(f"{sum(rates(one, given, options.seconds)):.0f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

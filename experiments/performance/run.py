@@ -1,0 +1,188 @@
+"""`make bench`: the speed and memory figures of the README as ratios, measured here, each with its target.
+
+    .venv/bin/python experiments/performance/run.py [--quick] [--rounds N] [--only NAME] [--out FOLDER]
+
+The two sides of a ratio alternate (reference, variant, reference, variant, ...); a line is the median of the
+rounds' ratios with their range, so a machine that is slow for a while slows both sides. Keep the machine
+otherwise idle: about an hour and a half with 5 rounds, 15 minutes with --quick, whose single short rounds only
+show that all of it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from crew import end_on_sigterm, one_thread_each
+from lines import Line, Pair, Tell
+from pairs import pairs
+from sides import Bench, SideError
+
+BUSY = 0.7
+Job = Callable[[], list[Line]]
+
+
+def tell(text: str) -> None:
+    """Progress."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
+    """Every measurement by name; none has run."""
+
+    def of_pair(pair: Pair) -> Job:
+        return lambda: [pair.measure(rounds, tell)]
+
+    return {
+        **{pair.name: of_pair(pair) for pair in pairs(bench)},
+        **process_jobs(bench, rounds, quick, tell),
+        **kernel_jobs(quick),
+        "memory": lambda: memory(quick),
+        "worker-memory": lambda: worker_memory(bench, quick),
+    }
+
+
+def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
+    """What needs one run and no second side."""
+    import announcements
+    import log_share
+    import server_cpu
+    import tsv
+    import virtual_cost
+
+    def server(transport: str, target: float) -> Job:
+        return lambda: [server_cpu.line(bench, transport, target, rounds, tell)]
+
+    def virtual(batch: int) -> Job:
+        return lambda: [virtual_cost.line(bench, batch, rounds, tell)]
+
+    return {
+        "server-cpu-shm": server("shm", 1.3), "server-cpu-tcp": server("tcp", 2.1),
+        "virtual-128": virtual(128), "virtual-512": virtual(512),
+        "tsv": lambda: tsv.lines(rounds, 20 if quick else 200, tell),
+        "eventlog": lambda: [log_share.measure(bench, rounds)],
+        "announcements": lambda: [announcements.line(rounds, 20_000 if quick else 60_000)],
+    }  # fmt: skip
+
+
+def kernel_jobs(quick: bool) -> dict[str, Job]:
+    """The kernels, against their twin and against memory."""
+    import kernel_copy
+    import kernel_lines
+
+    rows, turns = (2_000_000, 40) if quick else (10_000_000, 200)
+    return {
+        "kernels": lambda: kernel_lines.measure_all(rows, turns),
+        "kernel-copy": lambda: kernel_copy.lines(rows, turns),
+    }
+
+
+def memory(quick: bool) -> list[Line]:
+    """A server's."""
+    from memory import server_lines
+
+    return server_lines([1_000_000] if quick else [1_000_000, 10_000_000])
+
+
+def worker_memory(bench: Bench, quick: bool) -> list[Line]:
+    """A worker's."""
+    from memory import worker_line
+
+    return [worker_line(bench, 300_000 if quick else 3_000_000)]
+
+
+def picked(asked: list[str] | None, known: Iterable[str]) -> list[str]:
+    """The names that --only means: NAME itself, else all that begin with NAME-. Raises KeyError."""
+    names, found = list(known), []
+    for name in asked or names:
+        here = [name] if name in names else [each for each in names if each.startswith(f"{name}-")]
+        if not here:
+            raise KeyError(name)
+        found += here
+    return list(dict.fromkeys(found))
+
+
+def arguments() -> argparse.Namespace:
+    """Command line."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("--quick", action="store_true", help="one short round of everything")
+    parser.add_argument("--rounds", type=int, help="alternating rounds of a ratio (5; quick: 1)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this line, or all NAME-...; may be repeated")
+    parser.add_argument("--rows", type=int, help="samples of the training day (400,000; quick: 120,000)")
+    parser.add_argument("--seconds", type=float, help="seconds the reference and the peers run (6; quick: 3)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write results.json and results.md there")
+    given = parser.parse_args()
+    given.rounds = given.rounds or (1 if given.quick else 5)
+    given.rows = given.rows or (120_000 if given.quick else 400_000)
+    given.seconds = given.seconds or (3.0 if given.quick else 6.0)
+    return given
+
+
+def warn_if_busy() -> float:
+    """The load of the last minute; a sentence when other work is going on."""
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        tell(f"the machine is busy (load {load:.1f}): the ratios of this run are not to be trusted")
+    return load
+
+
+def prepare(bench: Bench) -> None:
+    """Make the data cache, so that no side has to."""
+    from alone import prepared
+
+    tell("preparing data")
+    prepared(bench.overrides(4, 512))
+
+
+def main() -> int:
+    """Measure, print, write; 1 when a target is missed or a line could not be measured, 2 on a wrong name."""
+    given = arguments()
+    one_thread_each()
+    end_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="gbactl-bench-") as scratch:
+        bench = Bench(Path(scratch), given.rows, given.seconds)
+        known = jobs(bench, given.rounds, given.quick, tell)
+        try:
+            chosen = picked(given.only, known)
+        except KeyError as error:
+            print(f"{error.args[0]}: not known; --only takes one of {', '.join(known)}.", file=sys.stderr)
+            return 2
+        load = warn_if_busy()
+        prepare(bench)
+        found, failed = measure({name: known[name] for name in chosen})
+    report(found, failed, given, load)
+    return 1 if failed or any(line.met is False for line in found) else 0
+
+
+def measure(chosen: dict[str, Job]) -> tuple[list[Line], dict[str, str]]:
+    """(lines, why by name of what could not be measured): one failure does not cost the other lines."""
+    found: list[Line] = []
+    failed: dict[str, str] = {}
+    for name, job in chosen.items():
+        tell(name)
+        try:
+            found += job()
+        except Exception as error:  # the other lines are still wanted
+            failed[name] = str(error) if isinstance(error, SideError) else repr(error)
+            tell(f"{name} could not be measured: {failed[name]}")
+    return found, failed
+
+
+def report(found: list[Line], failed: dict[str, str], given: argparse.Namespace, load: float) -> None:
+    """Table, and files where they are wanted."""
+    from table import command_line, show, write
+
+    show(found)
+    if given.out is not None:
+        settings = {name: getattr(given, name) for name in ("rounds", "rows", "seconds", "quick")}
+        settings |= {"load_before": load, "command": command_line(sys.argv)}
+        write(given.out, found, settings, failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

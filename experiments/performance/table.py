@@ -1,0 +1,93 @@
+"""What the bench prints and writes: one table, results.json, results.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lines import Line
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = ("python", "torch", "horovod", "gbactl")
+COLUMNS = ("line", "what", "measured", "min - max", "target", "", "figures")
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured, and with which versions."""
+    from gbactl.tracking.summary import versions
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cpu": cpu or platform.machine(), "cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory, 1),
+        "system": f"{platform.system()} {platform.release()}", "versions": versions(),
+    }  # fmt: skip
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command that made this, as one types it in a checkout."""
+    script, *rest = arguments
+    path = Path(script).resolve()
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
+    return shlex.join([".venv/bin/python", str(shown), *rest])
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """A line as text."""
+    unit, digits = (" %", 2) if line.percent else ("", 3 if line.median < 10 else 1)
+    low, high = (f"{v:.{digits}f}" for v in (min(line.values), max(line.values)))
+    span = f"{low} - {high}" if len(line.values) > 1 else ""
+    sign = ">=" if line.at_least else "<="
+    target = "" if line.target is None else f"{sign} {line.target:g}{unit}"
+    verdict = {None: "", True: "met", False: "missed"}[line.met]
+    return line.name, line.what, f"{line.median:.{digits}f}{unit}", span, target, verdict, line.note
+
+
+def show(found: list[Line]) -> None:
+    """The table, for people."""
+    table = Table(title="gbactl bench: medians of alternating rounds", title_justify="left")
+    for number, name in enumerate(COLUMNS):
+        table.add_column(name, justify="right" if number in (2, 3, 4) else "left", overflow="fold")
+    for line in found:
+        name, what, *rest = cells(line)
+        style = {None: "", True: "green", False: "bold red"}[line.met]
+        table.add_row(name, what, *rest[:3], f"[{style}]{rest[3]}[/]" if style else rest[3], rest[4])
+    Console(width=None if os.isatty(1) else 180).print(table)
+
+
+def write(folder: Path, found: list[Line], settings: dict[str, Any], failed: dict[str, str]) -> None:
+    """results.json and results.md; `settings` are the command, rounds and load, `failed` what was not measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    here = machine()
+    lines = [{**asdict(line), "median": line.median, "met": line.met} for line in found]
+    all_of_it = {"machine": here, "settings": settings, "lines": lines, "failed": failed}
+    (folder / "results.json").write_text(json.dumps(all_of_it, indent=2) + "\n")
+    (folder / "results.md").write_text(text(found, settings, failed, here))
+
+
+def text(found: list[Line], settings: dict[str, Any], failed: dict[str, str], here: dict[str, Any]) -> str:
+    """results.md."""
+    versions = ", ".join(f"{name} {here['versions'].get(name, 'none')}" for name in NAMED)
+    judged = [line.met for line in found if line.met is not None]
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(cells(line) for line in found)]
+    body = ["| " + " | ".join(row) + " |" for row in rows]
+    missing = [f"Not measured: `{name}`: {why}" for name, why in failed.items()]
+    quick = " This was `--quick`: it shows that everything runs, its figures mean nothing." * bool(settings["quick"])
+    head = [
+        "# Results", "", f"Written by `{settings['command']}`.", "",
+        f"Machine: {here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, {here['system']}; "
+        f"load {settings['load_before']:.1f} before. Versions: {versions}.", "",
+        f"Medians of {settings['rounds']} alternating rounds, with their range; a day of {settings['rows']:,} samples. "
+        f"{sum(judged)} of {len(judged)} targets met.{quick}", "",
+    ]  # fmt: skip
+    return "\n".join([*head, *body, *([""] * bool(missing)), *missing]) + "\n"

@@ -1,0 +1,113 @@
+"""Preparation of Criteo's TSV: megabytes of the file a second on one core, and the process's peak memory.
+
+    python experiments/performance/tsv.py [--megabytes 200]
+
+Synthetic lines go to a temporary file; a process of its own, held to one core, prepares it from start to end
+(fingerprint, parsing, hashing, arrays, checksums). Prints MB/s and peak resident MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from crew import one_thread_each
+from lines import Line, Tell
+from sides import SideError
+
+LINES, INTEGERS, IDS = 20_000, 13, 26
+MISSING = 0.1
+MEGABYTE = 1_000_000
+
+
+def block(rng: np.random.Generator, lines: int = LINES) -> bytes:
+    """Lines in Criteo's format: label, 13 integers, 26 ids of 8 hexadecimal digits, one in ten cells empty."""
+    ids = np.frombuffer(rng.bytes(4 * IDS * lines).hex().encode(), "S8").reshape(lines, IDS)
+    integers = rng.integers(-2, 30_000, (lines, INTEGERS)).astype("S6")
+    cells = np.concatenate([integers.astype("S8"), ids], axis=1)
+    cells[rng.random(cells.shape) < MISSING] = b""
+    labels = (b"1" if click else b"0" for click in rng.random(lines) < 0.25)
+    rows = (b"\t".join([label, *row]) for label, row in zip(labels, cells.tolist(), strict=True))
+    return b"\n".join([*rows, b""])
+
+
+def write(path: Path, megabytes: int) -> int:
+    """Write lines until there are so many megabytes; the bytes written."""
+    rng, size = np.random.default_rng(1), 0
+    with path.open("wb") as file:
+        while size < megabytes * MEGABYTE:
+            size += file.write(block(rng))
+    return size
+
+
+def peak_megabytes() -> float:
+    """This process's largest resident memory so far (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / MEGABYTE for line in lines if line.startswith("VmHWM"))
+
+
+def prepare_here(path: Path) -> tuple[float, float]:
+    """(MB/s, peak MB) of preparing a file in this process, on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    from gbactl.compose import compose
+    from gbactl.data.prepare import prepare
+
+    data = compose(["data=criteo", f"data.path={path}", f"data.cache={path.parent / 'cache'}", "data.days=2"]).data
+    began = time.perf_counter()
+    prepare(data, None)
+    return path.stat().st_size / MEGABYTE / (time.perf_counter() - began), peak_megabytes()
+
+
+def measure(path: Path) -> tuple[float, float]:
+    """The same in a process of its own. Raises SideError."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--prepare", str(path)], capture_output=True, text=True, timeout=600, check=False
+    )
+    if done.returncode:
+        raise SideError(f"preparing a TSV failed: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+    rate, peak = done.stdout.split()[-2:]
+    return float(rate), float(peak)
+
+
+def lines(rounds: int, megabytes: int, tell: Tell) -> list[Line]:
+    """The speed, and the memory."""
+    import shutil
+
+    found = []
+    with tempfile.TemporaryDirectory(prefix="gbactl-tsv-") as folder:
+        path = Path(folder) / "train.txt"
+        size = write(path, megabytes)
+        for number in range(rounds):
+            found.append(measure(path))
+            tell(f"tsv {number + 1}/{rounds}: {found[-1][0]:.0f} MB/s, peak {found[-1][1]:.0f} MB")
+            shutil.rmtree(Path(folder) / "cache")
+    note = f"a file of {size / MEGABYTE:,.0f} MB, plain text, from fingerprint to checksums"
+    rates, peaks = ([values[side] for values in found] for side in (0, 1))
+    return [
+        Line("tsv-speed", "Criteo TSV preparation, MB/s on one core", rates, 100.0, note=note),
+        Line("tsv-memory", "its peak resident memory, MB", peaks, 1000.0, at_least=False, note=note),
+    ]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--prepare", type=Path, metavar="FILE", help="prepare this file here and say what it took")
+    given = parser.parse_args()
+    one_thread_each()
+    if given.prepare is not None:
+        print("{:.2f} {:.1f}".format(*prepare_here(given.prepare)))
+        return
+    for line in lines(1, given.megabytes, lambda _: None):
+        print(f"{line.what}: {line.median:.0f}  ({line.note})")
+
+
+if __name__ == "__main__":
+    main()

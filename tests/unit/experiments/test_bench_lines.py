@@ -1,0 +1,145 @@
+"""The bench: which lines there are, how a ratio and its target are judged, what is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+Modules = dict[str, ModuleType]
+TARGETS = {
+    "async-shm": 0.93, "async-tcp": 0.82, "async-bf16": 0.85, "bf16-async": 1.55, "gba": 0.98, "rpc": 1.25,
+    "sync-512": 0.70, "sync-4096": 0.87, "sync-shm-512": 0.80, "sync-shm-4096": 0.90, "hvd-512": 1.3, "hvd-4096": 1.3,
+    "ddp-shm": 1.3, "ddp-horovod": 1.3, "bf16-single": 1.7, "alone-fp32": 1.22, "alone-bf16": 1.9, "rows": 0.90,
+    "data-path": 20.0, "data-path-shuffle": 20.0, "server-cpu-2": 1.3, "server-cpu-4": 1.6,
+}  # fmt: skip
+
+
+def some_bench(bench: Modules, folder: Path = Path()) -> Any:
+    return bench["sides"].Bench(folder, 1000, 1.0)
+
+
+def side(*rates: float) -> Any:
+    waiting: Iterator[float] = iter(rates)
+    return lambda: {"rate": next(waiting)}
+
+
+def quiet(_: str) -> None:
+    """Progress that nobody reads."""
+
+
+def test_every_target_stands(bench: Modules) -> None:
+    pairs = bench["pairs"].pairs(some_bench(bench))
+    assert {pair.name: pair.target for pair in pairs} == TARGETS
+    assert [pair.name for pair in pairs if not pair.at_least] == ["server-cpu-2", "server-cpu-4"]
+
+
+def test_a_line_with_sync_names_its_collective(bench: Modules) -> None:
+    of_sync = [pair for pair in bench["pairs"].pairs(some_bench(bench)) if "sync" in pair.what.replace("async", "")]
+    assert len(of_sync) == 8
+    assert all("collective=horovod" in pair.what or "collective=shm" in pair.what for pair in of_sync)
+
+
+def test_a_pair_alternates_and_divides(bench: Modules) -> None:
+    order: list[str] = []
+
+    def told(name: str, rates: Any) -> Any:
+        return lambda: order.append(name) or rates()
+
+    pair = bench["lines"].Pair("x", "x / y", told("variant", side(90.0, 100.0)), told("base", side(100.0, 80.0)), 1.0)
+    line = pair.measure(2, quiet)
+    assert order == ["base", "variant"] * 2
+    assert line.values == [0.9, 1.25] and line.median == pytest.approx(1.075) and line.met
+    assert line.note == "95.00 / 90.00 samples/s"
+
+
+@pytest.mark.parametrize(
+    ("at_least", "value", "met"), [(True, 1.0, True), (True, 0.9, False), (False, 1.0, True), (False, 1.1, False)]
+)
+def test_a_target_is_a_floor_or_a_ceiling(bench: Modules, at_least: bool, value: float, met: bool) -> None:
+    pair = bench["lines"].Pair("x", "x", side(value), side(1.0), 1.0, at_least)
+    assert pair.measure(1, quiet).met is met
+
+
+def test_without_a_target_nothing_is_met_or_missed(bench: Modules) -> None:
+    assert bench["lines"].Line("x", "x", [1.0]).met is None
+
+
+def test_only_takes_a_name_or_the_beginning_of_names(bench: Modules) -> None:
+    known, picked = ("sync-512", "sync-shm-512", "data-path", "data-path-shuffle", "gba"), bench["run"].picked
+    assert picked(None, known) == list(known)
+    assert picked(["gba", "sync"], known) == ["gba", "sync-512", "sync-shm-512"]
+    assert picked(["data-path"], known) == ["data-path"]
+    assert picked(["sync-shm", "sync"], known) == ["sync-shm-512", "sync-512"]
+    with pytest.raises(KeyError, match="sync-51'"):
+        picked(["sync-51"], known)
+
+
+def test_every_measurement_has_a_name(bench: Modules, tmp_path: Path) -> None:
+    names = set(bench["run"].jobs(some_bench(bench, tmp_path), 1, True, quiet))
+    assert set(TARGETS) < names
+    assert {"kernel-copy", "tsv", "virtual-128", "virtual-512", "server-cpu-shm", "server-cpu-tcp"} < names
+
+
+def test_a_failure_does_not_cost_the_other_lines(bench: Modules) -> None:
+    line = bench["lines"].Line("good", "x", [1.0])
+
+    def fails() -> Any:
+        raise bench["run"].SideError("no figure")
+
+    found, failed = bench["run"].measure({"bad": fails, "good": lambda: [line]})
+    assert found == [line] and failed == {"bad": "no figure"}
+
+
+def settings(**changed: Any) -> dict[str, Any]:
+    return {"rounds": 5, "rows": 400_000, "quick": False, "load_before": 0.1, "command": "run.py --out here"} | changed
+
+
+HERE = {
+    "cpu": "CPU", "cores": 2, "memory_gib": 23.4, "system": "Linux 6",
+    "versions": {"python": "3.11.1", "torch": "2.13.0", "gbactl": "0.1.0"},
+}  # fmt: skip
+
+
+def test_the_results_say_how_where_and_with_what(bench: Modules) -> None:
+    make = bench["lines"].Line
+    found = [
+        make("a", "up", [0.8, 1.0, 0.9], 0.95), make("b", "down", [1.0], 1.3, at_least=False, note="n"),
+        make("c", "free", [3.0]),
+    ]  # fmt: skip
+    text = bench["table"].text(found, settings(), {"d": "it took too long"}, HERE)
+    assert text.splitlines() == [
+        "# Results", "", "Written by `run.py --out here`.", "",
+        "Machine: CPU, 2 cores, 23.4 GiB, Linux 6; load 0.1 before. "
+        "Versions: python 3.11.1, torch 2.13.0, horovod none, gbactl 0.1.0.", "",
+        "Medians of 5 alternating rounds, with their range; a day of 400,000 samples. 1 of 2 targets met.", "",
+        "| line | what | measured | min - max | target |  | figures |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| a | up | 0.900 | 0.800 - 1.000 | >= 0.95 | missed |  |",
+        "| b | down | 1.000 |  | <= 1.3 | met | n |",
+        "| c | free | 3.000 |  |  |  |  |",
+        "", "Not measured: `d`: it took too long",
+    ]  # fmt: skip
+
+
+def test_a_quick_run_says_so(bench: Modules) -> None:
+    assert "its figures mean nothing" in bench["table"].text([], settings(quick=True), {}, HERE)
+
+
+def test_what_is_written_can_be_read(bench: Modules, tmp_path: Path) -> None:
+    line = bench["lines"].Line("a", "up", [1.0, 3.0], 1.5)
+    bench["table"].write(tmp_path, [line], settings(), {})
+    read = json.loads((tmp_path / "results.json").read_text())
+    assert read["lines"][0]["median"] == 2.0 and read["lines"][0]["met"] is True
+    assert {"python", "torch", "gbactl"} <= set(read["machine"]["versions"])
+    assert "| a | up | 2.000 |" in (tmp_path / "results.md").read_text()
+
+
+def test_the_command_is_one_for_a_checkout(bench: Modules) -> None:
+    script = bench["table"].ROOT / "experiments" / "performance" / "run.py"
+    told = bench["table"].command_line([str(script), "--only", "a b"])
+    assert told == ".venv/bin/python experiments/performance/run.py --only 'a b'"

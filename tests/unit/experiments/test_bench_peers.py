@@ -1,0 +1,58 @@
+"""The peers: plain tables give the same rows, and every script runs and prints a rate."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+Modules = dict[str, ModuleType]
+TINY = (
+    "data.numeric=2", "data.fields=3", "data.max_cardinality=50", "model.hidden=[8]", "model.dim=4",
+    "train.global_batch=64",
+)  # fmt: skip
+
+
+def test_tables_and_bags_of_the_same_weights_give_the_same_rows(bench: Modules) -> None:
+    import plain
+    import torch
+
+    from gbactl.data.dataset import Schema
+
+    schema = Schema(1, (4, 9, 30))
+    tables, bags = plain.FieldTables(schema, 5), plain.FieldBags(schema, 5)
+    bags.load_state_dict(tables.state_dict())
+    ids = torch.tensor([[0, 8, 29], [3, 0, 7], [3, 8, 7]])
+    found = tables(ids)
+    assert found.shape == (3, 3, 5) and torch.equal(found, bags(ids))
+    assert torch.equal(found[1, 2], tables[2].weight[7])
+    found.sum().backward()
+    assert all(table.weight.grad.is_sparse for table in tables)
+
+
+@pytest.mark.parametrize(
+    ("script", "workers", "options"),
+    [
+        ("peers/reference.py", 1, ("--processes", "1")), ("peers/dlrm_peer.py", 1, ("--processes", "1")),
+        ("peers/ddp_peer.py", 2, ("--processes", "2")), ("peers/hvd_peer.py", 2, ("--processes", "2")),
+        ("peers/rpc_peer.py", 2, ("--workers", "2")), ("data_path.py", 1, ("--shuffle",)),
+    ],
+)  # fmt: skip
+def test_a_peer_prints_a_rate(
+    bench: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    script: str, workers: int, options: tuple[str, ...],
+) -> None:  # fmt: skip
+    if "hvd" in script and importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+    monkeypatch.setenv("GBACTL_CACHE", str(tmp_path / "cache"))
+    small = bench["sides"].Bench(tmp_path, 400, 0.05)
+    rate = small.script(script, workers, 32, *options, "--seconds", "0.05", extra=TINY)
+    assert rate > 0
+
+
+def test_a_peer_that_fails_is_named_with_its_reason(bench: Modules, tmp_path: Path) -> None:
+    small = bench["sides"].Bench(tmp_path, 400, 0.05)
+    with pytest.raises(bench["sides"].SideError, match=r"reference\.py failed: .*nosuchkey"):
+        small.script("peers/reference.py", 1, 32, extra=("nosuchkey=1",))

@@ -1,0 +1,136 @@
+"""What single lines of the bench are made of: table sizes, bytes touched, CPU between two samples, TSV lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.cluster.eventlog import EventLog, OrderRecord
+
+Modules = dict[str, ModuleType]
+
+
+@pytest.mark.parametrize("rows", [1000, 100_000, 1_000_000, 10_000_000])
+def test_a_table_of_so_many_rows(bench: Modules, rows: int) -> None:
+    shapes = bench["shapes"]
+    cardinality = shapes.max_cardinality(rows)
+    assert rows <= shapes.table_rows(cardinality) < 1.001 * rows + 26
+    assert shapes.table_rows(cardinality - 1) < rows
+
+
+def test_bytes_of_a_row_are_those_of_a_shard(bench: Modules) -> None:
+    from gbactl.kernels import load
+    from gbactl.store.optim import OptimizerSpec
+    from gbactl.store.rows import RowBlock
+
+    block = RowBlock(10, 17, OptimizerSpec("adam"), load())
+    assert sum(block.nbytes.values()) == 10 * bench["shapes"].bytes_a_row(16)
+
+
+def test_bytes_that_a_step_touches(bench: Modules) -> None:
+    row = 4 * 17
+    of_parts = 10 * (4 + row)
+    sums = 6 * 2 * row
+    touched = bench["kernel_copy"].touched
+    assert touched("adam", 10, 6) == of_parts + sums + 6 * 2 * (3 * row + 4)
+    assert touched("rowwise_adagrad", 10, 6) == of_parts + sums + 6 * 2 * (row + 4)
+
+
+def test_the_kernel_is_held_against_a_copy(bench: Modules) -> None:
+    kernel, copy = bench["kernel_copy"]._ratios("rowwise_adagrad", 200_000, 2)
+    assert kernel > 0 and copy > 0
+
+
+def event_log(path: Path, orders: int) -> tuple[bytes, list[int]]:
+    """A log's bytes, and how long it was after each order."""
+    log, ends = EventLog(path, {"gbactl": "0"}), []
+    for step in range(orders):
+        log.grant(0, step, 0)
+        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((2 * step, 1.0), (2 * step + 1, 1.0))))
+        ends.append(log.bytes)
+    log.flush()
+    log.close()
+    return path.read_bytes(), ends
+
+
+def test_gradients_in_a_log_that_still_grows(bench: Modules, tmp_path: Path) -> None:
+    data, ends = event_log(tmp_path / "events.log", 5)
+    count = bench["server_cpu"].gradients_in
+    assert count(data, tmp_path / "prefix") == 10
+    assert count(data[: ends[2]], tmp_path / "prefix") == 6
+    assert count(data[: ends[2] - 1], tmp_path / "prefix") == 4
+    assert count(b"", tmp_path / "prefix") == 0
+
+
+def test_cpu_between_two_moments_of_the_training(bench: Modules, tmp_path: Path) -> None:
+    module = bench["server_cpu"]
+    data, ends = event_log(tmp_path / "events.log", 60)
+    moments = [
+        module.Sample(1.0, {"S": 9.0}, ends[0] - 1),  # before the first step: the start costs, too
+        module.Sample(2.0, {"S": 10.0, "W": 20.0}, ends[9], 100.0),
+        module.Sample(2.5, {"S": 10.02, "W": 20.5}, ends[30]),
+        module.Sample(3.0, {"S": 10.08, "W": 21.0}, ends[49], 101.5),
+        module.Sample(4.0, {"S": 50.0, "W": 60.0}, len(data)),  # after the last one: the evaluation
+    ]
+    used = module.usage(moments, data, tmp_path / "prefix")
+    assert (used.seconds, used.gradients) == (1.0, 80)
+    assert used.others == pytest.approx(0.42)
+    assert used.used == pytest.approx({"S": 0.08, "W": 1.0}) and used.server_ms == pytest.approx(1.0)
+
+
+def test_a_run_too_short_for_its_cpu_is_said_to_be(bench: Modules, tmp_path: Path) -> None:
+    module = bench["server_cpu"]
+    data, ends = event_log(tmp_path / "events.log", 30)
+    moments = [module.Sample(float(i), {"S": 1.0}, ends[i]) for i in (5, 10)]
+    with pytest.raises(bench["sides"].SideError, match="too short"):
+        module.usage(moments, data, tmp_path / "prefix")
+
+
+def test_synthetic_tsv_is_criteos_format(bench: Modules) -> None:
+    from gbactl.data.readers.criteo import CriteoLines
+
+    block = bench["tsv"].block(np.random.default_rng(0), 500)
+    lines = block.decode().splitlines()
+    form = CriteoLines(1000)
+    assert len(lines) == 500 and [form.explain(line) for line in lines] == [None] * 500
+    batch = form.fast(block, 500)
+    assert set(batch.labels.tolist()) == {0, 1} and 0.05 < (batch.ids == 0).mean() < 0.15
+
+
+def test_a_tsv_is_prepared_in_a_process_of_its_own(bench: Modules, tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(bench["tsv"].block(np.random.default_rng(0), 2000))
+    rate, peak = bench["tsv"].measure(path)
+    assert rate > 0 and 50 < peak < 1000
+    assert list((tmp_path / "cache").glob("criteo-*/meta.json"))
+
+
+def test_a_tsv_that_cannot_be_prepared_is_said_to_be(bench: Modules, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("no Criteo\n")
+    with pytest.raises(bench["sides"].SideError, match="columns"):
+        bench["tsv"].measure(tmp_path / "train.txt")
+
+
+def progress(samples: int) -> Any:
+    return SimpleNamespace(name="progress", fields={"samples": samples})
+
+
+def test_virtual_and_plain_blocks_alternate(bench: Modules) -> None:
+    steps: list[int] = []
+    module = bench["virtual_cost"]
+    sides = module.Alternating(steps.append, 8)
+    for event in (progress(10), SimpleNamespace(name="phase", fields={}), progress(10), progress(30), progress(60)):
+        sides(event)
+    assert len(sides.virtual) == len(sides.plain) == 2
+    assert steps == list(range(2 * (module.BLOCK + 1)))
+
+
+def test_the_ends_of_a_virtual_run_do_not_count(bench: Modules) -> None:
+    inner = bench["virtual_cost"].inner
+    assert inner([100.0] * 3 + [1.0, 2.0, 3.0, 4.0, 5.0] + [100.0] * 2) == 3.0
+    with pytest.raises(SystemExit, match="too short"):
+        inner([1.0] * 9)

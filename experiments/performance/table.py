@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,30 @@ def show(found: list[Line]) -> None:
 
 
 def write(folder: Path, found: list[Line], settings: dict[str, Any], failed: dict[str, str]) -> None:
-    """results.json and results.md; `settings` are the command, rounds and load, `failed` what was not measured."""
+    """results.json and results.md; `settings` are the command, rounds and load, `failed` what was not measured.
+
+    Lines that an earlier command measured on this machine with these versions, and this one did not, stay.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    here = machine()
+    here, new = machine(), {line.name for line in found} | set(failed)
+    stay = [] if settings["quick"] else [line for line in before(folder, here) if line.name not in new]
+    found = [*stay, *found]
     lines = [{**asdict(line), "median": line.median, "met": line.met} for line in found]
     all_of_it = {"machine": here, "settings": settings, "lines": lines, "failed": failed}
     (folder / "results.json").write_text(json.dumps(all_of_it, indent=2) + "\n")
     (folder / "results.md").write_text(text(found, settings, failed, here))
+
+
+def before(folder: Path, here: dict[str, Any]) -> list[Line]:
+    """The lines of results.json, if it is of this machine and these versions and no quick run."""
+    path = folder / "results.json"
+    if not path.exists():
+        return []
+    there = json.loads(path.read_text())
+    if there["machine"] != json.loads(json.dumps(here)) or there["settings"]["quick"]:
+        return []
+    names = [each.name for each in fields(Line)]
+    return [Line(**{name: line[name] for name in names}) for line in there["lines"]]
 
 
 def text(found: list[Line], settings: dict[str, Any], failed: dict[str, str], here: dict[str, Any]) -> str:
@@ -84,10 +101,10 @@ def text(found: list[Line], settings: dict[str, Any], failed: dict[str, str], he
     missing = [f"Not measured: `{name}`: {why}" for name, why in failed.items()]
     quick = " This was `--quick`: it shows that everything runs, its figures mean nothing." * bool(settings["quick"])
     head = [
-        "# Results", "", f"Written by `{settings['command']}`.", "",
+        "# Results", "", f"Last written by `{settings['command']}`; lines that it did not measure stay.", "",
         f"Machine: {here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, {here['system']}; "
         f"load {settings['load_before']:.1f} before. Versions: {versions}.", "",
-        f"Medians of {settings['rounds']} alternating rounds, with their range; a day of {settings['rows']:,} samples. "
+        f"Medians of alternating rounds, with their range; a day of {settings['rows']:,} samples. "
         f"{sum(judged)} of {len(judged)} targets met.{quick}", "",
     ]  # fmt: skip
     return "\n".join([*head, *body, *([""] * bool(missing)), *missing]) + "\n"

@@ -113,10 +113,10 @@ def test_the_results_say_how_where_and_with_what(bench: Modules) -> None:
     ]  # fmt: skip
     text = bench["table"].text(found, settings(), {"d": "it took too long"}, HERE)
     assert text.splitlines() == [
-        "# Results", "", "Written by `run.py --out here`.", "",
+        "# Results", "", "Last written by `run.py --out here`; lines that it did not measure stay.", "",
         "Machine: CPU, 2 cores, 23.4 GiB, Linux 6; load 0.1 before. "
         "Versions: python 3.11.1, torch 2.13.0, horovod none, gbactl 0.1.0.", "",
-        "Medians of 5 alternating rounds, with their range; a day of 400,000 samples. 1 of 2 targets met.", "",
+        "Medians of alternating rounds, with their range; a day of 400,000 samples. 1 of 2 targets met.", "",
         "| line | what | measured | min - max | target |  | figures |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         "| a | up | 0.900 | 0.800 - 1.000 | >= 0.95 | missed |  |",
@@ -137,6 +137,18 @@ def test_what_is_written_can_be_read(bench: Modules, tmp_path: Path) -> None:
     assert read["lines"][0]["median"] == 2.0 and read["lines"][0]["met"] is True
     assert {"python", "torch", "gbactl"} <= set(read["machine"]["versions"])
     assert "| a | up | 2.000 |" in (tmp_path / "results.md").read_text()
+
+
+def test_lines_that_were_not_measured_again_stay(bench: Modules, tmp_path: Path) -> None:
+    make, write = bench["lines"].Line, bench["table"].write
+    write(tmp_path, [make("a", "up", [1.0]), make("b", "up", [1.0])], settings(), {})
+    write(tmp_path, [make("b", "up", [2.0])], settings(), {})
+    kept = json.loads((tmp_path / "results.json").read_text())["lines"]
+    assert [(line["name"], line["median"]) for line in kept] == [("a", 1.0), ("b", 2.0)]
+    write(tmp_path, [make("c", "up", [3.0])], settings(quick=True), {})
+    assert [line["name"] for line in json.loads((tmp_path / "results.json").read_text())["lines"]] == ["c"]
+    write(tmp_path, [make("d", "up", [4.0])], settings(), {})
+    assert [line["name"] for line in json.loads((tmp_path / "results.json").read_text())["lines"]] == ["d"]
 
 
 def test_the_command_is_one_for_a_checkout(bench: Modules) -> None:

@@ -48,3 +48,9 @@ def test_arrays_start_on_a_cache_line() -> None:
         assert made.flags.c_contiguous
     assert (full((7, 2), 0.5) == 0.5).all()
     assert not zeros((0, 4)).size
+
+
+def test_large_arrays_start_on_a_huge_page() -> None:
+    made = zeros((100_000, 17))
+    assert made.ctypes.data % (1 << 21) == 0 and made.flags.writeable and made.flags.c_contiguous
+    assert made.shape == (100_000, 17) and made.dtype == np.float32 and not made.any()

@@ -24,7 +24,10 @@ def test_make_demo_prints_the_comparison(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     table = done.stdout[done.stdout.rindex("mode") :]
     lines = [line.split() for line in table.splitlines()]
-    rows = {words[0]: words for words in lines if words and words[0] in ("sync", "async", "gba")}
+    rows: dict[str, list[str]] = {}
+    for words in lines:
+        if words and words[0] in ("sync", "async", "gba"):
+            rows.setdefault(words[0], words)  # a wide table goes on below, with the same names
     assert set(rows) == {"sync", "async", "gba"}, table
     assert all(row[1] == "3" and float(row[2]) > 0.7 for row in rows.values())
     assert "make ui" in done.stdout

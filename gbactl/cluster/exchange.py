@@ -19,6 +19,7 @@ from gbactl.cluster import frames
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    Abandon,
     Ack,
     BeginPhase,
     DenseState,
@@ -49,6 +50,7 @@ class Item:
     batch: Batch
     unique: Unique
     pulled: bool = False
+    abandoned: bool = False
     answers: dict[int, tuple[Rows, Frame]] = field(default_factory=dict)
     dense_seen: dict[int, int] = field(default_factory=dict)
     row_versions: list[int] = field(default_factory=list)
@@ -232,6 +234,8 @@ class Exchange:
             self._granted(message)
         elif isinstance(message, BeginPhase):
             self._begin(message)
+        elif isinstance(message, Abandon):
+            self._abandon(message.phase)
         elif isinstance(message, Inspect | MoveDense):
             self._questions.append(message)
             self._cv.notify_all()
@@ -250,6 +254,18 @@ class Exchange:
             self._have_dense = [-1] * len(self.servers)
         self._phase = phase
         self.source.begin(phase)
+
+    def _abandon(self, phase: int) -> None:
+        """Forget what was not begun, and ask for others. Its dense slices were never loaded: none are here."""
+        given_up = [item for item in self._queue if item.phase.number == phase]
+        for item in given_up:
+            self._queue.remove(item)
+            item.abandoned = True
+            if not item.pulled or len(item.answers) == len(self.servers):
+                item.release()
+            self.take()
+        if given_up:
+            self._have_dense = [-1] * len(self.servers)
 
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
@@ -276,6 +292,11 @@ class Exchange:
         item = self._tickets[rows.ticket]
         shard = self._shard[id(channel)]
         item.answers[shard] = (rows, frame)
+        if item.abandoned:
+            if len(item.answers) == len(self.servers):
+                del self._tickets[rows.ticket]
+                item.release()
+            return
         if rows.dense:
             self._have_dense[shard] = rows.version
         item.dense_seen[shard] = self._have_dense[shard]

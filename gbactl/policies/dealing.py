@@ -83,6 +83,11 @@ class Dealer:
         self._held -= len(orphans)
         self._deal(orphans)
 
+    def end(self, turns: int, batches: int) -> None:
+        """Deal no more than so many turns, of so many batches: at least what somebody has begun."""
+        self.turns, self.batches = min(self.turns, max(turns, self.reached)), min(self.batches, batches)
+        self._behind = sum(turn < self.turns for turn in self._turn.values())
+
     def _begin(self, worker: int, turn: int) -> None:
         self._turn[worker] = turn + 1
         self._behind -= turn + 1 == self.turns

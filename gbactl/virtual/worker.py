@@ -16,6 +16,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.exchange import Source
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    Abandon,
     Ack,
     BeginPhase,
     DenseState,
@@ -95,7 +96,7 @@ class VirtualWorker:
         self._shard: dict[int, int] = {}
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
-        self._ticket = self._turn = self._acks = 0
+        self._ticket = self._turn = self._acks = self._move_turn = 0
         self._questions: deque[Inspect | MoveDense] = deque()
         self._states: dict[int, tuple[int, Floats]] = {}
         self._have_dense: list[int] = []
@@ -130,6 +131,8 @@ class VirtualWorker:
             self._granted(message)
         elif isinstance(message, BeginPhase):
             self._begin_phase(message)
+        elif isinstance(message, Abandon):
+            self._abandon(message.phase)
         elif isinstance(message, Inspect | MoveDense):
             self._questions.append(message)
             self._go_on()
@@ -148,6 +151,16 @@ class VirtualWorker:
             self._have_dense = [-1] * len(self.servers)
         self._phase = phase
         self.crew.source.begin(phase)
+
+    def _abandon(self, phase: int) -> None:
+        """See Exchange."""
+        given_up = [item for item in self._queue if item.phase.number == phase]
+        for item in given_up:
+            self._queue.remove(item)
+            item.abandoned = True
+            self.take()
+        if given_up:
+            self._have_dense = [-1] * len(self.servers)
 
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
@@ -171,6 +184,8 @@ class VirtualWorker:
 
     def _rows(self, shard: int, rows: Rows, answer: Answer) -> None:
         item = self._tickets[rows.ticket]
+        if item.abandoned:
+            return
         item.answers[shard] = answer
         if rows.dense:
             self._have_dense[shard] = rows.version
@@ -202,7 +217,7 @@ class VirtualWorker:
             if isinstance(question, Inspect):
                 self.coordinator.send(self._inspected())
             else:
-                self._move(question.home)
+                self._move(question)
         if not self._busy and self._queue and self._queue[0].ready:
             self._busy = True
             self._begin(self._queue.popleft())
@@ -211,8 +226,9 @@ class VirtualWorker:
         checksum, total = self.crew.sides.now.checksum()
         return Inspected(str(self.peer), checksum, total, {}, {})
 
-    def _move(self, home: str) -> None:
+    def _move(self, question: MoveDense) -> None:
         """Do this worker's part in moving the dense vector."""
+        home, self._move_turn = question.home, question.turn
         self._busy = True
         given = self.crew.sides.move(home)
         self._acks = len(given)
@@ -234,7 +250,7 @@ class VirtualWorker:
 
     def _moved(self) -> None:
         if not self._acks:
-            self.coordinator.send(Moved(self.index))
+            self.coordinator.send(Moved(self.index, self._move_turn))
             self.free()
 
     def _begin(self, item: Item) -> None:

@@ -243,7 +243,8 @@ class Coordinator:
         }
 
     def _progress(self) -> None:
-        self._event("progress", self.record.progress(self._training, self.step))
+        told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}
+        self._event("progress", {**self.record.progress(self._training, self.step), **told})
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:
         if self.launcher is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gbactl.cluster.messages import Inspected
 from gbactl.cluster.plan import Round
-from gbactl.cluster.statistics import Statistics
+from gbactl.cluster.statistics import Statistics, quantiles
 from gbactl.cluster.training import Training
 from gbactl.errors import ClusterError
 from gbactl.policies import Ledger
@@ -87,6 +87,7 @@ class RunRecord:
             **point,
             "step": training.policy.step if training else step,
             "workers": self.statistics.rates(now),
+            "staleness": quantiles(self.statistics.staleness),
             "label": part.label,
             "round": number,
             "rounds": of,

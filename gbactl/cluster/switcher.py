@@ -7,6 +7,7 @@ drain and before the next phase's first batch, and must be the same. A switch th
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster import eventlog
@@ -25,6 +26,7 @@ from gbactl.switching.wishes import obstacle, wished
 if TYPE_CHECKING:
     from gbactl.cluster.coordinator import Coordinator
 
+log = logging.getLogger(__name__)
 SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switch: 40 ms
 
 
@@ -143,6 +145,7 @@ class Switcher:
             self._tell(training.clock.gradients[0])
         if not self._stopping and self.plan.called(self.c.record.seconds):
             self._stopping = True
+            log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
             training.stop()
 
     def _tell(self, first: float) -> None:
@@ -184,7 +187,7 @@ class Switcher:
         if why_not:
             self.c._event("switch", {**told, "state": "refused", "why": why_not})
             return
-        self.plan.asked, self._wish = cfg, wish
+        self.plan.asked, self._wish = cfg, {**wish, "to": cfg.mode.name}
         self.c._event("switch", {**told, "state": "accepted"})
 
     @property
@@ -202,7 +205,9 @@ class Switcher:
     def ended(self) -> None:
         """The run is over: a wish that came too late is answered."""
         if self._wish:
-            self.c._event("switch", {**self._wish, "state": "stayed", "why": "the run ended before it"})
+            now = {"from": self.c.now.mode.name, "step": self.c.step}
+            told = {**self._wish, **now, "state": "stayed", "why": "the run ended before it"}
+            self.c._event("switch", told)
 
     def _position(self) -> Position:
         record = self.c.record

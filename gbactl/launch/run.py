@@ -14,6 +14,7 @@ from typing import Any
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
@@ -26,6 +27,9 @@ from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.show import Show
+from gbactl.switching.control import Control
+from gbactl.switching.plan import Plan
+from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of, tags_of
@@ -47,6 +51,7 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
+    Plan(cfg, [dataset.splits[part.split].rows for part in rounds(dataset, cfg.train)])  # what can never come is told
     run_dir = rundir.create(cfg)
     show.say(_headline(cfg, dataset))
     with _sigterm_raises():
@@ -90,6 +95,7 @@ class Run:
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
+        self.control: Control | None = None
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
@@ -148,6 +154,7 @@ class Run:
         try:
             channel = self._meet(hub, children)
             channel.send(Hello("launcher", 0, "", 0))
+            self.control = Control(self.run_dir, channel.send)
             while not (self.result is not None and children.ended()):
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
@@ -156,6 +163,8 @@ class Run:
                         self._event(unpack(frame.kind, frame.descriptor))
                 self._check(children, failure, over)
         finally:
+            if self.control is not None:
+                self.control.close()
             hub.close()
 
     def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
@@ -186,6 +195,8 @@ class Run:
         return failure
 
     def _event(self, event: Event) -> None:
+        if self.control is not None:
+            self.control.heard(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.progress(event.fields)
@@ -198,9 +209,18 @@ class Run:
         elif event.name == "lost":
             self.lost.append(event.fields)
             self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")
+        elif event.name == "switch":
+            self._switched(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+
+    def _switched(self, fields: dict[str, Any]) -> None:
+        """A switch was done, or could not be."""
+        if fields["state"] == "stayed":
+            self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
+        elif fields["state"] == "done":
+            self.show.say(f"  step {fields['step']}: {answer(fields)}")
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}

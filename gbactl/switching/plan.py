@@ -37,6 +37,13 @@ class Plan:
         """The entry that comes next."""
         return self.entries[self._next] if self._next < len(self.entries) else None
 
+    @property
+    def coming(self) -> str:
+        """The mode that comes next."""
+        if self.asked is not None:
+            return self.asked.mode.name
+        return "" if self.next is None else self.next.to
+
     def take(self, at: Position) -> RunConfig | None:
         """What rules from here on, if anything is due: the last entry, or what was asked."""
         found = None

@@ -125,10 +125,10 @@ class Coordinator:
         """A round's training, to its last applied gradient: one phase, and one more for every switch within it."""
         self.record.round = (part, number, of)
         samples = self.dataset.splits[part.split].rows
-        self.switcher.go_on(number, False)
+        self.switcher.go_on(number, 0, False)
         first = self._phase(part, 0, samples)
         while first < samples:
-            self.switcher.go_on(number, True)
+            self.switcher.go_on(number, first, True)
             first += self._phase(part, first, samples - first)
         self._log_checksums()
 
@@ -313,7 +313,7 @@ class Coordinator:
         return allowed and settled and bool(self.members.of("worker"))
 
     def _give_up(self, worker: int) -> None:
-        if worker in self._waiting:
+        while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
         self.losses.fence(worker, self._phase_number, batches)

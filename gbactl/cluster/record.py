@@ -41,6 +41,11 @@ class RunRecord:
         """Since everybody was ready."""
         return self.now() - self._began
 
+    @property
+    def label(self) -> str:
+        """The round that goes on: day 3, epoch 0."""
+        return "" if self.round is None else self.round[0].label
+
     def pause(self, milliseconds: float | None) -> None:
         """From the last gradient before a switch to the first one of the phase that goes on."""
         self._pause = milliseconds

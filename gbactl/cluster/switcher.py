@@ -40,7 +40,7 @@ class Switcher:
         self.mover = Mover(coordinator.members, coordinator.losses, self._in_time)
         self._round = 0
         self._rest = 0
-        self._stopping = False
+        self._stopping = self._under_way = False
         self._drained: str | None = None
         self._last_gradient: float | None = None
         self._wish: dict[str, Any] = {}
@@ -48,13 +48,20 @@ class Switcher:
 
     # -- between two phases -------------------------------------------------------------------------
 
-    def go_on(self, number: int, inside: bool) -> None:
-        """Before a phase of round `number`: in another mode if one is due. `inside`: the day has begun before."""
-        self._round, self._stopping = number, False
+    def go_on(self, number: int, first: int, inside: bool) -> None:
+        """Before a phase of round `number`, which begins at sample `first`: in another mode if one is due.
+
+        `inside`: the day has begun before."""
+        self._round = number
+        self._tell(None)
         cfg = self.plan.take(self._position())
+        if cfg is not None:
+            self._under_way = True
+            self._switch(cfg, first, inside)
+        self._under_way = self._stopping = False
+
+    def _switch(self, cfg: RunConfig, first: int, inside: bool) -> None:
         wish, self._wish = self._wish, {}
-        if cfg is None:
-            return
         servers = self.c.inspect("server", what=self._what)
         if inside:
             self._log_whole(servers)
@@ -64,7 +71,8 @@ class Switcher:
             self._drained = None
             self.c._event("switch", {**report, "state": "stayed", "why": why_not})
             return
-        self._report = {**report, "state": "done", "samples": self.c.record.ledger.read}
+        here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read}
+        self._report = {**report, **here, "state": "done"}
         self.c.now = cfg
         self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step})
 
@@ -141,19 +149,22 @@ class Switcher:
         training = self.c._training
         if training is None:
             return
-        if self._report is not None and training.clock.gradients is not None:
+        if training.clock.gradients is not None:
             self._tell(training.clock.gradients[0])
         if not self._stopping and self.plan.called(self.c.record.seconds):
             self._stopping = True
             log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
             training.stop()
 
-    def _tell(self, first: float) -> None:
+    def _tell(self, first: float | None) -> None:
+        """A switch that was not told yet is done: its first gradient came at `first`, or never."""
+        if self._report is None:
+            return
         report, self._report = self._report, None
         last, self._last_gradient = self._last_gradient, None
-        pause = None if last is None else 1000.0 * (first - last)
+        pause = None if last is None or first is None else 1000.0 * (first - last)
         self.c.record.pause(pause)
-        self.c._event("switch", {**(report or {}), "pause_ms": pause})
+        self.c._event("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: Training) -> None:
         """Until everything handed out has come; before a switch no longer than its deadline.
@@ -192,7 +203,7 @@ class Switcher:
 
     @property
     def _busy(self) -> bool:
-        return self._stopping or bool(self._wish) or self._report is not None or self.mover.moving
+        return self._stopping or self._under_way or bool(self._wish) or self._report is not None
 
     def _hindrance(self, cfg: RunConfig) -> str:
         training = self.c._training
@@ -204,6 +215,7 @@ class Switcher:
 
     def ended(self) -> None:
         """The run is over: a wish that came too late is answered."""
+        self._tell(None)
         if self._wish:
             now = {"from": self.c.now.mode.name, "step": self.c.step}
             told = {**self._wish, **now, "state": "stayed", "why": "the run ended before it"}

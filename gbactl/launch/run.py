@@ -28,6 +28,7 @@ from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.show import Show
 from gbactl.switching.control import Control
+from gbactl.switching.modes import legend, listed, mode_id
 from gbactl.switching.plan import Plan
 from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
@@ -94,6 +95,7 @@ class Run:
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
+        self.switches: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
 
@@ -220,10 +222,15 @@ class Run:
         if fields["state"] == "stayed":
             self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
         elif fields["state"] == "done":
+            self.switches.append(fields)
+            self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
+            if self.tracked is not None:
+                self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
             self.show.say(f"  step {fields['step']}: {answer(fields)}")
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
+        metrics["mode_id"] = mode_id(fields["mode"])
         if len(fields["workers"]) <= MOST_CURVES:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         self._log(metrics, fields["samples"])
@@ -235,6 +242,7 @@ class Run:
             return
         config, t = to_dict(self.cfg), self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
+        tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend()}
         name = t.run_name or self.run_dir.name
         self.tracked = TrackedRun(
             tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say

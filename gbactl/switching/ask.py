@@ -115,7 +115,15 @@ def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"--set {change} is no KEY=VALUE; type for instance --set iota=4.")
         try:
-            values[key.removeprefix("mode.")] = yaml.safe_load(text)
+            values[key.removeprefix("mode.")] = _number(yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise UsageError(f"--set {change} has a value that cannot be read.") from error
     return {**values, "name": to}
+
+
+def _number(value: Any) -> Any:
+    """inf and 3e6, which YAML takes for words, as the numbers they are."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value

@@ -16,6 +16,7 @@ import pytest
 
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import InfoRecord
+from gbactl.tracking.store import connect
 from tests.support.processes import Launched, Launcher, collective, wait_for
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
@@ -103,12 +104,24 @@ def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
 
 def test_a_schedule_within_a_day(launcher: Launcher) -> None:
     entries = "[{at: {samples: 4000}, to: gba}, {at: {step: 100}, to: bsp}, {at: {fraction: 0.8}, to: sync}]"
-    result = launcher.train(*SHORT, "mode=sync", f"collective={collective()}", f"switch.schedule={entries}")
+    uri = f"sqlite:///{launcher.cwd / 'mlflow.db'}"
+    result = launcher.train(
+        *SHORT, "mode=sync", f"collective={collective()}", f"switch.schedule={entries}", f"tracking.uri={uri}",
+        tracking=True,
+    )  # fmt: skip
     assert [(p["mode"], p["first_sample"]) for p in result["phases"]] == [
         ("sync", 0), ("gba", 4032), ("bsp", 6400), ("sync", 9600),
     ]  # fmt: skip
     assert result["samples"]["read"] == result["samples"]["trained"] + result["samples"]["decayed"] == 12000
     assert all(p["pause_ms"] > 0 for p in result["phases"][1:])
+    client = connect(uri)
+    told = client.get_metric_history(result["run_id"], "mode_id")
+    assert {(2.0, 4032), (3.0, 6400), (0.0, 9600)} <= {(m.value, m.step) for m in told}
+    assert {m.value for m in told} == {0.0, 2.0, 3.0}
+    tags = client.get_run(result["run_id"]).data.tags
+    assert tags["gbactl.phases"] == (
+        "sync; gba from day 0, sample 4032; bsp from day 0, sample 6400; sync from day 0, sample 9600"
+    )
 
 
 def asked(launched: Launched, launcher: Launcher, mode: str) -> subprocess.Popen[str]:

@@ -193,9 +193,20 @@ class RunConfig:
             return self.in_mode(values)
 
     def in_mode(self, values: dict[str, Any]) -> RunConfig:
-        """This configuration in another mode, whose keys `values` are. Raises ConfigError for one it does not have."""
-        mode: ModeConfig = _build(ModeConfig, _own_keys(values), "mode.")
-        return dataclasses.replace(self, mode=mode, switch=SwitchConfig())
+        """This configuration in another mode, whose keys `values` are, and `workers`, how many train then.
+
+        Raises ConfigError for a key that the mode does not have."""
+        workers = values.get("workers", self.cluster.workers)
+        _require(type(workers) is int and workers >= 1, f"workers={workers} is no number of workers; type 1 or more.")
+        own = {key: value for key, value in values.items() if key != "workers"}
+        mode: ModeConfig = _build(ModeConfig, _own_keys(own), "mode.")
+        cluster = dataclasses.replace(self.cluster, workers=workers)
+        return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
+
+    @property
+    def processes(self) -> int:
+        """Workers that are started: as many as the phase with the most of them has."""
+        return max(phase.cluster.workers for phase in self.phases)
 
     @property
     def home(self) -> str:
@@ -226,7 +237,7 @@ class RunConfig:
 
         if self.cluster.name == "virtual":
             return 1
-        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.cluster.workers)
+        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.processes)
 
 
 def _require(ok: bool, message: str) -> None:
@@ -351,9 +362,8 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 
 
 def mode_values(cfg: RunConfig) -> dict[str, Any]:
-    """The mode's keys as in conf/mode/, all of them."""
-    found: dict[str, Any] = to_dict(cfg)["mode"]
-    return found
+    """The mode's keys as in conf/mode/, all of them, and how many workers it has."""
+    return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
 
 
 def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:

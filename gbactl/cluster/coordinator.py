@@ -63,7 +63,7 @@ class Coordinator:
 
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
-        self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
+        self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
         self.now = cfg
         self.record = RunRecord(hub.now)
@@ -141,7 +141,8 @@ class Coordinator:
     def _phase(self, part: Round, first: int, rest: int) -> int:
         """Train in one mode on the `rest` of a day from sample `first` on; returns how many samples it was given."""
         cfg = self.now
-        phase = Phase(rest, cfg.local_batch, cfg.train.global_batch, self.step, tuple(range(cfg.cluster.workers)))
+        workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
+        phase = Phase(rest, cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
         self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, first)

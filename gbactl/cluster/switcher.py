@@ -186,12 +186,12 @@ class Switcher:
         """A wish of `gbactl switch`, by way of the launcher: {id, mode: {...}}. It is answered in any case."""
         wish = {"id": fields.get("id", 0)}
         try:
-            cfg = wished(self.c.cfg, fields.get("mode"))
+            cfg = wished(self.c.cfg, self.c.now, fields.get("mode"))
         except ConfigError as error:
             self.c._event("switch", {**wish, "state": "refused", "why": str(error)})
             return
         told = {**wish, "from": self.c.now.mode.name, "to": cfg.mode.name}
-        if cfg.mode == self.c.now.mode and not self._busy:
+        if mode_values(cfg) == mode_values(self.c.now) and not self._busy:
             self.c._event("switch", {**told, "state": "same"})
             return
         why_not = "another switch is under way" if self._busy else self._hindrance(cfg)

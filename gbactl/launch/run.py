@@ -140,7 +140,7 @@ class Run:
     @contextlib.contextmanager
     def _collective(self) -> Iterator[list[dict[str, str]]]:
         """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
-        workers, c = self.cfg.cluster.workers, self.cfg.collective
+        workers, c = self.cfg.processes, self.cfg.collective
         if "workers" not in self.cfg.homes:
             yield [{} for _ in range(workers)]
             return

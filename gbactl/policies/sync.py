@@ -23,7 +23,7 @@ class SyncPolicy(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.width = len(self.phase.workers)
-        self.dealer = Dealer(self.phase.workers, self.phase.batches)
+        self.dealer = Dealer(self.phase.workers, self.phase.batches, self.phase.joiners)
         self.arrived: dict[int, dict[int, Member]] = {}
 
     def take(self, worker: int) -> Grant | None:

@@ -107,7 +107,7 @@ class Replayer:
         self._check(phase)
         shape = Phase(
             begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
-            tuple(range(self.cfg.cluster.workers)),
+            tuple(range(cfg.cluster.workers)),
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished

@@ -103,7 +103,7 @@ def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
 
 
 def test_a_schedule_within_a_day(launcher: Launcher) -> None:
-    entries = "[{at: {samples: 4000}, to: gba}, {at: {step: 100}, to: bsp}, {at: {fraction: 0.8}, to: sync}]"
+    entries = "[{at: {samples: 4000}, to: gba}, {at: {step: 100}, to: bsp, set: {workers: 4}}, {at: {fraction: 0.8}, to: sync}]"
     uri = f"sqlite:///{launcher.cwd / 'mlflow.db'}"
     result = launcher.train(
         *SHORT, "mode=sync", f"collective={collective()}", f"switch.schedule={entries}", f"tracking.uri={uri}",
@@ -113,6 +113,7 @@ def test_a_schedule_within_a_day(launcher: Launcher) -> None:
         ("sync", 0), ("gba", 4032), ("bsp", 6400), ("sync", 9600),
     ]  # fmt: skip
     assert result["samples"]["read"] == result["samples"]["trained"] + result["samples"]["decayed"] == 12000
+    assert set(result["per_worker"]) == {"W0", "W1", "W2", "W3"}, "two wait for their phase, and join in the all-reduce"
     assert all(p["pause_ms"] > 0 for p in result["phases"][1:])
     client = connect(uri)
     told = client.get_metric_history(result["run_id"], "mode_id")

@@ -33,7 +33,7 @@ def run_in_memory(
     `wishes` come from the launcher at the start; `told` gets everything that it hears."""
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
-    dataset, group = open_dataset(data), MemoryGroup(cfg.cluster.workers)
+    dataset, group = open_dataset(data), MemoryGroup(cfg.processes)
     hub = MemoryHub(network, Peer("coordinator", 0))
     coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
     launcher = MemoryHub(network, Peer("launcher", 0))
@@ -63,7 +63,7 @@ def run_in_memory(
             hub.close()
 
     threads = [threading.Thread(target=guarded, args=(coordinator.run,), daemon=True)]
-    for role, count in ((server, cfg.cluster.servers), (worker, cfg.cluster.workers)):
+    for role, count in ((server, cfg.cluster.servers), (worker, cfg.processes)):
         threads += [threading.Thread(target=guarded, args=(role, i), daemon=True) for i in range(count)]
     for thread in threads:
         thread.start()

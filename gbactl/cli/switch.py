@@ -31,7 +31,7 @@ def command(
       gbactl switch switch.schedule='[{at: {samples: 3e6}, to: gba, set: {iota: 4}},
                                       {at: {fraction: 0.8}, to: sync}]'
     Points: day epoch samples step seconds fraction; `set` changes keys of
-    conf/mode/MODE.yaml.
+    conf/mode/MODE.yaml, and how many workers train.
 
     \b
     While it runs:

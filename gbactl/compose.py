@@ -39,13 +39,15 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
-    values["switch"]["modes"] = [_mode_file(entry) for entry in values["switch"]["schedule"]]
+    values["switch"]["modes"] = [
+        mode_file(str(entry.get("to")) if isinstance(entry, dict) else "") for entry in values["switch"]["schedule"]
+    ]
     return from_dict({str(k): v for k, v in values.items() if k != "hydra"})
 
 
-def _mode_file(entry: Any) -> dict[str, Any]:
+def mode_file(mode: str) -> dict[str, Any]:
     """conf/mode/ of a switch's mode; {} where there is none, which the check of the configuration tells."""
-    path = conf_dir() / "mode" / f"{entry.get('to') if isinstance(entry, dict) else None}.yaml"
+    path = conf_dir() / "mode" / f"{mode}.yaml"
     found = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 

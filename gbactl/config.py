@@ -5,15 +5,17 @@ Only the launcher composes and checks; every other process reads the resolved re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from gbactl.errors import ConfigError
 from gbactl.faults.plan import FaultPlan
 from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.switching.schedule import Entry, current, entries
+from gbactl.switching.schedule import Entry, entries, name
 from gbactl.typed import matches, shown
 from gbactl.virtual.spec import CostConfig
 
@@ -131,10 +133,16 @@ class FaultsConfig:
 
 @dataclass
 class SwitchConfig:
-    """When the run goes on in another mode (see switching/schedule.py); `modes` are their resolved files."""
+    """When the run goes on in another mode (see switching/schedule.py); `modes` are their resolved files.
+
+    `prepare`: the modes that it is started for beside those, servers (all that keep the dense part there) or all.
+    """
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)
+    drain_seconds: float = 30.0
+    prepare: str = "servers"
+    checksum: str = "auto"
 
 
 @dataclass
@@ -178,13 +186,27 @@ class RunConfig:
         """This configuration, then one for every entry of the switch schedule, in the entry's mode."""
         files = self.switch.modes or [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
-        modes: list[ModeConfig] = [_build(ModeConfig, _own_keys(values), "switch.mode.") for values in given]
-        none = SwitchConfig()
-        return [self, *(dataclasses.replace(self, mode=mode, switch=none) for mode in modes)]
+        return [self, *(self._named(number, values) for number, values in enumerate(given))]
 
-    def at_round(self, number: int) -> RunConfig:
-        """The configuration that rules round `number` (day or epoch), counted from 0."""
-        return self.phases[1 + current(self.entries, number)]
+    def _named(self, number: int, values: dict[str, Any]) -> RunConfig:
+        with naming(number):
+            return self.in_mode(values)
+
+    def in_mode(self, values: dict[str, Any]) -> RunConfig:
+        """This configuration in another mode, whose keys `values` are, and `workers`, how many train then.
+
+        Raises ConfigError for a key that the mode does not have."""
+        workers = values.get("workers", self.cluster.workers)
+        _require(type(workers) is int and workers >= 1, f"workers={workers} is no number of workers; type 1 or more.")
+        own = {key: value for key, value in values.items() if key != "workers"}
+        mode: ModeConfig = _build(ModeConfig, _own_keys(own), "mode.")
+        cluster = dataclasses.replace(self.cluster, workers=workers)
+        return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
+
+    @property
+    def processes(self) -> int:
+        """Workers that are started: as many as the phase with the most of them has."""
+        return max(phase.cluster.workers for phase in self.phases)
 
     @property
     def home(self) -> str:
@@ -193,8 +215,9 @@ class RunConfig:
 
     @property
     def homes(self) -> set[str]:
-        """Who holds the dense parameters at any time: "servers", "workers" or both."""
-        return {phase.home for phase in self.phases}
+        """Who may hold the dense parameters at any time: "servers", where they can always be put, and "workers"."""
+        more = {"workers"} if self.switch.prepare == "all" else set()
+        return {"servers", *more, *(phase.home for phase in self.phases)}
 
     def policy_options(self) -> PolicyOptions:
         """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""
@@ -214,7 +237,7 @@ class RunConfig:
 
         if self.cluster.name == "virtual":
             return 1
-        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.cluster.workers)
+        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.processes)
 
 
 def _require(ok: bool, message: str) -> None:
@@ -258,6 +281,34 @@ def _check_faults(cfg: RunConfig) -> None:
     )
 
 
+@contextlib.contextmanager
+def naming(number: int) -> Iterator[None]:
+    """An error within is that of an entry of the switch schedule (0: the first), and is told with its name."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name(number)}: {error}") from error
+
+
+def check_switch(cfg: RunConfig, to: RunConfig) -> None:
+    """Raise ConfigError unless a run of `cfg` can go on as `to`."""
+    _check_mode(to)
+    _require(
+        to.mode.sparse_divisor == cfg.mode.sparse_divisor,
+        f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
+    )
+
+
+def _check_switches(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    _choice("switch.prepare", switch.prepare, ("servers", "all"))
+    _choice("switch.checksum", switch.checksum, ("auto", "all"))
+    _require(0 <= switch.drain_seconds < float("inf"), "switch.drain_seconds must be 0 or more.")
+    for number, phase in enumerate(cfg.phases[1:]):
+        with naming(number):
+            check_switch(cfg, phase)
+
+
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
     _choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
@@ -296,13 +347,8 @@ def check(cfg: RunConfig) -> RunConfig:
     _require(cfg.collective.cycle_time_ms > 0, "collective.cycle_time_ms must be positive.")
     _require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
     _require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
-    for phase in cfg.phases:
-        _check_mode(phase)
-    _require(
-        len({phase.mode.sparse_divisor for phase in cfg.phases}) == 1,
-        "A run has one mode.sparse_divisor; "
-        f"add sparse_divisor: {cfg.mode.sparse_divisor} to the `set` of every switch.",
-    )
+    _check_mode(cfg)
+    _check_switches(cfg)
     _check_faults(cfg)
     cfg.cost.check()
     return cfg
@@ -313,6 +359,11 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
     values = dataclasses.asdict(cfg)
     values["mode"].update(values["mode"].pop("options"))
     return values
+
+
+def mode_values(cfg: RunConfig) -> dict[str, Any]:
+    """The mode's keys as in conf/mode/, all of them, and how many workers it has."""
+    return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
 
 
 def _build(cls: type[Any], values: dict[str, Any], path: str) -> Any:

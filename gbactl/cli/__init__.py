@@ -13,6 +13,7 @@ from gbactl.errors import GbactlError
 
 VERBS = {
     "train": "train a click model on a cluster in one of the modes",
+    "switch": "change the mode of a training, by a schedule or while it runs",
     "report": "compare runs: mean, deviation, paired differences",
     "replay": "execute a run again from its event log, bit for bit",
     "calibrate": "measure this machine for the virtual cluster",

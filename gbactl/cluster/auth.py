@@ -22,8 +22,8 @@ GREETING = struct.Struct("<8s16s")
 ANSWER = struct.Struct("<BI16s32s")
 PROOF_BYTES = 32
 MAGIC = b"gbactl-1"
-ROLES = ("launcher", "coordinator", "server", "worker")
-_LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W"}
+ROLES = ("launcher", "coordinator", "server", "worker", "control")
+_LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "control": "K"}
 
 
 @dataclass(frozen=True, slots=True)

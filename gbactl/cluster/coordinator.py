@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from gbactl.cluster.messages import (
     Inspect,
     Inspected,
     Moved,
-    MoveDense,
     Norms,
     Predictions,
     Reached,
@@ -44,6 +43,7 @@ from gbactl.cluster.messages import (
 from gbactl.cluster.normlog import NormLog
 from gbactl.cluster.plan import EarlyStopping, Round, rounds
 from gbactl.cluster.record import RunRecord
+from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
@@ -63,16 +63,16 @@ class Coordinator:
 
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
-        self.members = Members(cfg.cluster.workers, cfg.cluster.servers)
+        self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
-        self.now, self._moved = cfg, set[int]()
+        self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
         self.log = EventLog(run_dir / "events.log", header)
         self.norms = NormLog(run_dir / normlog.NAME)
         self.launcher: Channel | None = None
         self.step = 0
-        self.stopped, self._gathered, self._moving = False, False, False
+        self.stopped, self._gathered, self.started = False, False, False
         self._next_progress = 0.0
         self._phase_number = 0
         self._waiting: deque[int] = deque()
@@ -84,14 +84,16 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced,
+            Fenced: self._on_fenced, Event: self._on_event,
         }  # fmt: skip
+        self._switcher: Switcher | None = None
 
     # -- the run ------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Gather the nodes, work through the rounds, report the result, dismiss everybody."""
         plan = rounds(self.dataset, self.cfg.train)
+        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan])
         self.gather()
         stopping = EarlyStopping(self.cfg.train.patience)
         results: list[dict[str, Any]] = []
@@ -101,6 +103,7 @@ class Coordinator:
             results.append(self._close_round(part, scores))
             if stopping.update(scores[part.judged_by]["auc"]):
                 break
+        self.switcher.ended()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
         self._event("result", self.result(best))
         self.log.close(step=self.step)
@@ -119,12 +122,30 @@ class Coordinator:
         self.record.start()
 
     def train(self, part: Round, number: int, of: int) -> None:
-        """One phase of training, to its last applied gradient, in the mode that the schedule has for it."""
-        self._switch(self.cfg.at_round(number))
-        cfg, samples = self.now, self.dataset.splits[part.split].rows
-        phase = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, tuple(range(cfg.cluster.workers)))
+        """A round's training, to its last applied gradient: one phase, and one more for every switch within it."""
+        self.record.round = (part, number, of)
+        samples = self.dataset.splits[part.split].rows
+        self.switcher.go_on(number, 0, False)
+        first = self._phase(part, 0, samples)
+        while first < samples:
+            self.switcher.go_on(number, first, True)
+            first += self._phase(part, first, samples - first)
+        self._log_checksums()
+
+    @property
+    def switcher(self) -> Switcher:
+        """Who knows when which mode comes."""
+        assert self._switcher is not None
+        return self._switcher
+
+    def _phase(self, part: Round, first: int, rest: int) -> int:
+        """Train in one mode on the `rest` of a day from sample `first` on; returns how many samples it was given."""
+        cfg = self.now
+        workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
+        phase = Phase(rest, cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
-        self._begin(True, part.split, part.epoch, samples, cfg.local_batch)
+        stop_at = self.switcher.begin(policy)
+        self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, first)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
         training = Training(
@@ -132,37 +153,21 @@ class Coordinator:
             lambda finished: self._lr_scale(done + finished), self._waiting,
             self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
-        self._training = training
+        training.stop_at, self._training = stop_at, training
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()
-        self.record.round = (part, number, of)
-        self._pump(lambda: policy.idle)
+        self.switcher.drain(training)
         training.finish()
         self.step = policy.step
         self._barrier()
         self._training = None
-        self._log_checksums()
-        self.record.close_phase(part, cfg.mode.name, training)
+        self.record.close_phase(part, cfg.mode.name, training, first)
         self._progress()
-
-    def _switch(self, cfg: RunConfig) -> None:
-        """Go on as `cfg` says; nothing is in flight. Moves the dense parameters to where the mode keeps them."""
-        before, home = self.now.home, cfg.home
-        self.now = cfg
-        if home == before:
-            return
-        if self.losses.gone:
-            gone = ", ".join(f"W{worker}" for worker in self.losses.gone)
-            raise ClusterError(f"{gone} died, and mode={cfg.mode.name}, which comes next, needs every worker.")
-        self._moving = True
-        self._moved.clear()
-        self.members.tell("worker", MoveDense(home))
-        self._pump(lambda: len(self._moved) == self.cfg.cluster.workers)
-        self._moving = False
+        return policy.phase.samples
 
     def _log_checksums(self) -> None:
-        """Every shard's whole state at the end of a phase, for replays."""
+        """Every shard's whole state at the end of a round, for replays."""
         for name, found in self.inspect("server").items():
             self.log.info(eventlog.CHECKSUM, {"shard": int(name[1:]), "step": self.step - 1, "whole": found.checksum})
 
@@ -183,16 +188,20 @@ class Coordinator:
         self._evaluation = None
         return evaluation.metrics(self.dataset.splits[split].slice(0, samples).labels)
 
-    def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int) -> None:
+    def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int, first: int = 0) -> None:
         self._phase_number += 1
+        self.started = True
         mode = policy_class(self.now.mode.name)
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
             self.now.home == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
+            first,
         )
         self.log.info(eventlog.PHASE, message._asdict())
         self.members.tell("server", message)
         self._barrier()
+        if training:
+            self.switcher.resumed()
         self.members.tell("worker", message)
 
     def _barrier(self) -> None:
@@ -202,13 +211,18 @@ class Coordinator:
         servers = self.cfg.cluster.servers
         self._pump(lambda: len(self._reached) == servers)
 
-    def inspect(self, *roles: str) -> dict[str, Inspected]:
-        """Checksums and memory of every node of some roles."""
+    def inspect(self, *roles: str, what: str = "checksum", seconds: float | None = None) -> dict[str, Inspected]:
+        """Checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
         self._inspected.clear()
         for role in roles:
-            self.members.tell(role, Inspect("checksum"))
-        self._pump(lambda: {str(c.peer) for r in roles for c in self.members.of(r).values()} <= set(self._inspected))
-        return dict(self._inspected)
+            self.members.tell(role, Inspect(what))
+        deadline = None if seconds is None else self.hub.now() + seconds
+        if not self._pump(lambda: self._names(roles) <= set(self._inspected), deadline):
+            return {}
+        return {node: each for node, each in self._inspected.items() if node in self._names(roles)}
+
+    def _names(self, roles: Sequence[str]) -> set[str]:
+        return {str(channel.peer) for role in roles for channel in self.members.of(role).values()}
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
         last = part.evaluate[-1]
@@ -230,7 +244,8 @@ class Coordinator:
         }
 
     def _progress(self) -> None:
-        self._event("progress", self.record.progress(self._training, self.step))
+        told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}
+        self._event("progress", {**self.record.progress(self._training, self.step), **told})
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:
         if self.launcher is not None:
@@ -241,11 +256,14 @@ class Coordinator:
     def _pump(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
         """Handle messages until a condition holds; False when the deadline passes first."""
         while not until():
-            for channel, frame in self.hub.poll(PROGRESS_SECONDS):
+            left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
+            for channel, frame in self.hub.poll(max(0.0, left)):
                 self._handle(channel, frame)
-            if self._training is not None and self._progress_due(self._training):
-                self._progress()
-            if deadline is not None and self.hub.now() > deadline:
+            if self._training is not None:
+                self.switcher.look()
+                if self._progress_due(self._training):
+                    self._progress()
+            if deadline is not None and self.hub.now() >= deadline:
                 return until()
         return True
 
@@ -292,11 +310,11 @@ class Coordinator:
     def _can_do_without(self, peer: Peer) -> bool:
         """Whether the run goes on without a node: a worker, where the servers hold everything."""
         allowed = self.cfg.cluster.lost_worker == "continue" and peer.role == "worker"
-        settled = self._gathered and not self._moving and self.now.home == "servers"
+        settled = self._gathered and (self.now.home == "servers" or self.switcher.mover.moving)
         return allowed and settled and bool(self.members.of("worker"))
 
     def _give_up(self, worker: int) -> None:
-        if worker in self._waiting:
+        while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
         self.losses.fence(worker, self._phase_number, batches)
@@ -348,7 +366,8 @@ class Coordinator:
 
     def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
         self.members.authentic(channel, "server", message.shard)
-        if self._training is not None and self._training.staged(message):
+        announced = self._training is not None and self._training.staged(message)
+        if announced or (self.switcher.late.staged(message) and message.worker not in self.losses.gone):
             self._take(message.worker)
 
     def _on_checked(self, channel: Channel, message: Checked, _: Frame) -> None:
@@ -372,7 +391,12 @@ class Coordinator:
 
     def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
         self.members.authentic(channel, "worker", message.worker)
-        self._moved.add(message.worker)
+        self.switcher.mover.moved(message)
+
+    def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
+        if channel is not self.launcher or event.name != "switch":
+            raise WireError(f"{channel.peer} may not send an event {event.name} to the coordinator.")
+        self.switcher.ask(event.fields)
 
     def _dismiss(self, reason: str) -> None:
         """Workers first, servers once those are gone: nobody is left talking to nobody."""

@@ -29,13 +29,16 @@ class Sides:
     def __init__(self, sides: Mapping[str, DenseSide], first: str) -> None:
         self.sides, self.now = sides, sides[first]
 
-    def move(self, home: str) -> None:
-        """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them."""
-        self.now.leave()
-        if home == "workers":
-            self.sides[home].take_over()
-        elif self.now.gives:
-            self.now.hand_over()
+    def move(self, home: str, gives: bool) -> None:
+        """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them.
+
+        It may be asked again, and `gives` then, where who was to give them died."""
+        if self.now is not self.sides[home]:
+            self.now.leave()
+            if home == "workers":
+                self.sides[home].take_over()
+        if home == "servers" and gives:
+            self.sides["workers"].hand_over()
         self.now = self.sides[home]
 
 
@@ -51,10 +54,6 @@ class DenseSide(Protocol):
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
 
-    @property
-    def gives(self) -> bool:
-        """Whether this worker is the one to give the parameters to the servers."""
-
     def leave(self) -> None:
         """Let go of borrowed memory: somebody else holds the parameters from now on."""
 
@@ -67,11 +66,6 @@ class DenseSide(Protocol):
 
 class ServedDense:
     """The servers hold it: pulled with the rows, pushed with their gradients."""
-
-    @property
-    def gives(self) -> bool:
-        """See DenseSide."""
-        return False
 
     def __init__(self, flat: FlatModel, exchange: Exchange) -> None:
         self.flat, self.exchange = flat, exchange
@@ -154,11 +148,6 @@ class ReplicatedDense:
         self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans)
         self._weight = np.float32(1.0)
         self._begun = False
-
-    @property
-    def gives(self) -> bool:
-        """All have the same: the first one gives it."""
-        return self.exchange.index == 0
 
     def leave(self) -> None:
         """See DenseSide."""

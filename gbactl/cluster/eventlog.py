@@ -20,11 +20,11 @@ import msgpack
 from gbactl.errors import EventLogError
 
 MAGIC = b"gbaclog\0"
-FORMAT = 2
+FORMAT = 3
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
-HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED = range(1, 11)
-INFOS = (HEADER, PHASE, CHECKSUM, END)
+HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
+INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH)
 FLUSH_BYTES = 1 << 16
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
@@ -66,6 +66,18 @@ class JoinedRecord(NamedTuple):
     worker: int
 
 
+class StopRecord(NamedTuple):
+    """A phase was told to end at a batch, or where it was: a switch comes."""
+
+    batch: int
+
+
+class ForgoRecord(NamedTuple):
+    """So many batches in flight were given up: a switch has waited long enough."""
+
+    batches: int
+
+
 class OrderRecord(NamedTuple):
     """A step was ordered: the journal."""
 
@@ -78,13 +90,14 @@ class OrderRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class InfoRecord:
-    """A header, the begin of a phase, a checksum or the end."""
+    """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it) or the end."""
 
     kind: int
     fields: dict[str, Any]
 
 
-Record = GrantRecord | AnnounceRecord | DropRecord | LeftRecord | JoinedRecord | OrderRecord | InfoRecord
+Event = GrantRecord | AnnounceRecord | DropRecord | LeftRecord | JoinedRecord | StopRecord | ForgoRecord
+Record = Event | OrderRecord | InfoRecord
 
 
 class EventLog:
@@ -105,7 +118,7 @@ class EventLog:
             self.flush()
 
     def info(self, kind: int, fields: dict[str, Any]) -> None:
-        """A header, phase, checksum or end record."""
+        """A header, phase, checksum, switch or end record."""
         self._add(kind, fields)
 
     def grant(self, worker: int, batch: int, token: int) -> None:
@@ -142,6 +155,14 @@ class EventLog:
     def joined(self, worker: int) -> None:
         """Note a new worker, before the policy is told."""
         self._add(JOINED, (_in(worker, _WORKERS),))
+
+    def stop(self, batch: int) -> None:
+        """Note that a phase is to end early, before the policy is told."""
+        self._add(STOP, (_in(batch, _NUMBERS),))
+
+    def forgo(self, batches: int) -> None:
+        """Note that the policy gave up what was in flight."""
+        self._add(FORGO, (_in(batches, _NUMBERS),))
 
     def flush(self) -> None:
         """Hand what is buffered to the operating system."""
@@ -200,7 +221,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
-    if kind not in range(HEADER, JOINED + 1):
+    if kind not in range(HEADER, FORGO + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
         values = msgpack.unpackb(body)
@@ -246,5 +267,6 @@ def _decode_order(values: Any) -> OrderRecord:
 
 _DECODERS: dict[int, Callable[[Any], Record]] = {
     GRANT: _plain(GrantRecord), DROP: _plain(DropRecord), LEFT: _plain(LeftRecord), JOINED: _plain(JoinedRecord),
+    STOP: _plain(StopRecord), FORGO: _plain(ForgoRecord),
     ANNOUNCE: _decode_announce, ORDER: _decode_order,
 }  # fmt: skip

@@ -19,6 +19,7 @@ from gbactl.cluster import frames
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    Abandon,
     Ack,
     BeginPhase,
     DenseState,
@@ -49,6 +50,7 @@ class Item:
     batch: Batch
     unique: Unique
     pulled: bool = False
+    abandoned: bool = False
     answers: dict[int, tuple[Rows, Frame]] = field(default_factory=dict)
     dense_seen: dict[int, int] = field(default_factory=dict)
     row_versions: list[int] = field(default_factory=list)
@@ -102,7 +104,8 @@ class Exchange:
         self._computing = False
         self._have_dense = [-1] * len(servers)
         self._phase: BeginPhase | None = None
-        self._questions: deque[Inspect | MoveDense] = deque()
+        self._questions: deque[tuple[Inspect | MoveDense, int]] = deque()
+        self._granted_items = self._gone_items = 0
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
         self._stopped = False
@@ -119,14 +122,15 @@ class Exchange:
     def next(self, answer: Callable[[Any], Any]) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
-        Between batches the coordinator's questions are answered with `answer(question)`.
+        Between batches the coordinator's questions are answered with `answer(question)`, each when every batch that
+        was granted before it is done: a batch of no samples may be among them, for which nobody waits.
         """
         with self._cv:
             self._computing = False
             self.pull_ahead()
             self._cv.wait_for(self._due)
-            while self._questions and not self._over():
-                self.coordinator.send(answer(self._questions.popleft()))
+            while self._asked() and not self._over():
+                self.coordinator.send(answer(self._questions.popleft()[0]))
                 self._cv.wait_for(self._due)
             if self.error is not None:
                 raise self.error
@@ -134,12 +138,16 @@ class Exchange:
                 return None
             self._computing = True
             item = self._queue.popleft()
+            self._gone_items += 1
         return item
 
     def _due(self) -> bool:
-        if self._over() or self._questions:
+        if self._over() or self._asked():
             return True
         return bool(self._queue) and len(self._queue[0].answers) == len(self.servers)
+
+    def _asked(self) -> bool:
+        return bool(self._questions) and self._questions[0][1] <= self._gone_items
 
     def take(self) -> None:
         """Ask for another batch; after a push the announcement does that."""
@@ -232,8 +240,10 @@ class Exchange:
             self._granted(message)
         elif isinstance(message, BeginPhase):
             self._begin(message)
+        elif isinstance(message, Abandon):
+            self._abandon(message.phase)
         elif isinstance(message, Inspect | MoveDense):
-            self._questions.append(message)
+            self._questions.append((message, self._granted_items))
             self._cv.notify_all()
         elif isinstance(message, DenseState):
             self._states[self._shard[id(channel)]] = (message, frame)
@@ -251,11 +261,26 @@ class Exchange:
         self._phase = phase
         self.source.begin(phase)
 
+    def _abandon(self, phase: int) -> None:
+        """Forget what was not begun, and ask for others. Its dense slices were never loaded: none are here."""
+        given_up = [item for item in self._queue if item.phase.number == phase]
+        for item in given_up:
+            self._queue.remove(item)
+            self._gone_items += 1
+            item.abandoned = True
+            if not item.pulled or len(item.answers) == len(self.servers):
+                item.release()
+            self.take()
+        if given_up:
+            self._have_dense = [-1] * len(self.servers)
+            self._cv.notify_all()
+
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
         batch, unique = self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
         self._queue.append(item)
+        self._granted_items += 1
         first = len(self._queue) == 1 and not self._computing
         if first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
@@ -276,6 +301,11 @@ class Exchange:
         item = self._tickets[rows.ticket]
         shard = self._shard[id(channel)]
         item.answers[shard] = (rows, frame)
+        if item.abandoned:
+            if len(item.answers) == len(self.servers):
+                del self._tickets[rows.ticket]
+                item.release()
+            return
         if rows.dense:
             self._have_dense[shard] = rows.version
         item.dense_seen[shard] = self._have_dense[shard]

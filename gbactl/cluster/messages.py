@@ -46,7 +46,10 @@ class Ready(NamedTuple):
 
 
 class BeginPhase(NamedTuple):
-    """A phase (training or evaluation) starts; `number` stands in every later message of it."""
+    """A phase (training or evaluation) starts; `number` stands in every later message of it.
+
+    It has `samples` of the split from `first_sample` on; batches and their samples count from there.
+    """
 
     number: int
     training: bool
@@ -58,19 +61,29 @@ class BeginPhase(NamedTuple):
     first_step: int
     served_dense: bool
     prefetch_rows: bool
+    first_sample: int = 0
+
+
+class Abandon(NamedTuple):
+    """To a worker: nobody waits for what it has of a phase. It forgets what it has not begun."""
+
+    phase: int
 
 
 class MoveDense(NamedTuple):
-    """To a worker, when nothing is in flight: take the dense parameters from the servers ("workers"), or give
-    them to the servers ("servers")."""
+    """To a worker, when nothing is in flight: take the dense parameters from the servers ("workers"), or let the
+    servers have them ("servers"), to which worker `giver` gives them."""
 
     home: str
+    giver: int
+    turn: int
 
 
 class Moved(NamedTuple):
-    """The answer to MoveDense."""
+    """The answer to MoveDense, with its `turn`."""
 
     worker: int
+    turn: int
 
 
 class GetDense(NamedTuple):
@@ -206,7 +219,7 @@ class Reached(NamedTuple):
 
 
 class Inspect(NamedTuple):
-    """Ask a node for a checksum of its parameters and its memory."""
+    """Ask a node for a checksum of its parameters and its memory; `what`: checksum, or dense (of that part alone)."""
 
     what: str
 
@@ -286,7 +299,7 @@ class Stop(NamedTuple):
 Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
-    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced
+    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from gbactl.cluster.messages import Inspected
 from gbactl.cluster.plan import Round
-from gbactl.cluster.statistics import Statistics
+from gbactl.cluster.statistics import Statistics, quantiles
 from gbactl.cluster.training import Training
 from gbactl.errors import ClusterError
 from gbactl.policies import Ledger
@@ -28,20 +28,41 @@ class RunRecord:
         self.phases: list[dict[str, Any]] = []
         self.curve: list[dict[str, Any]] = []
         self.round: tuple[Round, int, int] | None = None
+        self.last_gradient: float | None = None  # of the last phase, by `now`
+        self._pause: float | None = None
         self.start()
 
     def start(self) -> None:
         """Everybody is ready."""
         self._began = self.now()
 
-    def close_phase(self, part: Round, mode: str, training: Training) -> None:
+    @property
+    def seconds(self) -> float:
+        """Since everybody was ready."""
+        return self.now() - self._began
+
+    @property
+    def label(self) -> str:
+        """The round that goes on: day 3, epoch 0."""
+        return "" if self.round is None else self.round[0].label
+
+    def pause(self, milliseconds: float | None) -> None:
+        """From the last gradient before a switch to the first one of the phase that goes on."""
+        self._pause = milliseconds
+
+    def close_phase(self, part: Round, mode: str, training: Training, first_sample: int) -> None:
         """A phase's last gradient is applied. EPS covers first hand-out to last; the drain stands beside it."""
         policy, clock = training.policy, training.clock
         self.ledger.add(policy.ledger)
+        self.last_gradient = None if clock.gradients is None else clock.gradients[1]
+        pause, self._pause = self._pause, None
         self.phases.append(
             {
                 "day": part.label,
                 "mode": mode,
+                "first_sample": first_sample,
+                "first_step": policy.phase.first_step,
+                "pause_ms": pause,
                 "steps": policy.step - policy.phase.first_step,
                 "samples": policy.ledger.trained,
                 "seconds": clock.seconds,
@@ -58,7 +79,7 @@ class RunRecord:
     def progress(self, training: Training | None, step: int) -> dict[str, Any]:
         """How far the run is; also a point of the curve if there is a new loss."""
         ledger = training.policy.ledger if training else Ledger()
-        loss, now = self.statistics.take_loss(), self.now() - self._began
+        loss, now = self.statistics.take_loss(), self.seconds
         finished = self.ledger.finished + ledger.finished
         last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
         rate = (finished - last["samples"]) / max(1e-9, now - last["seconds"])
@@ -71,6 +92,7 @@ class RunRecord:
             **point,
             "step": training.policy.step if training else step,
             "workers": self.statistics.rates(now),
+            "staleness": quantiles(self.statistics.staleness),
             "label": part.label,
             "round": number,
             "rounds": of,

@@ -136,8 +136,11 @@ class Server:
             raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
         if push.phase != self.phase:
             frame.release()
-            return
-        self._stage(channel, push, frame)
+            if push.phase > self.phase:
+                return
+        else:
+            self._stage(channel, push, frame)
+        # one of an earlier phase was given up at a switch: it is told of all the same, its worker wants the next
         worker = channel.peer.index
         self.coordinator.send(Staged(self.index, worker, push.phase, push.batch, *push[4:]))
 
@@ -211,16 +214,19 @@ class Server:
 
     def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
         self.phase, self.served_dense = phase.number, phase.served_dense
+        for batch in self.shard.staged:  # given up at a switch
+            self.shard.drop(batch)
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
-        total = self.shard.model_sum(self.served_dense)
-        answer = Inspected(
-            f"S{self.index}", self.shard.checksum(), "" if total is None else str(total),
-            self.shard.nbytes, counters,
-        )  # fmt: skip
-        self.coordinator.send(answer)
+        if inspect.what == "dense":
+            block = self.shard.dense if self.served_dense else None
+            checksum, told = "", str(0 if block is None else block.model_sum())
+        else:
+            total = self.shard.model_sum(self.served_dense)
+            checksum, told = self.shard.checksum(), "" if total is None else str(total)
+        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters))
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

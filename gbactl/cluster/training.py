@@ -26,11 +26,17 @@ class Clock:
     now: Callable[[], float]
     first: float | None = None
     last: float = 0.0
+    gradients: tuple[float, float] | None = None  # when the first and the last one was announced
 
     def tick(self) -> None:
         """A batch was handed out."""
         self.last = self.now()
         self.first = self.last if self.first is None else self.first
+
+    def announced(self) -> None:
+        """A gradient was announced."""
+        now = self.now()
+        self.gradients = (now if self.gradients is None else self.gradients[0], now)
 
     @property
     def seconds(self) -> float:
@@ -50,6 +56,8 @@ class Training:
         self.statistics, self.lr_scale, self.waiting = statistics, lr_scale, waiting
         self.clock, self.checksum_every = Clock(now), checksum_every
         self.reissued = 0
+        self.stop_at: int | None = None  # the global step at which the phase ends
+        self.stopped: float | None = None  # when it was told to
         self._openings = -1
         self._parts: dict[int, dict[int, Staged]] = {}
         self._leaving: set[int] = set()
@@ -122,8 +130,11 @@ class Training:
         pulled = self._pulled(rows, dense)
         self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
         self.log.announce(one.worker, one.batch, rows, dense)
+        self.clock.announced()
         before = self.policy.ledger.finished
         self._carry_out(self.policy.announce(one.worker, one.batch), before, one.worker)
+        if self.stop_at is not None and self.policy.step >= self.stop_at:
+            self.stop()
         self.serve()
 
     def _pulled(self, rows: list[int], dense: list[int]) -> int:
@@ -131,6 +142,24 @@ class Training:
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {rows} and {dense} at step {self.policy.step}")
         return min(version for version in rows + dense if version >= 0)
+
+    def stop(self, batch: int = 0) -> None:
+        """The phase ends at a batch, or as soon as it can: a switch comes (see Policy.stop)."""
+        self.log.stop(batch)
+        self.policy.stop(batch)
+        self.stop_at, self.stopped = None, self.clock.now()
+        self.serve()
+
+    def forgo(self) -> list[tuple[int, int, set[int]]]:
+        """Give up what is in flight: (worker, batch, shards that have their part) of what is still to come."""
+        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        parts = self._parts
+        given_up = self.policy.forgo()
+        self.log.forgo(len(given_up))
+        for batch in given_up:
+            for channel in self.servers:
+                channel.send(DropPart(self.number, batch))
+        return [(owners[batch], batch, set(parts.pop(batch, ()))) for batch in given_up if batch in owners]
 
     def finish(self) -> None:
         """Nothing is in flight: apply what is left over and check the accounting."""

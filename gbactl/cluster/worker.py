@@ -35,6 +35,11 @@ def key_of(*parts: int) -> int:
     return state >> 1
 
 
+def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
+    """What a batch's dropout is drawn from: its number within the day, also where a phase begins in its middle."""
+    return key_of(seed, phase.epoch, phase.split, phase.first_sample // phase.local_batch + batch)
+
+
 class DataSource:
     """Cuts batches out of the mapped data, shuffled by (seed, epoch) where asked for, and deduplicates ids."""
 
@@ -51,9 +56,8 @@ class DataSource:
     def prepare(self, grant: Granted) -> tuple[Batch, Unique]:
         """See exchange.Source."""
         assert self.phase is not None and self.split is not None
-        low, high = grant.start, grant.start + grant.samples
-        if grant.samples == 0:
-            low = high = 0
+        low = self.phase.first_sample + grant.start if grant.samples else 0
+        high = low + grant.samples
         if self.shuffle and self.phase.training:
             key = key_of(self.seed, self.phase.epoch, self.phase.split)
             batch = self.split.take(permuted(low, high, self.split.rows, key))
@@ -95,8 +99,8 @@ class Worker:
 
     def _answer(self, question: Inspect | MoveDense) -> Inspected | Moved:
         if isinstance(question, MoveDense):
-            self.sides.move(question.home)
-            return Moved(self.exchange.index)
+            self.sides.move(question.home, question.giver == self.exchange.index)
+            return Moved(self.exchange.index, question.turn)
         return self._inspect()
 
     def _inspect(self) -> Inspected:
@@ -123,7 +127,7 @@ class Worker:
         emb = self._embed(item)
         item.release()
         batch, grant = item.batch, item.grant
-        key = key_of(self.seed, item.phase.epoch, item.phase.split, grant.batch)
+        key = dropout_key(self.seed, item.phase, grant.batch)
         item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
         sums = self._sums = _room(self._sums, len(item.unique.index))
         out = sums[: len(item.unique.index)]

@@ -30,7 +30,7 @@ class Placed(NamedTuple):
 
 def worker_cores(cfg: RunConfig) -> list[int]:
     """The core each worker is pinned to; empty where they are not (see cluster/turns.py)."""
-    return sharing(cfg.cluster.workers, available_cores()) if cfg.cluster.pin == "auto" else []
+    return sharing(cfg.processes, available_cores()) if cfg.cluster.pin == "auto" else []
 
 
 def place(cfg: RunConfig, plan: FaultPlan) -> list[Placed]:
@@ -66,7 +66,7 @@ def hogged(cfg: RunConfig, plan: FaultPlan) -> frozenset[int]:
     if not plan.hogs:
         return frozenset()
     cores, taken = worker_cores(cfg), {hog.core for hog in place(cfg, plan)}
-    return frozenset(w for w in range(cfg.cluster.workers) if not cores or cores[w] in taken)
+    return frozenset(w for w in range(cfg.processes) if not cores or cores[w] in taken)
 
 
 class Hogs:

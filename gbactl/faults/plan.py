@@ -34,7 +34,7 @@ class FaultPlan:
     @classmethod
     def of(cls, cfg: RunConfig) -> FaultPlan:
         """The plan of a run."""
-        return cls(cfg.faults, cfg.seed, cfg.cluster.workers)
+        return cls(cfg.faults, cfg.seed, cfg.processes)
 
     def factor(self, worker: int, turn: int, seconds: float) -> float:
         """How many times slower, at least 1, the worker's batch `turn` is that begins `seconds` into training.

@@ -14,6 +14,7 @@ from typing import Any
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
@@ -26,6 +27,10 @@ from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.show import Show
+from gbactl.switching.control import Control
+from gbactl.switching.modes import legend, listed, mode_id
+from gbactl.switching.plan import Plan
+from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of, tags_of
@@ -47,6 +52,7 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
+    Plan(cfg, [dataset.splits[part.split].rows for part in rounds(dataset, cfg.train)])  # what can never come is told
     run_dir = rundir.create(cfg)
     show.say(_headline(cfg, dataset))
     with _sigterm_raises():
@@ -89,7 +95,9 @@ class Run:
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
+        self.switches: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
+        self.control: Control | None = None
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
@@ -132,7 +140,7 @@ class Run:
     @contextlib.contextmanager
     def _collective(self) -> Iterator[list[dict[str, str]]]:
         """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
-        workers, c = self.cfg.cluster.workers, self.cfg.collective
+        workers, c = self.cfg.processes, self.cfg.collective
         if "workers" not in self.cfg.homes:
             yield [{} for _ in range(workers)]
             return
@@ -148,6 +156,7 @@ class Run:
         try:
             channel = self._meet(hub, children)
             channel.send(Hello("launcher", 0, "", 0))
+            self.control = Control(self.run_dir, channel.send)
             while not (self.result is not None and children.ended()):
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
@@ -156,6 +165,8 @@ class Run:
                         self._event(unpack(frame.kind, frame.descriptor))
                 self._check(children, failure, over)
         finally:
+            if self.control is not None:
+                self.control.close()
             hub.close()
 
     def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
@@ -186,6 +197,8 @@ class Run:
         return failure
 
     def _event(self, event: Event) -> None:
+        if self.control is not None:
+            self.control.heard(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.progress(event.fields)
@@ -198,12 +211,26 @@ class Run:
         elif event.name == "lost":
             self.lost.append(event.fields)
             self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")
+        elif event.name == "switch":
+            self._switched(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
 
+    def _switched(self, fields: dict[str, Any]) -> None:
+        """A switch was done, or could not be."""
+        if fields["state"] == "stayed":
+            self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
+        elif fields["state"] == "done":
+            self.switches.append(fields)
+            self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
+            if self.tracked is not None:
+                self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
+            self.show.say(f"  step {fields['step']}: {answer(fields)}")
+
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
+        metrics["mode_id"] = mode_id(fields["mode"])
         if len(fields["workers"]) <= MOST_CURVES:
             metrics |= {f"worker_eps_now/{w}": float(n) for w, n in fields["workers"].items()}
         self._log(metrics, fields["samples"])
@@ -215,6 +242,7 @@ class Run:
             return
         config, t = to_dict(self.cfg), self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
+        tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend()}
         name = t.run_name or self.run_dir.name
         self.tracked = TrackedRun(
             tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say

@@ -11,7 +11,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from gbactl.errors import ConfigError
@@ -74,6 +74,37 @@ class Policy(ABC):
     def finish(self) -> list[Step]:
         """Nothing is in flight any more: apply what is left over."""
         return []
+
+    def stop(self, batch: int = 0) -> None:
+        """The phase ends early: hand-out goes on to `batch`, or to where it is, and from there to whole steps.
+
+        What has died with its worker is still handed out again."""
+        batches = min(self._last_batch(max(batch, self.next_batch)), self.phase.batches)
+        samples = min(self.phase.samples, batches * self.phase.local_batch)
+        self.phase = replace(self.phase, samples=samples)
+        self.openings += 1
+
+    def _last_batch(self, batch: int) -> int:
+        """Where hand-out that is to stop at `batch` stops, so that no step is left partial: a multiple of M."""
+        size = self.phase.gradients_per_step
+        return -(-batch // size) * size
+
+    def batches_of(self, steps: int) -> int | None:
+        """Batches that make so many steps; None where that depends on what happens."""
+        return None
+
+    #: whether what is in flight can be given up: nobody waits for it
+    forgoes: ClassVar[bool] = True
+
+    def forgo(self) -> list[int]:
+        """Wait no longer for what is in flight: it is decayed, and the phase ends here. Returns its batches."""
+        samples = min(self.phase.samples, self.next_batch * self.phase.local_batch)
+        self.phase = replace(self.phase, samples=samples)
+        mine = sorted({*self.leases, *self.reissue})
+        self.ledger.decayed += sum(self.phase.size(batch) for batch in mine)
+        self.leases.clear()
+        self.reissue.clear()
+        return mine
 
     @property
     def exhausted(self) -> bool:

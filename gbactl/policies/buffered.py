@@ -45,6 +45,10 @@ class BufferedPolicy(Policy):
         token = self.token(batch if fresh else self.next_batch)
         return self._lease(worker, Grant(batch, token, start, self.phase.size(batch)))
 
+    def batches_of(self, steps: int) -> int:
+        """See Policy: a step is a full buffer."""
+        return steps * self.size
+
     def token(self, batch: int) -> int:
         """The global step for which a batch is handed out: k_0 + i // M."""
         return self.phase.first_step + batch // self.size

@@ -26,17 +26,17 @@ class Ring(NamedTuple):
 
 
 class Dealer:
-    """Deals `batches` batches in turns of `width`."""
+    """Deals `batches` batches in turns of `width`; `joiners` have every turn too, but no batches."""
 
-    def __init__(self, workers: tuple[int, ...], batches: int) -> None:
+    def __init__(self, workers: tuple[int, ...], batches: int, joiners: tuple[int, ...] = ()) -> None:
         self.width, self.batches = len(workers), batches
         self.turns = -(-batches // self.width)
         self.reached = 0  # turns that somebody has begun
-        self._turn = dict.fromkeys(workers, 0)
-        self._hands: dict[int, list[Card]] = {worker: [] for worker in workers}
+        self._turn = dict.fromkeys((*workers, *joiners), 0)
+        self._hands: dict[int, list[Card]] = {worker: [] for worker in self._turn}
         self._orphans: list[Card] = []
         self._held = 0
-        self._behind = len(workers) if self.turns else 0
+        self._behind = len(self._turn) if self.turns else 0
         self._rings = [Ring(0, {worker: place for place, worker in enumerate(workers)})]
 
     @property
@@ -57,7 +57,8 @@ class Dealer:
         self._begin(worker, turn)
         share = self._share(worker, turn)
         if not share:
-            return Card(max(self.batches, turn * self.width + self._ring(turn).places[worker]), turn, True)
+            place = self._ring(turn).places.get(worker, worker)
+            return Card(max(self.batches, turn * self.width + place), turn, True)
         self._give(worker, share[1:])
         return share[0]
 
@@ -83,6 +84,11 @@ class Dealer:
         self._held -= len(orphans)
         self._deal(orphans)
 
+    def end(self, turns: int, batches: int) -> None:
+        """Deal no more than so many turns, of so many batches: at least what somebody has begun."""
+        self.turns, self.batches = min(self.turns, max(turns, self.reached)), min(self.batches, batches)
+        self._behind = sum(turn < self.turns for turn in self._turn.values())
+
     def _begin(self, worker: int, turn: int) -> None:
         self._turn[worker] = turn + 1
         self._behind -= turn + 1 == self.turns
@@ -92,6 +98,8 @@ class Dealer:
         """The batches of a turn that are the worker's own, but for those past the end."""
         places = self._ring(turn).places
         first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
+        if worker not in places:
+            return []
         return [Card(batch, turn, True) for batch in range(first + places[worker], end, len(places))]
 
     def _ring(self, turn: int) -> Ring:

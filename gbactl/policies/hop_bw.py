@@ -77,6 +77,11 @@ class HopBwPolicy(Policy):
         due = self.live and len(self.arrived) >= min(self.quorum, len(self.live))
         return [self._close()] if due and self.arrived else []
 
+    def _last_batch(self, batch: int) -> int:
+        """Between two steps nothing is partial, however many batches were dropped before."""
+        between = not self.arrived and not any(grant.token == self.step for _, grant in self.leases.values())
+        return batch if batch == self.next_batch and between else super()._last_batch(batch)
+
     def finish(self) -> list[Step]:
         """What is left at the end of the data is a partial step."""
         return [self._close()] if self.arrived else []

@@ -12,13 +12,17 @@ from gbactl.errors import AccountingError
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One mode within one day (or epoch). Batches are numbered in data order; sizes in samples."""
+    """One mode within one day (or epoch). Batches are numbered in data order; sizes in samples.
+
+    `joiners` train in other phases; here they only join what needs everybody, which `sync`'s all-reduce does.
+    """
 
     samples: int
     local_batch: int
     global_batch: int
     first_step: int
     workers: tuple[int, ...]
+    joiners: tuple[int, ...] = ()
 
     @property
     def batches(self) -> int:

@@ -18,11 +18,12 @@ class SyncPolicy(Policy):
 
     dense_on: ClassVar[str] = "workers"
     prefetch_rows: ClassVar[bool] = False
+    forgoes: ClassVar[bool] = False  # an all-reduce waits for everybody
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.width = len(self.phase.workers)
-        self.dealer = Dealer(self.phase.workers, self.phase.batches)
+        self.dealer = Dealer(self.phase.workers, self.phase.batches, self.phase.joiners)
         self.arrived: dict[int, dict[int, Member]] = {}
 
     def take(self, worker: int) -> Grant | None:
@@ -43,6 +44,19 @@ class SyncPolicy(Policy):
         )
         self.ledger.read += samples if card.fresh else 0
         return self._lease(worker, grant) if samples else grant
+
+    def stop(self, batch: int = 0) -> None:
+        """The phase ends with the step that `batch` would begin, or with those that somebody has begun."""
+        turns = max(-(-batch // self.width), self.dealer.reached)
+        super().stop(turns * self.width)
+        self.dealer.end(turns, self.phase.batches)
+
+    def _last_batch(self, batch: int) -> int:
+        return batch
+
+    def batches_of(self, steps: int) -> int:
+        """See Policy: a step is a batch of everybody."""
+        return steps * self.width
 
     @property
     def exhausted(self) -> bool:

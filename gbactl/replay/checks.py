@@ -45,6 +45,8 @@ class Checks:
                 raise EventLogError(
                     f"{self.recording.path} has no checksum of shard {number} at the end of phase {phase.begin.number}."
                 )
+            if not logged:  # at a switch, where the tables are too large to be read while everybody waits
+                continue
             self.compared += 1
             if shard.checksum() != logged:
                 self._report(number, step, [], f"at the end of phase {phase.begin.number}, after step {step}")

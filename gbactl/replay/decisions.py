@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, GrantRecord, OrderRecord
+from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, ForgoRecord, GrantRecord, OrderRecord
 from gbactl.errors import AccountingError
 from gbactl.policies import Decision, Drop, Policy, Step
 from gbactl.replay.divergence import Divergence, DivergenceError, named
@@ -63,6 +63,13 @@ class Decisions:
         before = self.policy.ledger.finished
         self.policy.joined_worker(worker)
         self._expect(self.policy.poll(), before, -1)
+
+    def forgo(self, record: ForgoRecord) -> list[int]:
+        """What was in flight was given up: those batches."""
+        flying = self.policy.forgo()
+        if len(flying) != record.batches:
+            self._part(f"The log gives {record.batches} batches up, the policy {len(flying)}", [])
+        return flying
 
     def order(self, record: OrderRecord) -> tuple[Step, float]:
         """A step was ordered: (the policy's own, its learning-rate factor)."""

@@ -11,32 +11,34 @@ LOG = "events.log"
 _MOST = 5
 
 
-def find(run: str, uri: str | None = None, runs: Path = Path("runs")) -> Path:
-    """The directory of a run, with an event log in it. Raises UsageError if there is none or more than one."""
+def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
+    """The directory of a run, with a file in it: its event log, or `holding`.
+
+    Raises UsageError if there is none or more than one."""
     path = Path(run)
     if path.name == LOG and path.is_file():
         return path.parent
     if path.is_dir():
-        return _with_log(path)
-    found = {entry.resolve() for entry in _named(run, runs)} | _tracked(run, uri)
+        return _with(holding, path)
+    found = {entry.resolve() for entry in _named(run, runs, holding)} | _tracked(run, uri)
     if len(found) > 1:
         some = ", ".join(sorted(entry.name for entry in found)[:_MOST])
         raise UsageError(f"{run} is the beginning of {len(found)} runs ({some}, ...); type more of it.")
     if not found:
         raise UsageError(f"There is no run {run}; type a run directory (runs/...) or an MLflow run id.")
-    return _with_log(found.pop())
+    return _with(holding, found.pop())
 
 
-def _with_log(path: Path) -> Path:
-    if not (path / LOG).is_file():
-        raise UsageError(f"{path} holds no {LOG}; type the directory of a run, as result.json's run_dir names it.")
+def _with(file: str, path: Path) -> Path:
+    if not (path / file).is_file():
+        raise UsageError(f"{path} holds no {file}; type the directory of a run, as result.json's run_dir names it.")
     return path
 
 
-def _named(run: str, runs: Path) -> list[Path]:
+def _named(run: str, runs: Path, file: str) -> list[Path]:
     if "/" in run or not runs.is_dir():
         return []
-    return [entry for entry in runs.iterdir() if entry.name.startswith(run) and (entry / LOG).is_file()]
+    return [entry for entry in runs.iterdir() if entry.name.startswith(run) and (entry / file).is_file()]
 
 
 def _tracked(run: str, uri: str | None) -> set[Path]:

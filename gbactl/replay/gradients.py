@@ -9,7 +9,7 @@ import numpy as np
 
 from gbactl.cluster.bootstrap import shard_spec
 from gbactl.cluster.messages import BeginPhase, Granted
-from gbactl.cluster.worker import DataSource, key_of
+from gbactl.cluster.worker import DataSource, dropout_key
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset
 from gbactl.kernels import load
@@ -87,7 +87,7 @@ class Gradients:
         rows = [values for values in pulled.rows if values is not None]
         emb = np.empty((batch.ids.size, self.width), np.float32)
         self.kernels.gather(rows[0] if len(rows) == 1 else np.concatenate(rows), pulled.unique.inverse, emb)
-        key = key_of(self.cfg.seed, phase.epoch, phase.split, pulled.number)
+        key = dropout_key(self.cfg.seed, phase, pulled.number)
         shaped = emb.reshape(*batch.ids.shape, self.width)
         _, gradient = self.computer.gradient(batch.numeric, batch.labels, shaped, key)
         sums = np.empty((len(pulled.unique.index), self.width), np.float32)

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.cluster.messages import BeginPhase
-from gbactl.config import RunConfig, from_dict
+from gbactl.config import RunConfig, check_switch, from_dict
 from gbactl.errors import ConfigError, EventLogError
 from gbactl.replay.pulls import Pulls
 
@@ -24,9 +24,10 @@ _PHASE = get_type_hints(BeginPhase)
 
 @dataclass
 class PhaseRecord:
-    """A phase as the log tells it: its announcement, its pulls, each shard's checksum at its end."""
+    """A phase as the log tells it: its announcement, its configuration, its pulls, each shard's checksum at its end."""
 
     begin: BeginPhase
+    cfg: RunConfig
     pulls: Pulls
     whole: dict[int, str] = field(default_factory=dict)
 
@@ -42,6 +43,7 @@ class Recording:
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     steps: int = 0
     ended: bool = False
+    now: RunConfig | None = None
 
     @property
     def gradients(self) -> int:
@@ -66,7 +68,8 @@ def scan(path: Path) -> Recording:
     first = next(records, None)
     if not isinstance(first, InfoRecord) or first.kind != eventlog.HEADER:
         raise EventLogError(f"{path} has no header.")
-    recording = Recording(path, first.fields, _config(path, first.fields))
+    cfg = _config(path, first.fields)
+    recording = Recording(path, first.fields, cfg, now=cfg)
     for record in records:
         if recording.ended:
             raise EventLogError(f"{path} goes on after its end record.")
@@ -85,12 +88,16 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
         cfg = from_dict(header["config"])
     except (ConfigError, TypeError, ValueError) as error:
         raise EventLogError(f"{path} holds a configuration that this gbactl does not know: {error}") from error
-    if cfg.homes != {"servers"}:
+    _served(cfg)
+    return cfg
+
+
+def _served(*cfgs: RunConfig) -> None:
+    if any(phase.home != "servers" for cfg in cfgs for phase in cfg.phases):
         raise EventLogError(
             f"A run with phases of mode=sync cannot be replayed; runs of {REPLAYED} can. All of a sync run follows "
             "from its seed: type the same gbactl train again and compare the checksums in result.json."
         )
-    return cfg
 
 
 def _note(recording: Recording, record: Record) -> None:
@@ -121,7 +128,10 @@ def _check_versions(recording: Recording, record: AnnounceRecord) -> None:
 def _note_info(recording: Recording, record: InfoRecord) -> None:
     fields = record.fields
     if record.kind == eventlog.PHASE:
-        recording.phases.append(PhaseRecord(_phase(recording, fields), Pulls(recording.shards)))
+        cfg = recording.now or recording.cfg
+        recording.phases.append(PhaseRecord(_phase(recording, fields), cfg, Pulls(recording.shards)))
+    elif record.kind == eventlog.SWITCH:
+        recording.now = _switched(recording, fields)
     elif record.kind == eventlog.CHECKSUM:
         _checksum(recording, fields)
     elif record.kind == eventlog.END:
@@ -139,7 +149,20 @@ def _phase(recording: Recording, fields: dict[str, Any]) -> BeginPhase:
     return BeginPhase(**fields)
 
 
+def _switched(recording: Recording, fields: dict[str, Any]) -> RunConfig:
+    """The configuration of the phases after a switch."""
+    try:
+        cfg = recording.cfg.in_mode(fields["mode"])
+        check_switch(recording.cfg, cfg)
+    except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EventLogError(f"{recording.path} switches to {fields.get('mode')}, which cannot be: {error}") from error
+    _served(cfg)
+    return cfg
+
+
 def _checksum(recording: Recording, fields: dict[str, Any]) -> None:
+    if set(fields) == {"step", "model", "when", "of"}:
+        return
     kind = "whole" if "whole" in fields else "digest"
     shard: Any = fields.get("shard")
     step: Any = fields.get("step")

@@ -9,14 +9,16 @@ from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import (
     AnnounceRecord,
     DropRecord,
+    ForgoRecord,
     GrantRecord,
     InfoRecord,
     JoinedRecord,
     LeftRecord,
     OrderRecord,
     Record,
+    StopRecord,
 )
-from gbactl.config import RunConfig
+from gbactl.cluster.messages import BeginPhase
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make
@@ -42,7 +44,7 @@ class Replayer:
         self.shards = self.gradients.shards()
         self.checks = Checks(recording, lenient)
         self.computed, self.dropped, self.step = 0, 0, 0
-        self._ledger, self._round = Ledger(), 0
+        self._ledger = Ledger()
         self._phases = iter(recording.phases)
         self._phase: PhaseRecord | None = None
         self._decisions: Decisions | None = None
@@ -84,6 +86,16 @@ class Replayer:
             decisions.left(record.worker)
         elif isinstance(record, JoinedRecord):
             decisions.joined(record.worker)
+        elif isinstance(record, StopRecord):
+            decisions.policy.stop(record.batch)
+        elif isinstance(record, ForgoRecord):
+            self._forgo(decisions, record)
+
+    def _forgo(self, decisions: Decisions, record: ForgoRecord) -> None:
+        """What was in flight was given up: nothing is computed for it."""
+        assert self._captures is not None
+        for batch in decisions.forgo(record):
+            self._captures.forget(batch)
 
     def _begin(self, phase: PhaseRecord) -> None:
         begin = phase.begin
@@ -91,12 +103,11 @@ class Replayer:
             shard.begin_phase()
         if not begin.training:
             return
-        cfg = self.cfg.at_round(self._round)
-        self._round += 1
-        self._check(phase, cfg)
+        cfg = phase.cfg
+        self._check(phase)
         shape = Phase(
             begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
-            tuple(range(self.cfg.cluster.workers)),
+            tuple(range(cfg.cluster.workers)),
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished
@@ -104,11 +115,21 @@ class Replayer:
         self._captures = Captures(self.gradients, self.shards, phase.pulls, self.step)
         self.gradients.begin(begin)
 
-    def _check(self, phase: PhaseRecord, cfg: RunConfig) -> None:
-        begin, splits = phase.begin, self.dataset.splits
+    def _check(self, phase: PhaseRecord) -> None:
+        begin, splits, cfg = phase.begin, self.dataset.splits, phase.cfg
         right = (begin.mode, begin.local_batch) == (cfg.mode.name, cfg.local_batch)
-        if not right or begin.split not in range(len(splits)) or begin.samples != splits[begin.split].rows:
+        rows = splits[begin.split].rows if begin.split in range(len(splits)) else -1
+        end = begin.first_sample + begin.samples
+        if not right or min(begin.first_sample, begin.samples) < 0 or not (end == rows or self._cut(begin, end, rows)):
             raise EventLogError(f"{self.recording.path} has a phase {begin.number} that this run cannot have had.")
+
+    def _cut(self, begin: BeginPhase, end: int, rows: int) -> bool:
+        """Whether a phase ends within its day: another one goes on there, or the log breaks off before."""
+        after = [p.begin for p in self.recording.phases if p.begin.training and p.begin.number > begin.number]
+        if not after:
+            return end < rows and not self.recording.ended
+        same = (after[0].split, after[0].epoch) == (begin.split, begin.epoch)
+        return end < rows and same and after[0].first_sample == end
 
     def _lr_scale(self, finished: int) -> float:
         return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)

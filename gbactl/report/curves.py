@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Stretch(NamedTuple):
+    """A part of a run in one mode."""
+
+    mode: str
+    samples: tuple[float, float]
+    seconds: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Curves:
-    """One run. auc[i] was measured after samples[i] samples and seconds[i] of training and draining."""
+    """One run. auc[i] was measured after samples[i] samples and seconds[i] of training and draining.
+
+    `modes`: (mode, first and last sample, first and last second) of every stretch in one mode."""
 
     group: str
     seed: str
@@ -18,15 +28,24 @@ class Curves:
     auc: tuple[float, ...]
     eps: float | None
     staleness: Mapping[int, int]
+    modes: tuple[Stretch, ...] = ()
+
+    @property
+    def switched(self) -> bool:
+        """Whether it was in more than one mode."""
+        return len(self.modes) > 1
 
 
 def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
     """Phases add up; one without an evaluation adds samples and time but no point."""
     samples = seconds = 0.0
     points: list[tuple[float, float, float]] = []
+    modes: list[Stretch] = []
     for phase in result.get("phases") or []:
+        before = samples, seconds
         samples += phase.get("samples") or 0
         seconds += (phase.get("seconds") or 0) + (phase.get("drain_seconds") or 0)
+        _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))
     counts = {int(steps): count for steps, count in (result.get("staleness_histogram") or {}).items()}
@@ -38,7 +57,20 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
         auc=tuple(point[2] for point in points),
         eps=result.get("eps"),
         staleness=counts,
+        modes=tuple(modes),
     )
+
+
+def _stretch(
+    modes: list[Stretch], mode: str | None, before: tuple[float, float], after: tuple[float, float]
+) -> None:
+    """Add a phase to the stretch before it if the mode is the same."""
+    if mode is None:
+        return
+    if modes and modes[-1].mode == mode:
+        last = modes.pop()
+        before = last.samples[0], last.seconds[0]
+    modes.append(Stretch(mode, (before[0], after[0]), (before[1], after[1])))
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.errors import GbactlError
-from gbactl.report.curves import Curves, shares
+from gbactl.report.curves import Curves, Stretch, shares
 from gbactl.report.stats import stat
 
 if TYPE_CHECKING:
@@ -63,12 +63,29 @@ def _lines(axes: Axes, groups: dict[str, list[Curves]], along: Callable[[Curves]
     axes.legend()
 
 
+def _shaded(axes: Axes, groups: dict[str, list[Curves]], along: Callable[[Stretch], tuple[float, float]]) -> None:
+    """The modes of a run that switched, behind the lines; of one group and seed alone, or nobody could read it."""
+    switched = [runs for runs in groups.values() if any(run.switched for run in runs)]
+    if len(switched) != 1:
+        return
+    modes = next(run.modes for run in switched[0] if run.switched)
+    colours = {mode: f"C{place % 10}" for place, mode in enumerate(dict.fromkeys(each.mode for each in modes), 5)}
+    for stretch in modes:
+        low, high = along(stretch)
+        axes.axvspan(low, high, color=colours[stretch.mode], alpha=0.12, lw=0)
+        axes.annotate(
+            stretch.mode, ((low + high) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", size=8
+        )
+
+
 def _auc_over_samples(axes: Axes, groups: dict[str, list[Curves]]) -> None:
+    _shaded(axes, groups, lambda stretch: stretch.samples)
     _lines(axes, groups, lambda run: run.samples)
     axes.set_xlabel("samples")
 
 
 def _auc_over_time(axes: Axes, groups: dict[str, list[Curves]]) -> None:
+    _shaded(axes, groups, lambda stretch: stretch.seconds)
     _lines(axes, groups, lambda run: run.seconds)
     axes.set_xlabel("seconds of training")
 

@@ -1,11 +1,12 @@
-"""A switch schedule: from which round (day or epoch) on a run trains in which mode. Pure.
+"""A switch schedule: from which point on a run trains in which mode. Pure.
 
-An entry is {at: {day: N}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml.
+An entry is {at: {UNIT: X}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml. Units: day (or
+epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples. Hand-out
+goes on from such a point to the next whole global batch, so that no step is left partial.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +14,17 @@ from typing import Any
 from gbactl.errors import ConfigError
 
 FIELDS = ("at", "to", "set")
-UNITS = ("day", "epoch")
+UNITS = ("day", "epoch", "samples", "step", "seconds", "fraction")
+_FAMILY = {"epoch": "day"}
+_EXAMPLE = "type {at: {day: 2}, to: gba}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """From round `start` on, mode `to` with `changes`."""
+    """From `value` `unit`s on, mode `to` with `changes`."""
 
-    start: int
+    unit: str
+    value: float
     to: str
     changes: Mapping[str, Any]
 
@@ -28,30 +32,74 @@ class Entry:
 def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
     """Read a schedule. Raises ConfigError that names the entry that is wrong."""
     found = [_entry(number, raw) for number, raw in enumerate(schedule)]
-    for number, (before, after) in enumerate(itertools.pairwise(found), 1):
-        if after.start <= before.start:
+    last: dict[str, float] = {}
+    for number, entry in enumerate(found):
+        family = _FAMILY.get(entry.unit, entry.unit)
+        if entry.value <= last.get(family, 0):
             raise ConfigError(
-                f"switch.schedule[{number}] starts at {after.start}, not after the one before it; list them in order."
+                f"{name(number)} starts at {entry.value:g}, not after the one before it; list them in order."
             )
+        last[family] = entry.value
     return found
 
 
+def name(number: int) -> str:
+    """What an entry is called in an error."""
+    return f"switch.schedule[{number}]"
+
+
 def _entry(number: int, raw: Mapping[str, Any]) -> Entry:
-    where = f"switch.schedule[{number}]"
-    example = "type {at: {day: 2}, to: gba}"
+    where = name(number)
     if not isinstance(raw, Mapping) or not {"at", "to"} <= set(raw) <= set(FIELDS):
-        raise ConfigError(f"{where} needs `at` and `to` and may have `set`; {example}.")
+        raise ConfigError(f"{where} needs `at` and `to` and may have `set`; {_EXAMPLE}.")
     at, changes = raw["at"], raw.get("set") or {}
     if not isinstance(at, Mapping) or len(at) != 1 or next(iter(at)) not in UNITS:
-        raise ConfigError(f"{where}.at is {at}, which is no day or epoch; {example}.")
-    start = next(iter(at.values()))
-    if type(start) is not int or start < 1:
-        raise ConfigError(f"{where}.at is {start}; the first mode is mode=, switches come from day 1 on; {example}.")
+        raise ConfigError(f"{where}.at is {at}, which is none of: {', '.join(UNITS)}; {_EXAMPLE}.")
+    unit, value = next(iter(at.items()))
     if not isinstance(changes, Mapping):
         raise ConfigError(f"{where}.set is {changes}; type set: {{KEY: VALUE}}, keys as in conf/mode/{raw['to']}.yaml.")
-    return Entry(start, str(raw["to"]), dict(changes))
+    return Entry(str(unit), _value(where, str(unit), value), str(raw["to"]), dict(changes))
 
 
-def current(schedule: Sequence[Entry], number: int) -> int:
-    """Index of the entry that rules round `number`; -1 while the first mode does."""
-    return sum(entry.start <= number for entry in schedule) - 1
+def _value(where: str, unit: str, value: Any) -> float:
+    number = value if type(value) in (int, float) else -1
+    if unit == "fraction":
+        if not 0 < number < 1:
+            raise ConfigError(f"{where}.at is a fraction of {value}; type one between 0 and 1, as {{fraction: 0.5}}.")
+        return float(number)
+    if unit == "seconds":
+        if not 0 < number < float("inf"):
+            raise ConfigError(f"{where}.at is {value} seconds; type a positive number, as {{seconds: 600}}.")
+        return float(number)
+    if not 1 <= number < 1 << 53 or number != int(number):
+        raise ConfigError(
+            f"{where}.at is {value}; the first mode is mode=, switches come from {unit} 1 on; {_EXAMPLE}."
+        )
+    return int(number)
+
+
+def located(found: Sequence[Entry], rows: Sequence[int]) -> list[int | None]:
+    """Each entry's point in samples of the run, whose rounds have `rows` samples; None for steps and seconds.
+
+    Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry.
+    """
+    points = [_point(entry, rows) for entry in found]
+    total, last = sum(rows), 0
+    for number, (entry, point) in enumerate(zip(found, points, strict=True)):
+        if point is None:
+            continue
+        told = f"{name(number)} is at {entry.unit} {entry.value:g}"
+        if point >= total:
+            raise ConfigError(f"{told}, but the run ends after {len(rows)} days or epochs, {total} samples.")
+        if point <= last:
+            raise ConfigError(f"{told}, sample {point} of the run, not after the one before it; list them in order.")
+        last = point
+    return points
+
+
+def _point(entry: Entry, rows: Sequence[int]) -> int | None:
+    if entry.unit in ("day", "epoch"):
+        return sum(rows[: int(entry.value)]) if entry.value < len(rows) else sum(rows)
+    if entry.unit == "samples":
+        return int(entry.value)
+    return max(1, round(entry.value * sum(rows))) if entry.unit == "fraction" else None

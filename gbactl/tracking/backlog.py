@@ -1,6 +1,6 @@
 """What a run has to tell its tracking store, on disk before it is sent: one JSON object a line.
 
-Kinds: run (first), metrics, artifact, finish; between them `opened` (the store's run id) and `sent` (how
+Kinds: run (first), metrics, tags, artifact, finish; between them `opened` (the store's run id) and `sent` (how
 many records the store has taken). The file is removed when everything was taken.
 """
 

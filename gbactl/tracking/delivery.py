@@ -71,6 +71,8 @@ class Delivery:
     def _send_one(self, record: Record) -> int:
         if record["kind"] == "artifact":
             self._sender.artifact(Path(record["path"]))
+        elif record["kind"] == "tags":
+            self._sender.tag(record["tags"])
         elif record["kind"] == "finish":
             self._sender.finish(record["status"], record["end_ms"])
             self.done = True

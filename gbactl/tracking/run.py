@@ -95,6 +95,11 @@ class TrackedRun:
         if rows:
             self._queue.put({"kind": "metrics", "rows": rows})
 
+    def tag(self, **tags: str) -> None:
+        """Set tags; the `_` in a name is the `.` of a gbactl tag. Returns at once."""
+        named = {_name(key.replace("_", ".", 1)): value[:5000] for key, value in tags.items()}
+        self._queue.put({"kind": "tags", "tags": named})
+
     def artifact(self, path: Path) -> None:
         """A file that stays where it is until it was sent. Returns at once."""
         self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,9 @@ class Sender(Protocol):
 
     def artifact(self, path: Path) -> None:
         """A file; one that does not exist is skipped."""
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Set tags, old ones of the same names included."""
 
     def finish(self, status: str, end_ms: int) -> None:
         """FINISHED, FAILED or KILLED."""
@@ -76,6 +79,12 @@ class MlflowSender:
         client = self._live()
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """See Sender."""
+        from mlflow.entities import RunTag
+
+        self._live().log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def finish(self, status: str, end_ms: int) -> None:
         """See Sender."""

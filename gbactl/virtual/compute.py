@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.cluster.worker import key_of
+from gbactl.cluster.worker import dropout_key
 from gbactl.kernels.base import Floats, Kernels
 from gbactl.models.compute import GradientComputer
 from gbactl.store.dense import dense_range
@@ -54,7 +54,7 @@ class Compute:
         batch, phase = item.batch, item.phase
         emb = self._embed(item)
         item.answers.clear()
-        key = key_of(self.seed, phase.epoch, phase.split, item.grant.batch)
+        key = dropout_key(self.seed, phase, item.grant.batch)
         item.loss, gradient = self.computer.gradient(batch.numeric, batch.labels, emb, key)
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         self.kernels.segment_sum(gradient, item.unique.inverse, sums)

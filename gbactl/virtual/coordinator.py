@@ -18,7 +18,7 @@ class VirtualCoordinator(Coordinator):
 
     def _progress_due(self, training: Training) -> bool:
         policy = training.policy
-        note = policy.ledger.finished * self.notes // policy.phase.samples
+        note = policy.ledger.finished * self.notes // max(1, policy.phase.samples)
         if (training.number, note) <= self._noted:
             return False
         self._noted = (training.number, note)

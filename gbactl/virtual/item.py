@@ -19,6 +19,7 @@ class Item:
     batch: Batch
     unique: Unique
     pulled: bool = False
+    abandoned: bool = False
     missing: int = -1
     answers: dict[int, Answer] = field(default_factory=dict)
     row_versions: dict[int, int] = field(default_factory=dict)

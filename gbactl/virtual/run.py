@@ -69,7 +69,7 @@ class Hosts:
 
 def place(cfg: RunConfig, events: Events) -> Hosts:
     """Workers fill the hosts in order; servers and coordinator have hosts of their own, or share the workers'."""
-    cost, workers, servers = cfg.cost, cfg.cluster.workers, cfg.cluster.servers
+    cost, workers, servers = cfg.cost, cfg.processes, cfg.cluster.servers
     each = cost.workers_per_host or workers
     hosts = [Host(events, cost.cores) for _ in range(-(-workers // each))]
     of_workers = [hosts[worker // each] for worker in range(workers)]
@@ -148,7 +148,7 @@ class VirtualCluster:
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
         hosts = len({id(host) for host in self.hosts.workers})
-        ring = Ring(self.cost, cfg.cluster.workers, hosts)
+        ring = Ring(self.cost, cfg.processes, hosts)
         return ReplicatedSide(self.compute, block, ring, cfg.train.norms_every)
 
 

@@ -76,7 +76,7 @@ class VirtualServer(Server):
             if message.after <= self.shard.version:
                 self._paid = message
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
-        elif isinstance(message, Push):
+        elif isinstance(message, Push) and message.phase == self.phase:
             self._sizes[message.batch] = message.rows
         elif isinstance(message, GetDense | PutDense):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
@@ -93,6 +93,7 @@ class VirtualServer(Server):
 
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
         super()._begin_phase(channel, phase, frame)
+        self._sizes.clear()
         self._dense = self._packed = None  # it may have been moved
 
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:

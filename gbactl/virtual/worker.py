@@ -16,6 +16,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.exchange import Source
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    Abandon,
     Ack,
     BeginPhase,
     DenseState,
@@ -95,8 +96,9 @@ class VirtualWorker:
         self._shard: dict[int, int] = {}
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
-        self._ticket = self._turn = self._acks = 0
-        self._questions: deque[Inspect | MoveDense] = deque()
+        self._ticket = self._turn = self._acks = self._move_turn = 0
+        self._questions: deque[tuple[Inspect | MoveDense, int]] = deque()
+        self._granted_items = self._gone_items = 0
         self._states: dict[int, tuple[int, Floats]] = {}
         self._have_dense: list[int] = []
         self._phase: BeginPhase | None = None
@@ -130,8 +132,10 @@ class VirtualWorker:
             self._granted(message)
         elif isinstance(message, BeginPhase):
             self._begin_phase(message)
+        elif isinstance(message, Abandon):
+            self._abandon(message.phase)
         elif isinstance(message, Inspect | MoveDense):
-            self._questions.append(message)
+            self._questions.append((message, self._granted_items))
             self._go_on()
         elif isinstance(message, DenseState):
             self._taken(self._shard[id(channel)], message, frame)
@@ -149,10 +153,23 @@ class VirtualWorker:
         self._phase = phase
         self.crew.source.begin(phase)
 
+    def _abandon(self, phase: int) -> None:
+        """See Exchange."""
+        given_up = [item for item in self._queue if item.phase.number == phase]
+        for item in given_up:
+            self._queue.remove(item)
+            self._gone_items += 1
+            item.abandoned = True
+            self.take()
+        if given_up:
+            self._have_dense = [-1] * len(self.servers)
+            self._go_on()
+
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
         item = Item(grant, self._phase, *self.crew.source.prepare(grant))
         self._queue.append(item)
+        self._granted_items += 1
         first = len(self._queue) == 1 and not self._busy
         if first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
@@ -171,6 +188,8 @@ class VirtualWorker:
 
     def _rows(self, shard: int, rows: Rows, answer: Answer) -> None:
         item = self._tickets[rows.ticket]
+        if item.abandoned:
+            return
         item.answers[shard] = answer
         if rows.dense:
             self._have_dense[shard] = rows.version
@@ -197,22 +216,24 @@ class VirtualWorker:
     def _go_on(self) -> None:
         if self._busy or self._stopped:
             return
-        while self._questions and not self._busy:
-            question = self._questions.popleft()
+        while self._questions and self._questions[0][1] <= self._gone_items and not self._busy:
+            question, _ = self._questions.popleft()
             if isinstance(question, Inspect):
                 self.coordinator.send(self._inspected())
             else:
-                self._move(question.home)
+                self._move(question)
         if not self._busy and self._queue and self._queue[0].ready:
             self._busy = True
+            self._gone_items += 1
             self._begin(self._queue.popleft())
 
     def _inspected(self) -> Inspected:
         checksum, total = self.crew.sides.now.checksum()
         return Inspected(str(self.peer), checksum, total, {}, {})
 
-    def _move(self, home: str) -> None:
+    def _move(self, question: MoveDense) -> None:
         """Do this worker's part in moving the dense vector."""
+        home, self._move_turn = question.home, question.turn
         self._busy = True
         given = self.crew.sides.move(home)
         self._acks = len(given)
@@ -234,7 +255,7 @@ class VirtualWorker:
 
     def _moved(self) -> None:
         if not self._acks:
-            self.coordinator.send(Moved(self.index))
+            self.coordinator.send(Moved(self.index, self._move_turn))
             self.free()
 
     def _begin(self, item: Item) -> None:

@@ -23,6 +23,8 @@ class LockStep(BufferedPolicy):
         self.announced = 0
 
     def take(self, worker: int) -> Grant | None:
+        if worker not in self.turns:
+            return None
         due = self.turns[worker] * len(self.phase.workers) + self.phase.workers.index(worker)
         if due != self.next_batch:
             return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,25 @@ from gbactl.data.dataset import open_dataset
 LIMIT_SECONDS = 60.0
 
 
-def run_in_memory(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
-    """Train as `cfg` says; returns the result event's fields. Raises what any node raised."""
+class Killed(Exception):
+    """Raised in a worker's thread, it is gone as if it had been killed."""
+
+
+def run_in_memory(
+    cfg: RunConfig, data: Path, run_dir: Path, wishes: Sequence[Event] = (), told: list[Event] | None = None
+) -> dict[str, Any]:
+    """Train as `cfg` says; returns the result event's fields. Raises what any node raised.
+
+    `wishes` come from the launcher at the start; `told` gets everything that it hears."""
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
-    dataset, group = open_dataset(data), MemoryGroup(cfg.cluster.workers)
+    dataset, group = open_dataset(data), MemoryGroup(cfg.processes)
     hub = MemoryHub(network, Peer("coordinator", 0))
     coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
     launcher = MemoryHub(network, Peer("launcher", 0))
-    launcher.connect("C").send(Hello("launcher", 0, "", 0))
+    to_coordinator = launcher.connect("C")
+    for message in (Hello("launcher", 0, "", 0), *wishes):
+        to_coordinator.send(message)
     errors: list[BaseException] = []
 
     def boot(role: str, index: int) -> Bootstrap:
@@ -39,7 +51,8 @@ def run_in_memory(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
 
     def worker(index: int) -> None:
         mine = MemoryHub(network, Peer("worker", index))
-        work(mine, mine.connect("C"), boot("worker", index), cfg, dataset, group.member(index))
+        with contextlib.suppress(Killed):
+            work(mine, mine.connect("C"), boot("worker", index), cfg, dataset, group.member(index))
         mine.close()
 
     def guarded(run: Any, *args: Any) -> None:
@@ -50,7 +63,7 @@ def run_in_memory(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
             hub.close()
 
     threads = [threading.Thread(target=guarded, args=(coordinator.run,), daemon=True)]
-    for role, count in ((server, cfg.cluster.servers), (worker, cfg.cluster.workers)):
+    for role, count in ((server, cfg.cluster.servers), (worker, cfg.processes)):
         threads += [threading.Thread(target=guarded, args=(role, i), daemon=True) for i in range(count)]
     for thread in threads:
         thread.start()
@@ -60,6 +73,8 @@ def run_in_memory(cfg: RunConfig, data: Path, run_dir: Path) -> dict[str, Any]:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "the cluster did not end"
     events = [unpack(frame.kind, frame.descriptor) for _, frame in launcher.poll(0) if frame.kind]
+    if told is not None:
+        told += events
     results = [e.fields for e in events if isinstance(e, Event) and e.name == "result"]
     assert len(results) == 1
     return results[0]

@@ -30,6 +30,7 @@ Options:
 
 Commands:
   train      train a click model on a cluster in one of the modes
+  switch     change the mode of a training, by a schedule or while it runs
   report     compare runs: mean, deviation, paired differences
   replay     execute a run again from its event log, bit for bit
   calibrate  measure this machine for the virtual cluster
@@ -52,7 +53,7 @@ def test_the_surface_of_the_command() -> None:
     assert gbactl_command("-h").stdout == done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "report", "replay", "calibrate", "data", "doctor", "ui"])
+@pytest.mark.parametrize("verb", ["train", "switch", "report", "replay", "calibrate", "data", "doctor", "ui"])
 def test_every_verb_has_help_and_needs_nothing_heavy_for_it(verb: str) -> None:
     code = f"""
 import sys

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, GrantRecord
-from gbactl.config import SwitchConfig
+from gbactl.cluster.eventlog import AnnounceRecord, ForgoRecord, GrantRecord, StopRecord
+from gbactl.config import FaultsConfig, SwitchConfig
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import EventLogError, UsageError
@@ -139,3 +139,46 @@ def test_a_gradient_of_async_takes_at_most_100_bytes(data: dict[str, Any], tmp_p
     gradients = sum(isinstance(one, AnnounceRecord) for one in eventlog.read(tmp_path / "events.log"))
     assert gradients == 2 * 365
     assert (tmp_path / "events.log").stat().st_size / gradients <= 100
+
+
+def entry(unit: str, value: float, to: str) -> dict[str, Any]:
+    return {"at": {unit: value}, "to": to}
+
+
+@pytest.mark.parametrize("backend", ["threads", "virtual"])
+@pytest.mark.parametrize("order", [MODES, MODES[::-1]])
+def test_switches_within_an_epoch_come_out_again(
+    data: dict[str, Any], tmp_path: Path, backend: str, order: tuple[str, ...]
+) -> None:
+    """Five modes, four switches, two of them at no point known before; shuffled, batch norm, dropout."""
+    points = [("samples", 100), ("step", 12), ("fraction", 0.55), ("samples", 1000)]
+    switch = SwitchConfig(
+        [entry(unit, value, mode) for (unit, value), mode in zip(points, order[1:], strict=True)],
+        [{"local_batch": 16 if mode != "async" else 32, "prefetch": 1} for mode in order[1:]],
+    )
+    cfg = dataclasses.replace(config(order[0], data), switch=switch)
+    if backend == "virtual":
+        cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
+        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+    else:
+        record(cfg, tmp_path)
+    switches = [r for r in eventlog.read(tmp_path / "events.log") if getattr(r, "kind", 0) == eventlog.SWITCH]
+    assert [r.fields["mode"]["name"] for r in switches] == list(order[1:])  # type: ignore[union-attr]
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+
+
+@pytest.mark.parametrize("after", ["bsp", "hop_bw"])
+def test_what_a_switch_gave_up_comes_out_again(data: dict[str, Any], tmp_path: Path, after: str) -> None:
+    """A worker a hundred times slower does not keep the deadline; a phase told to stop in its middle."""
+    switch = SwitchConfig([entry("seconds", 0.01, after)], [{"local_batch": 16, "prefetch": 1}], drain_seconds=0.05)
+    faults = FaultsConfig(plans=[{"kind": "constant", "workers": [1], "factor": 100.0}])
+    cfg = dataclasses.replace(config("gba", data), switch=switch, faults=faults)
+    cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
+    run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+    records = list(eventlog.read(tmp_path / "events.log"))
+    assert sum(isinstance(r, StopRecord) for r in records) == 1
+    assert [r.batches for r in records if isinstance(r, ForgoRecord)] == [2]
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+    assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES - 2

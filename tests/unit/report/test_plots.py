@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from gbactl.errors import GbactlError
-from gbactl.report.curves import Curves, curves_of, shares
+from gbactl.report import plots
+from gbactl.report.curves import Curves, Stretch, curves_of, shares
 from gbactl.report.plots import plot
 
 RESULT = {
@@ -53,3 +55,25 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(GbactlError, match="type --plots"):
         plot([], tmp_path / "file" / "below")
+
+
+def switching(*modes: str) -> dict[str, object]:
+    phases = [{**phase, "mode": mode} for phase, mode in zip(RESULT["phases"], modes, strict=True)]  # type: ignore[call-overload]
+    return {**RESULT, "phases": phases}
+
+
+def test_stretches_of_one_mode() -> None:
+    curves = curves_of("switch", "1", switching("sync", "sync", "gba"))
+    assert curves.modes == (Stretch("sync", (0, 20), (0, 3.5)), Stretch("gba", (20, 40), (3.5, 7.0)))
+    assert curves.switched and not curves_of("gba", "1", switching("gba", "gba", "gba")).switched
+
+
+def test_modes_are_shaded_where_one_group_switches(tmp_path: Path) -> None:
+    stay, switched = curves_of("stay", "1", RESULT), curves_of("switch", "1", switching("sync", "gba", "sync"))
+    other = curves_of("other", "1", switching("sync", "sync", "gba"))
+    for runs, spans in (([stay, switched], 3), ([stay], 0), ([switched, other], 0)):
+        axes = Figure().subplots()
+        plots._auc_over_samples(axes, {run.group: [run] for run in runs})
+        assert len(axes.patches) == spans
+        assert [text.get_text() for text in axes.texts] == ["sync", "gba", "sync"][:spans]
+    assert len(plot([stay, switched], tmp_path)) == 4

@@ -51,6 +51,10 @@ class MemoryStore:
         self._reach()
         self.artifacts.append(path.name)
 
+    def tag(self, tags: dict) -> None:
+        self._reach()
+        self.tags |= tags
+
     def finish(self, status: str, end_ms: int) -> None:
         self._reach()
         self.status = status
@@ -214,3 +218,12 @@ def test_a_run_that_goes_on_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="still goes on"):
         send_backlog(tmp_path)
     run.finish("FINISHED")
+
+
+def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
+    store = MemoryStore()
+    run = start(tmp_path, store)
+    run.tag(gbactl_phases="sync")
+    run.tag(gbactl_phases="sync; gba from day 1, sample 0")
+    assert run.finish("FINISHED") is None
+    assert store.tags["gbactl.phases"] == "sync; gba from day 1, sample 0"

@@ -1,0 +1,66 @@
+"""Moving the dense parameters between servers and workers while nothing is in flight, whoever dies meanwhile.
+
+The servers keep what they gave until the first gradient comes, and every worker has the same: so a move is finished
+by another worker, or taken back, and no bit of it is lost. Costs a message to and from each worker, and the dense
+part with its moments over the wire: nothing that grows with the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gbactl.cluster.losses import Losses
+from gbactl.cluster.members import Members
+from gbactl.cluster.messages import Moved, MoveDense
+from gbactl.errors import ClusterError
+
+Wait = Callable[[Callable[[], bool]], bool]
+
+
+class Mover:
+    """`wait` handles messages until a condition holds; False if that took too long."""
+
+    def __init__(self, members: Members, losses: Losses, wait: Wait) -> None:
+        self.members, self.losses, self.wait = members, losses, wait
+        self.moving = False
+        self._turn = 0
+        self._moved: set[int] = set()
+
+    def moved(self, message: Moved) -> None:
+        """A worker has done its part."""
+        if message.turn == self._turn:
+            self._moved.add(message.worker)
+
+    def move(self, home: str) -> bool:
+        """Move them to `home`. False where a worker died and they are back on the servers, where they were.
+
+        Raises ClusterError if a worker does not answer."""
+        self.moving = True
+        try:
+            if home == "servers":
+                self._give()
+                return True
+            lost = len(self.losses.gone)
+            self._ask("workers", -1, lambda: len(self.losses.gone) > lost)
+            if len(self.losses.gone) == lost:
+                return True
+            self._ask("servers", -1, lambda: False)
+            return False
+        finally:
+            self.moving = False
+
+    def _give(self) -> None:
+        """One worker gives them to the servers; the next one does if it dies before it is done."""
+        while True:
+            giver = min(self.members.of("worker"))
+            self._ask("servers", giver, lambda giver=giver: giver in self.losses.gone)  # type: ignore[misc]
+            if giver in self._moved:
+                return
+
+    def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> None:
+        self._turn += 1
+        self._moved.clear()
+        self.members.tell("worker", MoveDense(home, giver, self._turn))
+        if not self.wait(lambda: set(self.members.of("worker")) <= self._moved or enough()):
+            silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
+            raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")

@@ -1,0 +1,229 @@
+"""Switches the mode of a run between two of its phases: when, by whose wish, checked, told.
+
+A phase that a switch ends early hands out no more; what is in flight arrives or, after a deadline, is given up. Then
+the dense parameters move if they must, and the rest of the day is the next phase. The state is summed up after the
+drain and before the next phase's first batch, and must be the same. A switch that cannot be is not begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.late import Late
+from gbactl.cluster.messages import Abandon, Inspected
+from gbactl.cluster.moving import Mover
+from gbactl.cluster.record import checksums
+from gbactl.cluster.training import Training
+from gbactl.config import RunConfig, mode_values
+from gbactl.errors import ClusterError, ConfigError
+from gbactl.models import row_width
+from gbactl.policies import Policy
+from gbactl.switching.plan import Plan, Position
+from gbactl.switching.wishes import obstacle, wished
+
+if TYPE_CHECKING:
+    from gbactl.cluster.coordinator import Coordinator
+
+log = logging.getLogger(__name__)
+SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switch: 40 ms
+
+
+class Switcher:
+    """Part of the coordinator. `rows`: the samples of each round."""
+
+    def __init__(self, coordinator: Coordinator, rows: list[int]) -> None:
+        self.c, self.rows = coordinator, rows
+        self.plan = Plan(coordinator.cfg, rows)
+        self.late = Late(coordinator.cfg.cluster.servers)
+        self.mover = Mover(coordinator.members, coordinator.losses, self._in_time)
+        self._round = 0
+        self._rest = 0
+        self._stopping = self._under_way = False
+        self._drained: str | None = None
+        self._last_gradient: float | None = None
+        self._wish: dict[str, Any] = {}
+        self._report: dict[str, Any] | None = None
+
+    # -- between two phases -------------------------------------------------------------------------
+
+    def go_on(self, number: int, first: int, inside: bool) -> None:
+        """Before a phase of round `number`, which begins at sample `first`: in another mode if one is due.
+
+        `inside`: the day has begun before."""
+        self._round = number
+        self._tell(None)
+        cfg = self.plan.take(self._position())
+        if cfg is not None:
+            self._under_way = True
+            self._switch(cfg, first, inside)
+        self._under_way = self._stopping = False
+
+    def _switch(self, cfg: RunConfig, first: int, inside: bool) -> None:
+        wish, self._wish = self._wish, {}
+        servers = self.c.inspect("server", what=self._what)
+        if inside:
+            self._log_whole(servers)
+        why_not = self._reason(cfg) or self._begun(cfg, servers, inside)
+        report = {**wish, "from": self.c.now.mode.name, "to": cfg.mode.name, "step": self.c.step}
+        if why_not:
+            self._drained = None
+            self.c._event("switch", {**report, "state": "stayed", "why": why_not})
+            return
+        here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read}
+        self._report = {**report, **here, "state": "done"}
+        self.c.now = cfg
+        self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step})
+
+    def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> str:
+        """Sum up and move; why that could not be done, empty if it was."""
+        everybody = "workers" in (cfg.home, self.c.now.home)
+        workers = self.c.inspect("worker", what=self._what, seconds=self._patience) if everybody else {}
+        if everybody and not workers:
+            return "a worker did not answer"
+        if reason := self._reason(cfg):
+            return reason
+        self._last_gradient = self.c.record.last_gradient if inside else None
+        self._drained = self._sum("drained", {**servers, **workers})
+        if cfg.home != self.c.now.home and not self.mover.move(cfg.home):
+            return "a worker died while the dense parameters were moved"
+        return ""
+
+    def _reason(self, cfg: RunConfig) -> str:
+        """Why a switch that is due cannot be; empty if it can."""
+        gone = ", ".join(f"W{worker}" for worker in self.c.losses.gone)
+        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.home == "workers" else ""
+
+    @property
+    def _patience(self) -> float:
+        return max(1.0, self.c.cfg.switch.drain_seconds)
+
+    @property
+    def _what(self) -> str:
+        """checksum, or dense where the tables are too large to be read while everybody waits."""
+        cfg, optimizer = self.c.cfg, {"sgd": 1, "adam": 3}.get(self.c.cfg.optim.name, 2)
+        size = 4 * self.c.dataset.schema.rows * row_width(cfg.model) * optimizer
+        return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
+
+    def _sum(self, when: str, found: dict[str, Inspected]) -> str:
+        """The model sum of everything inspected, noted in the log."""
+        total = checksums(found)["model"] or ""
+        self.c.log.info(
+            eventlog.CHECKSUM, {"step": self.c.step - 1, "model": total, "when": when, "of": self._what}
+        )
+        return total
+
+    def _log_whole(self, found: dict[str, Inspected]) -> None:
+        """Each shard's checksum at the end of the phase, for replays; empty where it was not computed."""
+        for node, each in found.items():
+            if node.startswith("S"):
+                fields = {"shard": int(node[1:]), "step": self.c.step - 1, "whole": each.checksum}
+                self.c.log.info(eventlog.CHECKSUM, fields)
+
+    def resumed(self) -> None:
+        """The servers know of the next phase, the workers do not yet: nothing may have changed in a switch."""
+        if self._drained is None:
+            return
+        drained, self._drained = self._drained, None
+        roles = ["server", *(["worker"] if self.c.now.home == "workers" else [])]
+        now = self._sum("resumed", self.c.inspect(*roles, what=self._what))
+        if now != drained:
+            raise ClusterError(f"The switch to {self.c.now.mode.name} changed the model; please report this.")
+
+    # -- within a phase -----------------------------------------------------------------------------
+
+    def begin(self, policy: Policy) -> int | None:
+        """A phase begins with the rest of its day, or ends early where the next entry is known to come.
+
+        Returns the global step that ends it if no batch can be told."""
+        self._rest = policy.phase.samples
+        batch = self.plan.last_batch(policy, self._position())
+        if batch is None:
+            return self.plan.last_step()
+        policy.stop(batch)
+        return None
+
+    def look(self) -> None:
+        """Between two messages: end the phase if that is asked; tell of a switch once a gradient has come."""
+        training = self.c._training
+        if training is None:
+            return
+        if training.clock.gradients is not None:
+            self._tell(training.clock.gradients[0])
+        if not self._stopping and self.plan.called(self.c.record.seconds):
+            self._stopping = True
+            log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
+            training.stop()
+
+    def _tell(self, first: float | None) -> None:
+        """A switch that was not told yet is done: its first gradient came at `first`, or never."""
+        if self._report is None:
+            return
+        report, self._report = self._report, None
+        last, self._last_gradient = self._last_gradient, None
+        pause = None if last is None or first is None else 1000.0 * (first - last)
+        self.c.record.pause(pause)
+        self.c._event("switch", {**report, "pause_ms": pause})
+
+    def drain(self, training: Training) -> None:
+        """Until everything handed out has come; before a switch no longer than its deadline.
+
+        It counts from the moment when the phase was told to stop, or else from its last hand-out."""
+        c, policy = self.c, training.policy
+        c._pump(lambda: policy.exhausted or training.stopped is not None)
+        early = policy.phase.samples < self._rest and policy.forgoes
+        begin = c.hub.now() if training.stopped is None else training.stopped
+        deadline = begin + c.cfg.switch.drain_seconds if early else None
+        if not c._pump(lambda: policy.idle, deadline):
+            self.late.add(training.number, training.forgo())
+            c.members.tell("worker", Abandon(training.number))
+        self.look()
+
+    # -- from outside -------------------------------------------------------------------------------
+
+    def ask(self, fields: dict[str, Any]) -> None:
+        """A wish of `gbactl switch`, by way of the launcher: {id, mode: {...}}. It is answered in any case."""
+        wish = {"id": fields.get("id", 0)}
+        try:
+            cfg = wished(self.c.cfg, self.c.now, fields.get("mode"))
+        except ConfigError as error:
+            self.c._event("switch", {**wish, "state": "refused", "why": str(error)})
+            return
+        told = {**wish, "from": self.c.now.mode.name, "to": cfg.mode.name}
+        if mode_values(cfg) == mode_values(self.c.now) and not self._busy:
+            self.c._event("switch", {**told, "state": "same"})
+            return
+        why_not = "another switch is under way" if self._busy else self._hindrance(cfg)
+        if why_not:
+            self.c._event("switch", {**told, "state": "refused", "why": why_not})
+            return
+        self.plan.asked, self._wish = cfg, {**wish, "to": cfg.mode.name}
+        self.c._event("switch", {**told, "state": "accepted"})
+
+    @property
+    def _busy(self) -> bool:
+        return self._stopping or self._under_way or bool(self._wish) or self._report is not None
+
+    def _hindrance(self, cfg: RunConfig) -> str:
+        training = self.c._training
+        last = self._round == len(self.rows) - 1
+        more = training is not None and not training.policy.exhausted
+        if last and not more and self.c.started:
+            return "the run has handed out its last batch"
+        return self._reason(cfg) or obstacle(self.c.cfg, cfg)
+
+    def ended(self) -> None:
+        """The run is over: a wish that came too late is answered."""
+        self._tell(None)
+        if self._wish:
+            now = {"from": self.c.now.mode.name, "step": self.c.step}
+            told = {**self._wish, **now, "state": "stayed", "why": "the run ended before it"}
+            self.c._event("switch", told)
+
+    def _position(self) -> Position:
+        record = self.c.record
+        return Position(self._round, record.ledger.read, self.c.step, record.seconds)
+
+    def _in_time(self, until: Any) -> bool:
+        return self.c._pump(until, self.c.hub.now() + self.c.cfg.cluster.start_timeout)

@@ -1,0 +1,26 @@
+"""A run's modes as MLflow can show them: a number per mode for a curve, and a sentence that lists the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+#: never renumbered: curves of old runs keep their meaning
+IDS = {"sync": 0, "async": 1, "gba": 2, "bsp": 3, "hop_bs": 4, "hop_bw": 5}
+
+
+def mode_id(mode: str) -> float | None:
+    """The mode's number in the metric `mode_id`; None for one that has none."""
+    number = IDS.get(mode)
+    return None if number is None else float(number)
+
+
+def legend() -> str:
+    """What the numbers mean."""
+    return ", ".join(f"{number} {mode}" for mode, number in IDS.items())
+
+
+def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
+    """The first mode, and where each other one began."""
+    told = [f"{each['to']} from {each['day']}, sample {each['first_sample']}" for each in switches]
+    return "; ".join([first, *told])

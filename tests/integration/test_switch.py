@@ -1,0 +1,220 @@
+"""Running jobs that are asked to go on in another mode, by real processes, as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import InfoRecord
+from gbactl.tracking.store import connect
+from tests.support.processes import Launched, Launcher, collective, wait_for
+
+LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
+SHORT = ("data.rows_per_day=12000", "model.hidden=[64]", "train.global_batch=64")
+SECONDS = 30.0
+
+
+def switch(launcher: Launcher, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gbactl", "switch", *arguments], cwd=launcher.cwd, env=launcher.environment, text=True,
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def sums(launched: Launched) -> list[str]:
+    """The models summed up before and after each switch."""
+    records = eventlog.read(launched.run_dir / "events.log")
+    return [r.fields["model"] for r in records if isinstance(r, InfoRecord) and "model" in r.fields]
+
+
+def stopped(launched: Launched) -> None:
+    """Ctrl-C; it ends soon and leaves nothing."""
+    began = time.monotonic()
+    launched.process.send_signal(signal.SIGINT)
+    done = launched.finish(SECONDS)
+    assert time.monotonic() - began < SECONDS and done.code == 130 and "Traceback" not in done.err
+    assert launched.left_behind() == [] and not (launched.run_dir / "control.json").exists()
+
+
+@pytest.mark.slow
+def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> None:
+    launched = launcher.start(
+        *LONG, "data.rows_per_day=90000", "mode=sync", f"collective={collective()}", "switch.prepare=all"
+    )
+    launched.training()
+    run = ("--run", str(launched.run_dir))
+    door = launched.run_dir / "control.json"
+    assert stat.S_IMODE(door.stat().st_mode) == 0o600
+    status = said(switch(launcher, *run, "--status", "--json"))
+    assert status["mode"] == "sync" and status["live"] == 2 and status["switches"] == []
+    there = said(switch(launcher, *run, "--to", "gba", "--set", "iota=5", "--wait"))
+    assert (there["state"], there["from"], there["to"]) == ("done", "sync", "gba") and there["pause_ms"] > 0
+    assert said(switch(launcher, *run, "--to", "gba", "--set", "iota=5"))["state"] == "same"
+    assert said(switch(launcher, *run, "--to", "sync", "--wait"))["state"] == "done"
+    shown = switch(launcher, *run, "--status").stdout.splitlines()
+    assert any("mode" in line and "sync" in line for line in shown) and max(map(len, shown)) <= 80
+    assert sum("sync to gba" in line or "gba to sync" in line for line in shown) == 2
+    result = launched.finish().result
+    assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "sync"]
+    samples = result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] == 90000
+    before = sums(launched)
+    assert len(before) == 4 and before[0] == before[1] and before[2] == before[3] != before[0]
+    ended = switch(launcher, *run, "--to", "gba")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "has ended" in ended.stderr
+    assert not door.exists()
+
+
+def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
+    launched = launcher.start(*LONG, "mode=gba")
+    launched.training()
+    run = ("--run", str(launched.run_dir))
+    for arguments, text in (
+        ((*run, "--to", "sync"), "not started for mode=sync"),
+        ((*run, "--to", "gbaa"), "type mode= one of"),
+        ((*run, "--to", "gba", "--set", "iotta=5"), "no key iotta"),
+        ((*run, "--to", "gba", "--set", "local_batch=7"), "not a multiple"),
+        ((*run, "--to", "gba", "--set", "iota"), "no KEY=VALUE"),
+        (("--run", "0123456789", "--to", "gba"), "There is no run 0123456789"),
+        ((*run,), "Type --to MODE"),
+        (("--to", "gba"), "need --run RUN"),
+        (("mode=gba",), "nothing to switch"),
+    ):
+        done = switch(launcher, *arguments)
+        assert done.returncode in (1, 2) and text in done.stderr + done.stdout, arguments
+        assert "Traceback" not in done.stderr
+    assert said(switch(launcher, *run, "--to", "gba"))["state"] == "same"
+    stopped(launched)
+
+
+def test_a_schedule_within_a_day(launcher: Launcher) -> None:
+    """Between the last two switches two of the four processes only join in the all-reduce."""
+    entries = (
+        "[{at: {samples: 4000}, to: gba}, {at: {step: 100}, to: bsp, set: {workers: 4}}, "
+        "{at: {fraction: 0.7}, to: sync}, {at: {fraction: 0.9}, to: gba}]"
+    )
+    uri = f"sqlite:///{launcher.cwd / 'mlflow.db'}"
+    result = launcher.train(
+        *SHORT, "mode=sync", f"collective={collective()}", f"switch.schedule={entries}", f"tracking.uri={uri}",
+        tracking=True,
+    )  # fmt: skip
+    assert [(p["mode"], p["first_sample"]) for p in result["phases"]] == [
+        ("sync", 0), ("gba", 4032), ("bsp", 6400), ("sync", 8448), ("gba", 10816),
+    ]  # fmt: skip
+    assert result["samples"]["read"] == result["samples"]["trained"] + result["samples"]["decayed"] == 12000
+    assert set(result["per_worker"]) == {"W0", "W1", "W2", "W3"}, "two wait for their phase"
+    assert all(p["pause_ms"] > 0 for p in result["phases"][1:])
+    client = connect(uri)
+    told = client.get_metric_history(result["run_id"], "mode_id")
+    assert {(2.0, 4032), (3.0, 6400), (0.0, 8448)} <= {(m.value, m.step) for m in told}
+    assert {m.value for m in told} == {0.0, 2.0, 3.0}
+    tags = client.get_run(result["run_id"]).data.tags
+    assert tags["gbactl.phases"] == (
+        "sync; gba from day 0, sample 4032; bsp from day 0, sample 6400; sync from day 0, sample 8448; "
+        "gba from day 0, sample 10816"
+    )
+
+
+def asked(launched: Launched, launcher: Launcher, mode: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gbactl", "switch", "--run", str(launched.run_dir), "--to", mode, "--wait"],
+        cwd=launcher.cwd, env=launcher.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def draining(launched: Launched) -> None:
+    """Wait until a phase was told to stop: the switch is under way."""
+    path = launched.run_dir / "logs" / "C.log"
+    wait_for(lambda: "a switch to" in path.read_text())
+
+
+@pytest.mark.parametrize("lost", ["end", "continue"])
+def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str) -> None:
+    """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it."""
+    launched = launcher.start(*LONG, "data.rows_per_day=40000", "mode=gba", f"cluster.lost_worker={lost}")
+    launched.training()
+    victim = launched.node("W1")
+    os.kill(victim, signal.SIGSTOP)
+    client = asked(launched, launcher, "bsp")
+    draining(launched)
+    os.kill(victim, signal.SIGKILL)
+    out, err = client.communicate(timeout=SECONDS)
+    done = launched.finish()
+    if lost == "end":
+        assert done.code == 1 and "W1" in done.err and client.returncode == 1 and "ended" in err
+    else:
+        assert json.loads(out)["state"] == "done"
+        assert [p["mode"] for p in done.result["phases"]] == ["gba", "bsp"]
+        assert done.result["samples"]["read"] == 40000
+    assert launched.left_behind() == []
+
+
+def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
+    launched = launcher.start(*LONG, "mode=gba")
+    launched.training()
+    victim = launched.node("W1")
+    os.kill(victim, signal.SIGSTOP)
+    client = asked(launched, launcher, "bsp")
+    draining(launched)
+    other = switch(launcher, "--run", str(launched.run_dir), "--to", "async", "--wait")
+    assert other.returncode == 1 and "another switch is under way" in other.stdout
+    os.kill(victim, signal.SIGCONT)
+    out, _ = client.communicate(timeout=SECONDS)
+    assert json.loads(out)["state"] == "done"
+    os.kill(victim, signal.SIGSTOP)
+    client = asked(launched, launcher, "gba")
+    wait_for(lambda: (launched.run_dir / "logs" / "C.log").read_text().count("a switch to") == 2)
+    stopped(launched)
+    client.communicate(timeout=SECONDS)
+    assert client.returncode == 1
+
+
+def test_a_hung_worker_is_given_up_and_does_not_keep_a_switch(launcher: Launcher) -> None:
+    """After the deadline its batches are decayed; sync would need it, so the run stays where it is."""
+    launched = launcher.start(
+        *LONG, "data.rows_per_day=20000", "mode=gba", "switch.prepare=all", "switch.drain_seconds=1",
+        f"collective={collective()}",
+    )  # fmt: skip
+    launched.training()
+    victim = launched.node("W1")
+    os.kill(victim, signal.SIGSTOP)
+    client = asked(launched, launcher, "sync")
+    out, _ = client.communicate(timeout=SECONDS)
+    assert json.loads(out)["state"] == "stayed" and "did not answer" in json.loads(out)["why"]
+    os.kill(victim, signal.SIGCONT)
+    result = launched.finish().result
+    assert {p["mode"] for p in result["phases"]} == {"gba"} and len(result["phases"]) == 2
+    samples = result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] == 20000 and samples["decayed"] > 0
+    assert launched.left_behind() == []
+
+
+def test_nobody_without_the_key_controls_a_run(launcher: Launcher, tmp_path: Path) -> None:
+    launched = launcher.start(*LONG, "mode=gba")
+    launched.training()
+    door = launched.run_dir / "control.json"
+    fields = json.loads(door.read_text())
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    (forged / "config.yaml").write_text("cluster: {name: local}\n")
+    (forged / "control.json").write_text(json.dumps({**fields, "key": "00" * 32}))
+    done = switch(launcher, "--run", str(forged), "--to", "bsp")
+    assert done.returncode == 2 and "is not running" in done.stderr
+    assert said(switch(launcher, "--run", str(launched.run_dir), "--status", "--json"))["mode"] == "gba"
+    stopped(launched)

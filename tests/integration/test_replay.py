@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,17 @@ def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_pat
 def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
     launcher: Launcher, tmp_path: Path, mode: str
 ) -> None:
-    launched = launcher.start(*hard(tmp_path, mode, rows=20_000), "cluster.lost_worker=continue", small=False)
+    launched = launcher.start(*hard(tmp_path, mode, rows=40_000), "cluster.lost_worker=continue", small=False)
     launched.training()
+    os.kill(launched.node("W2"), signal.SIGSTOP)
+    time.sleep(0.15)  # by now it has been handed a batch, whatever it waited for
     os.kill(launched.node("W2"), signal.SIGKILL)
     done = launched.finish()
     assert done.code == 0, done.err
     assert launched.left_behind() == [] and "W2 is gone; the others go on" in done.err
     result, records = done.result, list(read(done.run_dir / "events.log"))
     samples, (lost,) = result["samples"], result["lost_workers"]
-    assert samples["read"] == 2 * 20_000 == samples["trained"] + samples["decayed"] + samples["lost"]
+    assert samples["read"] == 2 * 40_000 == samples["trained"] + samples["decayed"] + samples["lost"]
     owners: dict[tuple[int, int], list[int]] = {}
     epoch = 0
     for record in records:

@@ -22,7 +22,7 @@ def test_make_demo_prints_the_comparison(tmp_path: Path) -> None:
         ["make", "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr
-    table = done.stdout[done.stdout.rindex("mode") :]
+    table = done.stdout.partition("gbactl report --experiment demo")[2]
     lines = [line.split() for line in table.splitlines()]
     rows: dict[str, list[str]] = {}
     for words in lines:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gbactl.cluster.eventlog import PHASE, AnnounceRecord, GrantRecord, InfoRecord, LeftRecord, read
-from tests.support.processes import Launcher
+from tests.support.processes import Launcher, wait_for
 from tests.support.recorded import MODES, splits
 
 HARD = (
@@ -72,17 +72,19 @@ def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_pat
 def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
     launcher: Launcher, tmp_path: Path, mode: str
 ) -> None:
-    launched = launcher.start(*hard(tmp_path, mode, rows=40_000), "cluster.lost_worker=continue", small=False)
-    launched.training()
-    os.kill(launched.node("W2"), signal.SIGSTOP)
+    slower = ("model.hidden=[128,128]", "cluster.lost_worker=continue")  # an epoch takes a second and more
+    launched = launcher.start(*hard(tmp_path, mode, rows=30_000), *slower, small=False)
+    pid, log = launched.node("W2"), launched.run_dir / "events.log"
+    wait_for(lambda: log.exists() and log.stat().st_size > 16_000)  # every worker has delivered
+    os.kill(pid, signal.SIGSTOP)
     time.sleep(0.15)  # by now it has been handed a batch, whatever it waited for
-    os.kill(launched.node("W2"), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     done = launched.finish()
     assert done.code == 0, done.err
     assert launched.left_behind() == [] and "W2 is gone; the others go on" in done.err
     result, records = done.result, list(read(done.run_dir / "events.log"))
     samples, (lost,) = result["samples"], result["lost_workers"]
-    assert samples["read"] == 2 * 40_000 == samples["trained"] + samples["decayed"] + samples["lost"]
+    assert samples["read"] == 2 * 30_000 == samples["trained"] + samples["decayed"] + samples["lost"]
     owners: dict[tuple[int, int], list[int]] = {}
     epoch = 0
     for record in records:

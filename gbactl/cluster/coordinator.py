@@ -130,7 +130,7 @@ class Coordinator:
         while first < samples:
             self.switcher.go_on(number, first, True)
             first += self._phase(part, first, samples - first)
-        self._log_checksums()
+        self.log_checksums(self.inspect("server"))
 
     @property
     def switcher(self) -> Switcher:
@@ -166,9 +166,9 @@ class Coordinator:
         self._progress()
         return policy.phase.samples
 
-    def _log_checksums(self) -> None:
-        """Every shard's whole state at the end of a round, for replays."""
-        for name, found in self.inspect("server").items():
+    def log_checksums(self, servers: dict[str, Inspected]) -> None:
+        """Every shard's whole state where training paused, for replays; empty where it was not computed."""
+        for name, found in servers.items():
             self.log.info(eventlog.CHECKSUM, {"shard": int(name[1:]), "step": self.step - 1, "whole": found.checksum})
 
     def _lr_scale(self, finished: int) -> float:

@@ -64,7 +64,7 @@ class Switcher:
         wish, self._wish = self._wish, {}
         servers = self.c.inspect("server", what=self._what)
         if inside:
-            self._log_whole(servers)
+            self.c.log_checksums(servers)
         why_not = self._reason(cfg) or self._begun(cfg, servers, inside)
         report = {**wish, "from": self.c.now.mode.name, "to": cfg.mode.name, "step": self.c.step}
         if why_not:
@@ -113,13 +113,6 @@ class Switcher:
             eventlog.CHECKSUM, {"step": self.c.step - 1, "model": total, "when": when, "of": self._what}
         )
         return total
-
-    def _log_whole(self, found: dict[str, Inspected]) -> None:
-        """Each shard's checksum at the end of the phase, for replays; empty where it was not computed."""
-        for node, each in found.items():
-            if node.startswith("S"):
-                fields = {"shard": int(node[1:]), "step": self.c.step - 1, "whole": each.checksum}
-                self.c.log.info(eventlog.CHECKSUM, fields)
 
     def resumed(self) -> None:
         """The servers know of the next phase, the workers do not yet: nothing may have changed in a switch."""

@@ -31,7 +31,7 @@ def one(
     import torch
     import torch.distributed as dist
     from alone import Feed
-    from plain import FieldTables, Plain, batch_of, timed
+    from plain import FieldTables, Plain, stepping, timed
 
     from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
@@ -44,15 +44,7 @@ def one(
         torch.optim.Adam(module.model.parameters(), cfg.optim.lr, fused=True),
         torch.optim.SparseAdam(list(module.tables.parameters()), cfg.optim.lr),
     ]
-    feed, criterion = Feed(dataset, cfg.local_batch, rank, size), torch.nn.BCEWithLogitsLoss()
-
-    def step(i: int) -> None:
-        ids, numeric, labels = batch_of(feed(i))
-        for each in optimizers:
-            each.zero_grad()
-        criterion(model(numeric, ids), labels).backward()
-        for each in optimizers:
-            each.step()
+    step = stepping(model, optimizers, Feed(dataset, cfg.local_batch, rank, size))
 
     def agreed(steps: int) -> int:
         told = torch.tensor([steps])

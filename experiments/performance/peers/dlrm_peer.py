@@ -24,7 +24,7 @@ def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, b
     """One independent training; puts samples per second."""
     import torch
     from alone import Feed
-    from plain import FieldBags, Plain, batch_of, timed
+    from plain import FieldBags, Plain, stepping, timed
 
     from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
@@ -35,16 +35,7 @@ def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, b
         torch.optim.Adagrad(model.model.parameters(), cfg.optim.lr, fused=True),
         torch.optim.Adagrad(model.tables.parameters(), cfg.optim.lr),
     ]
-    feed, criterion = Feed(dataset, cfg.local_batch, rank, size), torch.nn.BCEWithLogitsLoss()
-
-    def step(i: int) -> None:
-        ids, numeric, labels = batch_of(feed(i))
-        for each in optimizers:
-            each.zero_grad()
-        criterion(model(numeric, ids), labels).backward()
-        for each in optimizers:
-            each.step()
-
+    step = stepping(model, optimizers, Feed(dataset, cfg.local_batch, rank, size))
     out.put(timed(step, seconds, cfg.local_batch, barrier))
 
 

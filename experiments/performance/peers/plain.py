@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,23 @@ def batch_of(data: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """(ids int64[B, F], numeric float32[B, N], labels float32[B]), copied out of the mapped data."""
     ids = torch.tensor(data.ids, dtype=torch.int64)
     return ids, torch.tensor(data.numeric), torch.tensor(data.labels, dtype=torch.float32)
+
+
+def stepping(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], feed: Callable[[int], Batch]
+) -> Callable[[int], None]:
+    """One step of a plain loop: zero, forward, backward, every optimizer."""
+    criterion = torch.nn.BCEWithLogitsLoss()
+
+    def step(i: int) -> None:
+        ids, numeric, labels = batch_of(feed(i))
+        for each in optimizers:
+            each.zero_grad()
+        criterion(model(numeric, ids), labels).backward()
+        for each in optimizers:
+            each.step()
+
+    return step
 
 
 def timed(

@@ -123,9 +123,7 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
     path, key = prepared(overrides), new_key()
     with tempfile.TemporaryDirectory(prefix="gbactl-announcements-") as folder, listen("unix:") as listener:
         (Path(folder) / "logs").mkdir()
-        boot = Bootstrap(
-            "coordinator", 0, key.hex(), "", folder, path, to_dict(compose(overrides)), listener.fileno()
-        )
+        boot = Bootstrap("coordinator", 0, key.hex(), "", folder, path, to_dict(compose(overrides)), listener.fileno())
         process = subprocess.Popen(
             [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()],

@@ -28,7 +28,9 @@ def async_pairs(bench: Bench) -> Iterator[Pair]:
     yield Pair("async-bf16", "async 4+1, bf16 / reference, bf16", low, reference(bench, 4, 512, BF16), 0.85)
     yield Pair("bf16-async", "async 4+1, bf16 / async 4+1, fp32", low, shm, 1.55)
     yield Pair("gba", "gba 4+1 / async 4+1", gbactl(bench, "gba", 4, 512), shm, 0.98)
-    yield Pair("rpc", "async 4+1 / torch.distributed.rpc 4+1", shm, rpc_peer(bench, 4, 512), 1.25)
+    peer = "torch.distributed.rpc 4+1"
+    yield Pair("rpc", f"async 4+1 / {peer}, as in torch's tutorial", shm, rpc_peer(bench, 4, 512, "wait"), 1.25)
+    yield Pair("rpc-ahead", f"async 4+1 / {peer}, prefetching", shm, rpc_peer(bench, 4, 512, "two"), 1.25)
 
 
 def sync_pairs(bench: Bench) -> Iterator[Pair]:

@@ -116,9 +116,9 @@ def reference(bench: Bench, workers: int, batch: int, *extra: str, processes: in
     return lambda: bench.peer("reference.py", workers, batch, "--processes", str(processes), extra=extra)
 
 
-def rpc_peer(bench: Bench, workers: int, batch: int) -> Side:
-    """The parameter server on torch.distributed.rpc."""
-    return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers))
+def rpc_peer(bench: Bench, workers: int, batch: int, messages: str) -> Side:
+    """The parameter server on torch.distributed.rpc, with `messages` as peers/rpc_peer.py has them."""
+    return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers), "--messages", messages)
 
 
 def plain_peer(bench: Bench, script: str, workers: int, batch: int, *extra: str) -> Side:

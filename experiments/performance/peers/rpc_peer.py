@@ -5,7 +5,9 @@
 One server process, `--workers` worker processes, loopback. Same model, data, distinct rows, row and dense
 kernels as gbactl; the rows of the next batch are on their way while one computes, pushes do not block, the
 server holds a lock only around its kernels. `--messages one` puts push(t) and pull(t+2) into one
-call, `two` (default: as fast or faster) keeps them apart. Prints the samples per second of all workers together.
+call, `two` (default: as fast or faster) keeps them apart; `wait` is the parameter server of torch's own tutorial:
+one blocking call a batch gives the gradient and fetches the next parameters, nothing is under way while a worker
+computes. Prints the samples per second of all workers together.
 """
 
 from __future__ import annotations
@@ -72,6 +74,46 @@ def push_pull(
     return pull(wanted)
 
 
+def computed(
+    me: Any, data: Any, unique: Any, rows: torch.Tensor, dense: torch.Tensor, key: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A gradient from what was pulled: the distinct rows, theirs float32[U, W], the dense one."""
+    me.flat.load(dense.numpy())
+    me.kernels.gather(rows.numpy(), unique.inverse, me.emb)
+    of_rows = me.gradient(data, key)
+    sums, gradient = torch.empty(len(unique.index), me.width), torch.empty(me.flat.size)
+    me.kernels.segment_sum(of_rows, unique.inverse, sums.numpy())
+    me.flat.gradient_into(gradient.numpy())
+    return torch.from_numpy(unique.index), sums, gradient
+
+
+class Waiting:
+    """A worker that waits for its server, as in torch's tutorial."""
+
+    def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int) -> None:
+        from alone import Trainee
+
+        self.rpc, self.me = rpc, Trainee(path, overrides, rank, size)
+        self.data, self.unique, self.next = None, None, 0
+        self._ahead()
+        self.rows, self.dense = rpc.rpc_sync(SERVER, pull, (torch.from_numpy(self.unique.index),))
+
+    def _ahead(self) -> None:
+        self.data = self.me.feed(self.next)
+        self.unique: Any = self.me.unique(self.data)
+        self.next += 1
+
+    def step(self) -> None:
+        """One batch."""
+        index, sums, gradient = computed(self.me, self.data, self.unique, self.rows, self.dense, self.next)
+        self._ahead()
+        wanted = torch.from_numpy(self.unique.index)
+        self.rows, self.dense = self.rpc.rpc_sync(SERVER, push_pull, (index, sums, gradient, wanted))
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
 class Worker:
     """Two batches ahead in `one`, one batch ahead in `two`: rows are as stale as gbactl's with prefetch."""
 
@@ -96,19 +138,12 @@ class Worker:
 
     def step(self) -> None:
         """One batch."""
-        me = self.me
         data, unique, future = self.queue.popleft()
         ahead = self._prepare()
         rows, dense = future.wait()
         if not self.combined:
             self.queue.append((*ahead, self._call(pull, torch.from_numpy(ahead[1].index))))
-        me.flat.load(dense.numpy())
-        me.kernels.gather(rows.numpy(), unique.inverse, me.emb)
-        of_rows = me.gradient(data, self.next)
-        sums, gradient = torch.empty(len(unique.index), me.width), torch.empty(me.flat.size)
-        me.kernels.segment_sum(of_rows, unique.inverse, sums.numpy())
-        me.flat.gradient_into(gradient.numpy())
-        index = torch.from_numpy(unique.index)
+        index, sums, gradient = computed(self.me, data, unique, rows, dense, self.next)
         if self.combined:
             wanted = torch.from_numpy(ahead[1].index)
             self.queue.append((*ahead, self._call(push_pull, index, sums, gradient, wanted)))
@@ -143,7 +178,8 @@ def one(
     name = f"W{rank}" if rank else SERVER
     rpc.init_rpc(name, rank=rank, world_size=options.workers + 1, rpc_backend_options=backend)
     if rank:
-        worker = Worker(rpc, path, overrides, rank - 1, options.workers, options.messages == "one")
+        given = (rpc, path, overrides, rank - 1, options.workers)
+        worker = Waiting(*given) if options.messages == "wait" else Worker(*given, options.messages == "one")
         for _ in range(WARM_UP):
             worker.step()
         barrier.wait()
@@ -161,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--messages", choices=("one", "two"), default="two")
+    parser.add_argument("--messages", choices=("one", "two", "wait"), default="two")
     parser.add_argument("--threads", type=int, default=2, help="threads that answer calls in each process")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()

@@ -1,0 +1,52 @@
+"""Plain containers into the typed schema; the error that every rule of the configuration ends in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from gbactl.config.groups import ModeConfig
+from gbactl.errors import ConfigError
+from gbactl.switching.schedule import name
+from gbactl.typed import matches, shown
+
+
+def require(ok: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless ok."""
+    if not ok:
+        raise ConfigError(message)
+
+
+@contextlib.contextmanager
+def naming(number: int) -> Iterator[None]:
+    """An error within is that of an entry of the switch schedule (0: the first), and is told with its name."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name(number)}: {error}") from error
+
+
+def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
+    """A dataclass from a group's keys, checked by type. Raises ConfigError that names the key by `path`."""
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(known))
+    where = path.rstrip(".") or "The configuration"
+    require(not unknown, f"{where} has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
+    hints, made = get_type_hints(cls), {}
+    for key, value in values.items():
+        if dataclasses.is_dataclass(hints[key]):
+            require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
+            made[key] = build(hints[key], value, f"{path}{key}.")
+        else:
+            require(matches(value, hints[key]), f"{path}{key}={value!r} is not {shown(hints[key])}.")
+            made[key] = value
+    return cls(**made)
+
+
+def own_keys(mode: dict[str, Any]) -> dict[str, Any]:
+    """A mode's keys with its own gathered under `options`."""
+    common = {f.name for f in dataclasses.fields(ModeConfig)} - {"options"}
+    own = {key: value for key, value in mode.items() if key not in common}
+    return {**{key: value for key, value in mode.items() if key in common}, "options": own}

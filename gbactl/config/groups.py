@@ -1,0 +1,129 @@
+"""The groups of a run's configuration, as conf/ has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModeConfig:
+    """How gradients meet parameters. `options` are the mode's own keys; in files they stand beside the others."""
+
+    name: str = "sync"
+    local_batch: int | None = None
+    prefetch: int = 1
+    sparse_divisor: str = "global"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ClusterConfig:
+    """Processes, where they listen and how they talk."""
+
+    name: str = "local"
+    workers: int = 4
+    servers: int = 2
+    transport: str = "shm"
+    bind: str = "127.0.0.1"
+    threads: int | None = None
+    pin: str = "auto"
+    lost_worker: str = "end"
+    start_timeout: float = 60.0
+
+
+@dataclass
+class CollectiveConfig:
+    """The all-reduce behind `sync`."""
+
+    name: str = "horovod"
+    cycle_time_ms: float = 3.0
+    buckets: int = 2
+
+
+@dataclass
+class ModelConfig:
+    """A click model over looked-up rows."""
+
+    name: str = "deepfm"
+    dim: int = 16
+    hidden: list[int] = field(default_factory=lambda: [400, 400, 400])
+    dropout: float = 0.0
+    batch_norm: bool = False
+    batch_norm_momentum: float = 0.1
+    init_scale: float = 0.01
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate as a function of progress p (global batches finished), never of k."""
+
+    name: str = "constant"
+    warmup: float = 0.0
+    total: float = 0.0
+    floor: float = 0.0
+
+
+@dataclass
+class OptimConfig:
+    """One optimizer for dense block and rows; `row_lr` overrides the rate of rows."""
+
+    name: str = "adam"
+    lr: float = 1e-3
+    row_lr: float | None = None
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    initial_accumulator: float = 0.0
+    weight_decay: float = 0.0
+    row_weight_decay: float = 0.0
+    row_l2: str = "touched"
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+
+@dataclass
+class TrainConfig:
+    """What is trained on, for how long, and when it is judged."""
+
+    global_batch: int = 2048
+    epochs: int = 1
+    patience: int = 0
+    shuffle: bool = False
+    eval_batch: int = 2048
+    days: int | None = None
+    checksum_every: int = 500
+    norms_every: int = 0
+    max_eval_samples: int | None = None
+
+
+@dataclass
+class TrackingConfig:
+    """MLflow: where, and under which experiment."""
+
+    uri: str | None = None
+    experiment: str = "gbactl"
+    run_name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    enabled: bool = True
+
+
+@dataclass
+class FaultsConfig:
+    """Faults on purpose: a list of plans (see faults/spec.py), drawn with `seed` (null: the run's)."""
+
+    seed: int | None = None
+    plans: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class SwitchConfig:
+    """When the run goes on in another mode (see switching/schedule.py); `modes` are their resolved files.
+
+    `prepare`: the modes that it is started for beside those, servers (all that keep the dense part there) or all.
+    """
+
+    schedule: list[dict[str, Any]] = field(default_factory=list)
+    modes: list[dict[str, Any]] = field(default_factory=list)
+    drain_seconds: float = 30.0
+    prepare: str = "servers"
+    checksum: str = "auto"

@@ -1,0 +1,45 @@
+"""A configuration as plain containers, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gbactl.config.build import build, own_keys
+from gbactl.config.rules import check
+from gbactl.config.run import RunConfig
+
+
+def to_dict(cfg: RunConfig) -> dict[str, Any]:
+    """Plain containers, for the resolved file and for MLflow's params."""
+    values = dataclasses.asdict(cfg)
+    values["mode"].update(values["mode"].pop("options"))
+    return values
+
+
+def mode_values(cfg: RunConfig) -> dict[str, Any]:
+    """The mode's keys as in conf/mode/, all of them, and how many workers it has."""
+    return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Build and check a run's configuration from plain containers. Raises ConfigError."""
+    cfg: RunConfig = build(RunConfig, _with_options(values), "")
+    return check(cfg)
+
+
+def _with_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The mode's own keys gathered under `options`."""
+    mode = values.get("mode")
+    if not isinstance(mode, dict):
+        return values
+    return {**values, "mode": own_keys(mode)}
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'a': {'b': 1}} -> {'a.b': 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return flat

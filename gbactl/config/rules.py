@@ -1,0 +1,109 @@
+"""The rules between the fields of a configuration, each with the sentence that says what to type."""
+
+from __future__ import annotations
+
+from gbactl.config.build import naming, require
+from gbactl.config.run import RunConfig
+from gbactl.faults.plan import FaultPlan
+
+ROW_L2_SCOPES = ("touched", "all")
+
+
+def choice(key: str, value: str, options: tuple[str, ...]) -> None:
+    require(value in options, f"{key}={value} is not known; type {key}= one of: {', '.join(options)}.")
+
+
+def _check_batches(cfg: RunConfig) -> None:
+    total, workers, local = cfg.train.global_batch, cfg.cluster.workers, cfg.mode.local_batch
+    require(total > 0, "train.global_batch must be a positive number of samples.")
+    if local is None:
+        require(
+            total % workers == 0,
+            f"train.global_batch={total} cannot be shared by cluster.workers={workers}; type "
+            f"train.global_batch={-(-total // workers) * workers} or set mode.local_batch.",
+        )
+        return
+    require(
+        local > 0 and total % local == 0,
+        f"train.global_batch={total} is not a multiple of mode.local_batch={local}; type "
+        f"train.global_batch={max(1, -(-total // max(1, local))) * max(1, local)}.",
+    )
+    if cfg.mode.name == "sync":
+        require(
+            total == local * workers,
+            f"mode=sync needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
+            f"not {total}; leave mode.local_batch out or type train.global_batch={local * workers}.",
+        )
+
+
+def _check_faults(cfg: RunConfig) -> None:
+    plan = FaultPlan.of(cfg)
+    require(
+        not plan.hogs or cfg.cluster.name == "local",
+        f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
+        "faults.plans with another kind.",
+    )
+
+
+def check_switch(cfg: RunConfig, to: RunConfig) -> None:
+    """Raise ConfigError unless a run of `cfg` can go on as `to`."""
+    _check_mode(to)
+    require(
+        to.mode.sparse_divisor == cfg.mode.sparse_divisor,
+        f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
+    )
+
+
+def _check_switches(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    choice("switch.prepare", switch.prepare, ("servers", "all"))
+    choice("switch.checksum", switch.checksum, ("auto", "all"))
+    require(0 <= switch.drain_seconds < float("inf"), "switch.drain_seconds must be 0 or more.")
+    for number, phase in enumerate(cfg.phases[1:]):
+        with naming(number):
+            check_switch(cfg, phase)
+
+
+def _check_mode(cfg: RunConfig) -> None:
+    cfg.policy_options().check_workers(cfg.cluster.workers)
+    choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
+    require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
+    _check_batches(cfg)
+
+
+def check(cfg: RunConfig) -> RunConfig:
+    """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
+    choice("cluster", cfg.cluster.name, ("local", "virtual"))
+    choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
+    choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
+    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue"))
+    choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
+    choice("precision", cfg.precision, ("fp32", "bf16"))
+    choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
+    choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
+    choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
+    choice("model.name", cfg.model.name, ("deepfm", "wide_deep"))
+    require(cfg.cluster.workers >= 1, "cluster.workers must be at least 1.")
+    require(cfg.cluster.servers >= 1, "cluster.servers must be at least 1.")
+    require(cfg.optim.lr > 0, "optim.lr must be positive.")
+    schedule = cfg.optim.schedule
+    require(
+        schedule.name != "cosine" or schedule.total > schedule.warmup,
+        "optim.schedule.name=cosine ends at optim.schedule.total global batches; type a total above the warm-up.",
+    )
+    require(cfg.train.epochs >= 1, "train.epochs must be at least 1.")
+    require(cfg.train.eval_batch >= 1, "train.eval_batch must be at least 1.")
+    require(cfg.train.patience >= 0, "train.patience must be 0 (never stop early) or more.")
+    require((cfg.train.max_eval_samples or 1) >= 1, "train.max_eval_samples must be at least 1.")
+    require(0 <= cfg.model.dropout < 1, "model.dropout must be in [0, 1).")
+    require(cfg.model.dim >= 1, "model.dim must be at least 1.")
+    require(all(n >= 1 for n in cfg.model.hidden), "model.hidden is a list of sizes of at least 1.")
+    require(cfg.collective.buckets >= 1, "collective.buckets must be at least 1.")
+    require(cfg.collective.cycle_time_ms > 0, "collective.cycle_time_ms must be positive.")
+    require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
+    require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
+    _check_mode(cfg)
+    _check_switches(cfg)
+    _check_faults(cfg)
+    cfg.cost.check()
+    return cfg

@@ -1,0 +1,119 @@
+"""A whole run's configuration and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from gbactl.config.build import build, naming, own_keys, require
+from gbactl.config.groups import (
+    ClusterConfig,
+    CollectiveConfig,
+    FaultsConfig,
+    ModeConfig,
+    ModelConfig,
+    OptimConfig,
+    SwitchConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+from gbactl.policies.base import PolicyOptions, policy_class
+from gbactl.switching.schedule import Entry, entries
+from gbactl.virtual.spec import CostConfig
+
+
+@dataclass
+class RunConfig:
+    """A whole run. `data` stays open: each reader validates its own options."""
+
+    mode: ModeConfig = field(default_factory=ModeConfig)
+    data: dict[str, Any] = field(default_factory=dict)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    collective: CollectiveConfig = field(default_factory=CollectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    switch: SwitchConfig = field(default_factory=SwitchConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    seed: int = 0
+    precision: str = "fp32"
+    run_dir: str | None = None
+
+    @property
+    def local_batch(self) -> int:
+        """B_a: samples in one worker's gradient (default G / workers)."""
+        if self.mode.local_batch is not None:
+            return self.mode.local_batch
+        return self.train.global_batch // max(1, self.cluster.workers)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """M = G / B_a."""
+        return self.train.global_batch // self.local_batch
+
+    @functools.cached_property
+    def entries(self) -> list[Entry]:
+        """The switch schedule. Raises ConfigError that names the entry that is wrong."""
+        return entries(self.switch.schedule)
+
+    @functools.cached_property
+    def phases(self) -> list[RunConfig]:
+        """This configuration, then one for every entry of the switch schedule, in the entry's mode."""
+        files = self.switch.modes or [{} for _ in self.entries]
+        given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
+        return [self, *(self._named(number, values) for number, values in enumerate(given))]
+
+    def _named(self, number: int, values: dict[str, Any]) -> RunConfig:
+        with naming(number):
+            return self.in_mode(values)
+
+    def in_mode(self, values: dict[str, Any]) -> RunConfig:
+        """This configuration in another mode, whose keys `values` are, and `workers`, how many train then.
+
+        Raises ConfigError for a key that the mode does not have."""
+        workers = values.get("workers", self.cluster.workers)
+        require(type(workers) is int and workers >= 1, f"workers={workers} is no number of workers; type 1 or more.")
+        own = {key: value for key, value in values.items() if key != "workers"}
+        mode: ModeConfig = build(ModeConfig, own_keys(own), "mode.")
+        cluster = dataclasses.replace(self.cluster, workers=workers)
+        return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
+
+    @property
+    def processes(self) -> int:
+        """Workers that are started: as many as the phase with the most of them has."""
+        return max(phase.cluster.workers for phase in self.phases)
+
+    @property
+    def home(self) -> str:
+        """Who holds the dense parameters in this mode: "servers" or "workers"."""
+        return policy_class(self.mode.name).dense_on
+
+    @property
+    def homes(self) -> set[str]:
+        """Who may hold the dense parameters at any time: "servers", where they can always be put, and "workers"."""
+        more = {"workers"} if self.switch.prepare == "all" else set()
+        return {"servers", *more, *(phase.home for phase in self.phases)}
+
+    def policy_options(self) -> PolicyOptions:
+        """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""
+        kind = policy_class(self.mode.name).Options
+        known = [f.name for f in dataclasses.fields(kind)]
+        strange = sorted(set(self.mode.options) - set(known))
+        own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
+        require(not strange, f"mode={self.mode.name} has no key {', '.join(strange)}; {own}.")
+        options: PolicyOptions = build(kind, self.mode.options, "mode.")
+        options.check()
+        return options
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of one worker."""
+        import os
+
+        if self.cluster.name == "virtual":
+            return 1
+        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.processes)

@@ -55,7 +55,7 @@ def done(name: str, sweep: Path = SWEEP) -> list[Done]:
     for cell in part(name, sweep).cells:
         folder = study.folder_of(cell, version)
         if not study.finished(folder):
-            raise SystemExit(f"{cell.name}\nhas no result in {folder}; type: make gba-claims")
+            raise SystemExit(f"{cell.name}\nhas no result in {folder}; type: make {cell.study.replace('_', '-')}")
         result = json.loads((folder / "result.json").read_text())
         found.append(Done(options(cell.overrides), result, folder))
     return found

@@ -24,6 +24,7 @@ from gbactl.cluster.messages import (
     Barrier,
     BeginPhase,
     Checked,
+    ClosedReplicas,
     Event,
     Fenced,
     Granted,
@@ -44,6 +45,7 @@ from gbactl.cluster.normlog import NormLog
 from gbactl.cluster.plan import EarlyStopping, Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.switcher import Switcher
+from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
@@ -65,6 +67,7 @@ class Coordinator:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
+        self.trainers = Trainers(self.members, self._pump)
         self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
@@ -84,7 +87,7 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced, Event: self._on_event,
+            Fenced: self._on_fenced, Event: self._on_event, ClosedReplicas: self._on_closed,
         }  # fmt: skip
         self._switcher: Switcher | None = None
 
@@ -156,13 +159,16 @@ class Coordinator:
         training.stop_at, self._training = stop_at, training
         for worker in self.losses.gone:
             training.left(worker)
+        self.trainers.open(cfg, self._waiting)
         training.serve()
         self.switcher.drain(training)
+        self.trainers.close(self._waiting)
         training.finish()
         self.step = policy.step
         self._barrier()
         self._training = None
         self.record.close_phase(part, cfg.mode.name, training, first)
+        self.record.phases[-1].update(self.trainers.phase())
         self._progress()
         return policy.phase.samples
 
@@ -191,14 +197,15 @@ class Coordinator:
     def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int, first: int = 0) -> None:
         self._phase_number += 1
         self.started = True
-        mode = policy_class(self.now.mode.name)
+        mode, home = policy_class(self.now.mode.name), self.now.home
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
-            self.now.home == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
+            home == "servers" or (home == "replicas" and not training),
+            mode.prefetch_rows and self.now.mode.prefetch > 0,
             first,
         )
         self.log.info(eventlog.PHASE, message._asdict())
-        self.members.tell("server", message)
+        self.members.tell("server", message._replace(served_dense=home != "workers"))
         self._barrier()
         if training:
             self.switcher.resumed()
@@ -237,6 +244,7 @@ class Coordinator:
         refused = [v.counters.get("refused", 0) for v in inspected.values()]
         return {
             **self.record.result(best, inspected),
+            **self.trainers.result(),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
             "refused_frames": sum(refused) + sum(self.hub.refused.values()),
@@ -261,6 +269,7 @@ class Coordinator:
                 self._handle(channel, frame)
             if self._training is not None:
                 self.switcher.look()
+                self.trainers.look(self._training.policy)
                 if self._progress_due(self._training):
                     self._progress()
             if deadline is not None and self.hub.now() >= deadline:
@@ -310,7 +319,7 @@ class Coordinator:
     def _can_do_without(self, peer: Peer) -> bool:
         """Whether the run goes on without a node: a worker, where the servers hold everything."""
         allowed = self.cfg.cluster.lost_worker == "continue" and peer.role == "worker"
-        settled = self._gathered and (self.now.home == "servers" or self.switcher.mover.moving)
+        settled = self._gathered and (not self.now.collective_now or self.switcher.mover.moving)
         return allowed and settled and bool(self.members.of("worker"))
 
     def _give_up(self, worker: int) -> None:
@@ -349,6 +358,8 @@ class Coordinator:
 
     def _take(self, worker: int) -> None:
         """Hand a worker its next batch, or remember that it waits."""
+        if self.trainers.one_too_many(worker):
+            return
         if self._evaluation is not None:
             self._grant_evaluation(worker)
         elif self._training is None or not self._training.take(worker):
@@ -392,6 +403,10 @@ class Coordinator:
     def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
         self.members.authentic(channel, "worker", message.worker)
         self.switcher.mover.moved(message)
+
+    def _on_closed(self, channel: Channel, message: ClosedReplicas, _: Frame) -> None:
+        self.members.authentic(channel, "worker", message.worker)
+        self.trainers.closed(message)
 
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
         if channel is not self.launcher or event.name != "switch":

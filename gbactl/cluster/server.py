@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster import frames
+from gbactl.cluster.centre import CentreSide
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
@@ -67,9 +68,11 @@ class Server:
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
         self._fenced: set[int] = set()
+        centre = CentreSide(shard)
+        self._from_workers = (*FROM_WORKERS, *centre.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
-            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
+            **centre.handlers, Pull: self._pull, Push: self._push, OrderStep: self._order,
+            Barrier: self._barrier, DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
         }  # fmt: skip
 
@@ -91,7 +94,7 @@ class Server:
         try:
             message = decode(frame)
             handler = self._handlers.get(type(message))
-            if handler is None or (channel is not self.coordinator and type(message) not in FROM_WORKERS):
+            if handler is None or (channel is not self.coordinator and type(message) not in self._from_workers):
                 raise WireError(f"{channel.peer} may not send {type(message).__name__}.")
             handler(channel, message, frame)
         except (WireError, ValueError) as error:

@@ -86,14 +86,14 @@ class Switcher:
             return reason
         self._last_gradient = self.c.record.last_gradient if inside else None
         self._drained = self._sum("drained", {**servers, **workers})
-        if cfg.home != self.c.now.home and not self.mover.move(cfg.home):
+        if cfg.home != self.c.now.home and not self.mover.move(cfg.home, self.c.now.home):
             return "a worker died while the dense parameters were moved"
         return ""
 
     def _reason(self, cfg: RunConfig) -> str:
         """Why a switch that is due cannot be; empty if it can."""
         gone = ", ".join(f"W{worker}" for worker in self.c.losses.gone)
-        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.home == "workers" else ""
+        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.collective_now else ""
 
     @property
     def _patience(self) -> float:

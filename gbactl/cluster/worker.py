@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster.dense import DenseSide, Sides
-from gbactl.cluster.exchange import Exchange, Item
-from gbactl.cluster.messages import BeginPhase, Granted, Inspect, Inspected, Moved, MoveDense
+from gbactl.cluster.exchange import Exchange, Item, Question
+from gbactl.cluster.messages import BeginPhase, ClosedReplicas, Granted, Inspect, Inspected, Moved, MoveDense
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.cluster.turns import AnyTime, Turns
 from gbactl.data.dataset import Batch, Dataset, Split
@@ -92,16 +92,22 @@ class Worker:
             else:
                 self._evaluate(item)
 
+    def assist(self, lane: int) -> None:
+        """Compute training batches beside the worker's own loop, as another thread, until the run is over."""
+        self.turns.settle()
+        while (item := self.exchange.next(self._answer, lane)) is not None:
+            self._train(item)
+
     @property
     def dense(self) -> DenseSide:
         """Who holds the dense parameters now."""
         return self.sides.now
 
-    def _answer(self, question: Inspect | MoveDense) -> Inspected | Moved:
+    def _answer(self, question: Question) -> Inspected | Moved | ClosedReplicas | None:
         if isinstance(question, MoveDense):
             self.sides.move(question.home, question.giver == self.exchange.index)
             return Moved(self.exchange.index, question.turn)
-        return self._inspect()
+        return self._inspect() if isinstance(question, Inspect) else self.sides.trainer.hear(question)
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -141,7 +141,7 @@ class Run:
     def _collective(self) -> Iterator[list[dict[str, str]]]:
         """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
         workers, c = self.cfg.processes, self.cfg.collective
-        if "workers" not in self.cfg.homes:
+        if not self.cfg.collects:
             yield [{} for _ in range(workers)]
             return
         from gbactl.collective.factory import open_rendezvous
@@ -276,7 +276,7 @@ class Run:
 
     def _all_reduce(self) -> str | None:
         """Which one sums the gradients of phases that have one."""
-        if "workers" not in self.cfg.homes:
+        if not self.cfg.collects:
             return None
         return "modelled" if self.cfg.cluster.name == "virtual" else self.cfg.collective.name
 

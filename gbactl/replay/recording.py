@@ -93,6 +93,12 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 
 def _served(*cfgs: RunConfig) -> None:
+    replicas = [phase.mode.name for cfg in cfgs for phase in cfg.phases if phase.home == "replicas"]
+    if replicas:
+        raise EventLogError(
+            f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
+            f"accounting and checksums in result.json check it instead; runs of {REPLAYED} can be replayed."
+        )
     if any(phase.home != "servers" for cfg in cfgs for phase in cfg.phases):
         raise EventLogError(
             f"A run with phases of mode=sync cannot be replayed; runs of {REPLAYED} can. All of a sync run follows "

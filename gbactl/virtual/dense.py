@@ -1,4 +1,4 @@
-"""Who holds the dense vector of a virtual cluster: the servers, or all workers the same one.
+"""Who holds the dense vector of a virtual cluster: the servers, all workers the same one, or each its own.
 
 Where the servers hold it, a gradient is computed when it is pushed, from what was pulled: until then only the
 pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
@@ -209,40 +209,3 @@ class ReplicatedSide:
 
     def leave(self) -> None:
         """See worker.Side."""
-
-
-class Sides:
-    """The ways a run has to keep its dense vector, home -> side, and the one in use."""
-
-    def __init__(self, served: ServedSide | None, replicated: ReplicatedSide | None, first: str) -> None:
-        self._served, self._replicated, self._home = served, replicated, first
-        self._due = False
-
-    @property
-    def now(self) -> ServedSide | ReplicatedSide:
-        """The one in use."""
-        side = self._served if self._home == "servers" else self._replicated
-        assert side is not None
-        return side
-
-    def move(self, home: str) -> list[tuple[int, Floats]]:
-        """See worker.Sides."""
-        if home == self._home:
-            return []
-        self.now.leave()
-        self._home, self._due = home, home == "workers"
-        replicas = self._replicated
-        assert replicas is not None
-        block = replicas.block
-        return [] if self._due else [(block.step, block.packed(*cut)) for cut in replicas.compute.cuts]
-
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """See worker.Sides; the same comes to every worker, for all of which there is one copy."""
-        replicas = self._replicated
-        assert replicas is not None
-        if not self._due:
-            return
-        self._due = False
-        for (step, values), cut in zip(states, replicas.compute.cuts, strict=True):
-            replicas.block.unpack(*cut, values, step)
-        replicas.flat.load(replicas.block.value.copy())

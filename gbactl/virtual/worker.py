@@ -7,83 +7,36 @@ the fault plan adds is a delay after it. Costs about 0.1 ms a batch beside the g
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.exchange import Source
+from gbactl.cluster.exchange import Question
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
     Abandon,
     Ack,
     BeginPhase,
+    Centre,
     DenseState,
-    GetDense,
     Granted,
     Inspect,
     Inspected,
     Moved,
     MoveDense,
+    OpenReplicas,
     Predictions,
     Pull,
-    PutDense,
     Rows,
     Stop,
     Take,
 )
-from gbactl.faults.plan import FaultPlan
 from gbactl.kernels.base import Floats
-from gbactl.virtual.compute import Compute
-from gbactl.virtual.cost import CostModel
-from gbactl.virtual.events import Events
+from gbactl.virtual.crew import Crew
 from gbactl.virtual.item import Item
+from gbactl.virtual.moves import Moves
 from gbactl.virtual.network import Host, VirtualChannel
 from gbactl.virtual.server import Answer
-
-
-@dataclass(frozen=True)
-class Crew:
-    """What all workers of a cluster share. `sides` knows who holds the dense vector."""
-
-    events: Events
-    cost: CostModel
-    plan: FaultPlan
-    compute: Compute
-    source: Source
-    sides: Sides
-
-
-class Side(Protocol):
-    """Where dense gradients go (see dense.py)."""
-
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """A worker begins to compute."""
-
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """A worker has computed: push, and free the worker when it may go on."""
-
-    def checksum(self) -> tuple[str, str]:
-        """(checksum, model sum) of what a worker holds."""
-
-    def leave(self) -> None:
-        """Somebody else holds the dense vector from now on."""
-
-
-class Sides(Protocol):
-    """The ways a run has to keep its dense vector (see dense.py)."""
-
-    @property
-    def now(self) -> Side:
-        """The one in use."""
-
-    def move(self, home: str) -> list[tuple[int, Floats]]:
-        """Nothing is in flight: use another. What the first to call it has to give to the servers: (optimizer
-        steps, float32) for every shard; nothing where they have it, or were given it."""
-
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """(optimizer steps, float32) of every shard have come from the servers."""
 
 
 class VirtualWorker:
@@ -93,21 +46,23 @@ class VirtualWorker:
         self.index, self.peer, self.host, self.crew = index, Peer("worker", index), host, crew
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
+        self.moves = Moves(self.servers)
+        #: batches computed at a time, each by a thread of its own, and how many are
+        self.lanes, self.busy = 1, 0
         self._shard: dict[int, int] = {}
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
-        self._ticket = self._turn = self._acks = self._move_turn = 0
-        self._questions: deque[tuple[Inspect | MoveDense, int]] = deque()
+        self._ticket = self._turn = 0
+        self._questions: deque[tuple[Question, int]] = deque()
         self._granted_items = self._gone_items = 0
-        self._states: dict[int, tuple[int, Floats]] = {}
         self._have_dense: list[int] = []
         self._phase: BeginPhase | None = None
-        self._busy = self._stopped = False
+        self._stopped = False
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """The channels to the coordinator and, in shard order, to the servers."""
-        self.coordinator, self.servers = coordinator, servers
+        self.coordinator, self.servers, self.moves = coordinator, servers, Moves(servers)
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
         self._have_dense = [-1] * len(servers)
 
@@ -134,14 +89,15 @@ class VirtualWorker:
             self._begin_phase(message)
         elif isinstance(message, Abandon):
             self._abandon(message.phase)
-        elif isinstance(message, Inspect | MoveDense):
+        elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._go_on()
+        elif isinstance(message, Centre):
+            self.crew.sides.trainer(self).centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, DenseState):
-            self._taken(self._shard[id(channel)], message, frame)
+            self.moves.came(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
-            self._acks -= 1
-            self._moved()
+            self.moves.acked()
         elif isinstance(message, Stop):
             self._stopped = True
             for each in (*self.servers, self.coordinator):
@@ -170,8 +126,7 @@ class VirtualWorker:
         item = Item(grant, self._phase, *self.crew.source.prepare(grant))
         self._queue.append(item)
         self._granted_items += 1
-        first = len(self._queue) == 1 and not self._busy
-        if first or self._phase.prefetch_rows or not self._phase.training:
+        if len(self._queue) + self.busy <= self.lanes or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
     def _pull(self, item: Item) -> None:
@@ -203,8 +158,8 @@ class VirtualWorker:
     # -- computing ----------------------------------------------------------------------------------
 
     def free(self) -> None:
-        """The worker can begin its next batch."""
-        self._busy = False
+        """A lane can begin its next batch."""
+        self.busy -= 1
         self.pull_ahead()
         self._go_on()
 
@@ -214,18 +169,35 @@ class VirtualWorker:
             self._pull(self._queue[0])
 
     def _go_on(self) -> None:
-        if self._busy or self._stopped:
+        if self._stopped:
             return
-        while self._questions and self._questions[0][1] <= self._gone_items and not self._busy:
-            question, _ = self._questions.popleft()
-            if isinstance(question, Inspect):
-                self.coordinator.send(self._inspected())
-            else:
-                self._move(question)
-        if not self._busy and self._queue and self._queue[0].ready:
-            self._busy = True
+        while self._questions and self._questions[0][1] <= self._gone_items and not self.busy:
+            self._answer(self._questions.popleft()[0])
+        while self.busy < self.lanes and self._queue and self._queue[0].ready and not self._standing:
+            self.busy += 1
             self._gone_items += 1
             self._begin(self._queue.popleft())
+
+    @property
+    def _standing(self) -> bool:
+        """Whether lanes stand still for an exchange in the foreground."""
+        return self.lanes > 1 and self.crew.sides.trainer(self).standing
+
+    def _answer(self, question: Question) -> None:
+        """Do what is asked; what takes time keeps the worker busy until it is done."""
+        if isinstance(question, Inspect):
+            self.coordinator.send(self._inspected())
+            return
+        self.busy += 1
+        if isinstance(question, MoveDense):
+            self._move(question)
+        elif isinstance(question, OpenReplicas):
+            self.lanes = int(question.values.get("hogwild_threads", 1))
+            self.crew.sides.trainer(self).open(question, self.free)
+        else:
+            self.lanes = 1
+            self.crew.compute.come_home()
+            self.crew.sides.trainer(self).close(question)
 
     def _inspected(self) -> Inspected:
         checksum, total = self.crew.sides.now.checksum()
@@ -233,30 +205,24 @@ class VirtualWorker:
 
     def _move(self, question: MoveDense) -> None:
         """Do this worker's part in moving the dense vector."""
-        home, self._move_turn = question.home, question.turn
-        self._busy = True
-        given = self.crew.sides.move(home)
-        self._acks = len(given)
-        for channel, (step, values) in zip(self.servers, given, strict=False):
-            channel.send(PutDense(step), values.view(np.uint8))
-        if home == "workers":
-            self._acks = len(self.servers)
-            for channel in self.servers:
-                channel.send(GetDense())
-        self._moved()
+        sides = self.crew.sides
 
-    def _taken(self, shard: int, state: DenseState, frame: Frame) -> None:
-        self._states[shard] = (state.step, frame.payload.view(np.float32))
-        self._acks -= 1
-        if not self._acks:
-            self.crew.sides.take_over([self._states[s] for s in sorted(self._states)])
-            self._states.clear()
-        self._moved()
-
-    def _moved(self) -> None:
-        if not self._acks:
-            self.coordinator.send(Moved(self.index, self._move_turn))
+        def moved() -> None:
+            self.coordinator.send(Moved(self.index, question.turn))
             self.free()
+
+        def taken(states: list[tuple[int, Floats]]) -> None:
+            if question.home == "workers":
+                sides.take_over(states)
+            else:
+                sides.trainer(self).take_over(states)
+            moved()
+
+        given = sides.move(question.home)
+        if question.home == "servers":
+            self.moves.give(given, moved)
+        else:
+            self.moves.fetch(taken)
 
     def _begin(self, item: Item) -> None:
         crew, samples = self.crew, item.grant.samples

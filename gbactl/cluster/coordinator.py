@@ -149,6 +149,7 @@ class Coordinator:
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
         self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, first)
+        self.trainers.open(cfg, self._waiting)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
         training = Training(
@@ -159,7 +160,6 @@ class Coordinator:
         training.stop_at, self._training = stop_at, training
         for worker in self.losses.gone:
             training.left(worker)
-        self.trainers.open(cfg, self._waiting)
         training.serve()
         self.switcher.drain(training)
         self.trainers.close(self._waiting)

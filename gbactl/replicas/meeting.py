@@ -42,7 +42,7 @@ class Encounter:
 
     def __init__(self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter) -> None:
         self.replica, self.rule, self.notes, self._now = replica, rule, notes, now
-        self._began = now()
+        self._began, self._first = now(), replica.iterations
         self._sent: Floats = np.empty_like(replica.value)
 
     def send(self) -> Floats:
@@ -56,7 +56,7 @@ class Encounter:
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
             self.replica.add(self._sent)
-        self.notes.met(self.replica.iterations, self._now() - began, nbytes)
+        self.notes.met(self.replica.iterations - self._first, self._now() - began, nbytes)
 
 
 class CentreMeeting(Encounter):

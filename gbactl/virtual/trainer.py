@@ -63,8 +63,12 @@ class VirtualTrainer:
             self._begin_with(message)
             then()
 
+        def fetched(states: list[tuple[int, Floats]]) -> None:
+            self._load(states)
+            ready()
+
         if left_behind:
-            self.worker.moves.fetch(lambda states: (self._load(states), ready())[1])
+            self.worker.moves.fetch(fetched)
         else:
             ready()
 

@@ -67,7 +67,7 @@ class Coordinator:
         self.hub, self.cfg, self.dataset = hub, cfg, dataset
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
-        self.trainers = Trainers(self.members, self._pump)
+        self.trainers = Trainers(self.members, self._pump, lambda: self.record.seconds)
         self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)

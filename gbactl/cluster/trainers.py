@@ -23,10 +23,13 @@ from gbactl.replicas.notes import summary, total
 
 
 class Trainers:
-    """Does nothing in other modes. `wait` handles messages until a condition holds."""
+    """Does nothing in other modes. `wait` handles messages until a condition holds; `seconds` of the run so far."""
 
-    def __init__(self, members: Members, wait: Callable[[Callable[[], bool]], Any]) -> None:
-        self.members, self.wait = members, wait
+    def __init__(
+        self, members: Members, wait: Callable[[Callable[[], bool]], Any], seconds: Callable[[], float]
+    ) -> None:
+        self.members, self.wait, self.seconds = members, wait, seconds
+        self._began = 0.0
         self._turn = 0
         self._kind: type[ReplicaPolicy] | None = None
         self._told: set[int] = set()
@@ -48,7 +51,7 @@ class Trainers:
         options, trainers = cfg.policy_options(), cfg.cluster.workers
         assert isinstance(options, ReplicaOptions)
         values = dataclasses.asdict(options)
-        self._turn += 1
+        self._turn, self._began = self._turn + 1, self.seconds()
         self._told, self._notes = set(), {}
         self.members.tell("worker", OpenReplicas(self._turn, self._kind.rule, self._kind.shadow, trainers, values))
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
@@ -80,6 +83,7 @@ class Trainers:
         self.wait(lambda: set(self.members.of("worker")) <= set(self._notes))
         self.members.tell("server", SettleReplicas(self._kind.collective))
         notes = total(self._notes.values())
+        notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
         self._phases.append(notes)
         self._last = {**self._last, **summary(notes)}
         self._kind = None

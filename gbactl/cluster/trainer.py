@@ -20,7 +20,7 @@ from gbactl.collective.base import Collective
 from gbactl.errors import ClusterError
 from gbactl.models.flat import FlatModel
 from gbactl.replicas import Rule, make
-from gbactl.replicas.drive import Drive, drive
+from gbactl.replicas.drive import Drive, Pace
 from gbactl.replicas.meeting import CentreMeeting, Meeting, RoundMeeting
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
@@ -73,12 +73,11 @@ class TrainerDense(Lane):
             self._fetch()
         self._fresh = self._trains
         self._notes, self._first = Notes(), self.replica.iterations
-        meeting = self._meeting(self._rule_of(message.rule, message.trainers, values))
-        shadow = message.shadow and self._trains
-        self._use_lanes(values.get("hogwild_threads", 1))
-        self.stands = self.exchange.lanes > 1 and not shadow
-        k = values.get("k", 1) if self._trains else float("inf")
-        self._drive = drive(meeting, shadow, values.get("shadow_interval", 0.0), k, self._stopped)
+        rule = self._rule_of(message.rule, message.trainers, values)
+        pace = Pace.of(rule, message.shadow, message.trainers, self._trains, values)
+        self._use_lanes(values["hogwild_threads"])
+        self.stands = self.exchange.lanes > 1 and not pace.shadow
+        self._drive = pace.drive(self._meeting(rule), self._stopped)
         self._common = False
 
     def _use_lanes(self, count: int) -> None:

@@ -20,6 +20,8 @@ class Rule(ABC):
 
     #: whether `other` is a centre that changes at every exchange (on the servers), or the mean over all trainers
     centralised: ClassVar[bool] = False
+    #: whether an exchange changes nothing where there is one trainer alone
+    idle_alone: ClassVar[bool] = False
 
     def __init__(self, params: int, values: Mapping[str, Any]) -> None:
         self.params = params

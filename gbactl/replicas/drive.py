@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from gbactl.replicas.base import Rule
 from gbactl.replicas.meeting import Meeting
 
 Stopped = Callable[[], AbstractContextManager[None]]
@@ -84,6 +86,21 @@ class Shadow:
         self.stepped(0)
 
 
-def drive(meeting: Meeting, shadow: bool, interval: float, k: float, stopped: Stopped = nullcontext) -> Drive:
-    """The one that a mode asks for."""
-    return Shadow(meeting, interval) if shadow else Foreground(meeting, k, stopped)
+@dataclass(frozen=True)
+class Pace:
+    """In the background `interval` seconds after each other, or in the foreground every `k` iterations."""
+
+    shadow: bool = False
+    interval: float = math.inf
+    k: float = math.inf
+
+    @classmethod
+    def of(cls, rule: Rule, shadow: bool, trainers: int, trains: bool, values: Mapping[str, Any]) -> Pace:
+        """What a mode's own keys ask for of a worker that is one of the trainers, or only answers them."""
+        if not trains or (trainers == 1 and rule.idle_alone):
+            return cls()
+        return cls(True, interval=values["shadow_interval"]) if shadow else cls(k=values["k"])
+
+    def drive(self, meeting: Meeting, stopped: Stopped = nullcontext) -> Drive:
+        """One for a phase."""
+        return Shadow(meeting, self.interval) if self.shadow else Foreground(meeting, self.k, stopped)

@@ -17,6 +17,7 @@ from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Centre, ClosedReplicas, CloseReplicas, Elastic, GiveReplica, OpenReplicas
 from gbactl.kernels.base import Floats
 from gbactl.replicas import Rule, make
+from gbactl.replicas.drive import Pace
 from gbactl.replicas.meeting import Encounter, RoundEncounter
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
@@ -35,12 +36,12 @@ class VirtualTrainer:
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: list[tuple[int, int]], rounds: Rounds) -> None:
         self.worker, self.replica, self.cuts, self.rounds = worker, Replica(block), cuts, rounds
-        self.trains = self.shadow = False
+        self.trains = False
         self.fresh = self.common = True
         self._rule: tuple[tuple[str, int, dict[str, Any]], Rule] | None = None
         self._encounter: Encounter
         self._notes, self._first = Notes(), 0
-        self._interval = self._k = self._next = math.inf
+        self._pace, self._next = Pace(), math.inf
         self._leaving = self._pausing = self._due = False
         self._generation = self._ticket = self._missing = self._turn = 0
         self._centre: Floats = np.empty(0, np.float32)
@@ -51,11 +52,8 @@ class VirtualTrainer:
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
         """A phase begins; `then` when the replica is there."""
-        self.trains, values = self.worker.index < message.trainers, message.values
-        self.shadow = message.shadow and self.trains
+        self.trains = self.worker.index < message.trainers
         left_behind, self.fresh = self.trains and not self.fresh, self.trains
-        self._interval = float(values.get("shadow_interval", math.inf))
-        self._k = self._next = values.get("k", 1) if self.trains and not message.shadow else math.inf
         self._leaving = self._pausing = self._due = False
         self._notes, self._first = Notes(), self.replica.iterations
 
@@ -74,12 +72,14 @@ class VirtualTrainer:
 
     def _begin_with(self, message: OpenReplicas) -> None:
         rule, now = self._rule_of(message), lambda: self.worker.crew.events.now
+        self._pace = Pace.of(rule, message.shadow, message.trainers, self.trains, message.values)
+        self._next = self._pace.k
         if rule.centralised:
             self._encounter = Encounter(self.replica, rule, self._notes, now)
         else:
             self._encounter = RoundEncounter(self.replica, rule, self._notes, float(self.trains), now)
         self.common = False
-        if self.shadow:
+        if self._pace.shadow:
             self._pause()
 
     def _rule_of(self, message: OpenReplicas) -> Rule:
@@ -104,7 +104,7 @@ class VirtualTrainer:
     def close(self, message: CloseReplicas) -> None:
         """No batch comes any more: answer the others until all leave."""
         self._leaving, self._turn = True, message.turn
-        if not self.shadow:
+        if not self._pace.shadow:
             self._exchange(self._closing)
         elif self._pausing:
             self._generation += 1
@@ -134,7 +134,7 @@ class VirtualTrainer:
         """A lane's local step; the lane is free for its next batch, or stands still for an exchange."""
         self.replica.step(gradient, divisor, lr_scale)
         if self.replica.iterations - self._first >= self._next:
-            self._next += self._k
+            self._next += self._pace.k
             self._due = True
         if not self._due:
             self.worker.free()
@@ -158,8 +158,8 @@ class VirtualTrainer:
 
     def _pause(self) -> None:
         self._pausing = True
-        if not math.isinf(self._interval) and not self._leaving:
-            self.worker.crew.events.after(max(TICK, self._interval), self._wake, self._generation)
+        if not math.isinf(self._pace.interval) and not self._leaving:
+            self.worker.crew.events.after(max(TICK, self._pace.interval), self._wake, self._generation)
         elif self._leaving:
             self._wake(self._generation)
 

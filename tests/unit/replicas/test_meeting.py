@@ -11,7 +11,7 @@ import pytest
 from gbactl.collective.memory import MemoryGroup
 from gbactl.errors import ClusterError
 from gbactl.replicas import make
-from gbactl.replicas.drive import Foreground, Shadow, drive
+from gbactl.replicas.drive import Foreground, Pace, Shadow
 from gbactl.replicas.meeting import CentreMeeting, RoundMeeting
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
@@ -121,7 +121,7 @@ def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) ->
     def trainer(rank: int) -> None:
         mine = replica(float(rank))
         meeting = RoundMeeting(mine, make("ma", SIZE, {"alpha": 0.5}), Notes(), group.member(rank))
-        loop = drive(meeting, shadow, 0.0, 4)
+        loop = Pace(shadow, 0.0, 4).drive(meeting)
         for count in range(steps[rank]):
             mine.step(ones(0.0), 1.0, 1.0)
             loop.stepped(count + 1)
@@ -191,3 +191,12 @@ def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
     loop = Shadow(CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask), float("inf"))
     loop.stepped(1)
     loop.close()
+
+
+def test_one_trainer_alone_has_nothing_to_average_with() -> None:
+    own = {"alpha": 0.5, "shadow_interval": 0.0, "block_momentum": 0.5, "block_lr": 1.0, "nesterov": False}
+    paces = {name: Pace.of(make(name, SIZE, own), True, 1, True, own) for name in ("ma", "bmuf", "easgd")}
+    assert paces["ma"] == Pace() and paces["bmuf"] == paces["easgd"] == Pace(True, 0.0)
+    assert Pace.of(make("ma", SIZE, own), True, 2, True, own) == Pace(True, 0.0)
+    assert Pace.of(make("ma", SIZE, own), False, 2, True, {"k": 5}) == Pace(k=5)
+    assert Pace.of(make("easgd", SIZE, own), True, 2, False, own) == Pace(), "who does not train only answers"

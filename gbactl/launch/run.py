@@ -33,7 +33,7 @@ from gbactl.switching.plan import Plan
 from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
-from gbactl.tracking.summary import metrics_of, tags_of
+from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -207,7 +207,7 @@ class Run:
             self.phases.append(event.fields)
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
-            self._log(metrics, event.fields["samples_finished"])
+            self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
         elif event.name == "lost":
             self.lost.append(event.fields)
             self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")

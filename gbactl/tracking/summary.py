@@ -46,6 +46,12 @@ def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "replica_distance", distance[-1][1] if distance else None
 
 
+def replica_metrics(phase: Mapping[str, Any]) -> dict[str, float | None]:
+    """What a phase adds to the curves of a run whose trainers hold replicas."""
+    told = dict(_replicas(phase.get("replicas") or {}))
+    return {name: told[name] for name in ("sync_gap_mean", "exchange_ms", "replica_distance") if name in told}
+
+
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_eps/W0, auc/day 3, ...
 

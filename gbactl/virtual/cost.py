@@ -67,8 +67,9 @@ class CostModel:
         On cores of its own that is little and hides in the ring's time; workers that share cores do it in turn."""
         if workers == 1:
             return 0.0
-        sent = 2 * (workers - 1) / workers * floats
-        return self.cfg.allreduce_work_us * _US + self.cfg.allreduce_float_ns * sent * _NS
+        messages = 2 * (workers - 1)
+        fixed = self.cfg.allreduce_work_us + self.cfg.allreduce_message_us * messages
+        return fixed * _US + self.cfg.allreduce_float_ns * messages / workers * floats * _NS
 
     def ring(self, nbytes: int, workers: int, hosts: int) -> float:
         """An all-reduce of `nbytes` in a ring: each sends 2 (N-1) messages of bytes / N."""

@@ -43,6 +43,7 @@ class CostConfig:
     bandwidth_gbit: float = 32.0
     allreduce_us: float = 1000.0
     allreduce_work_us: float = 0.0
+    allreduce_message_us: float = 0.0
     allreduce_float_ns: float = 0.0
     overlap: float = 0.0
 

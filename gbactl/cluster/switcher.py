@@ -7,10 +7,13 @@ drain and before the next phase's first batch, and must be the same. A switch th
 
 from __future__ import annotations
 
+import functools
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster import eventlog
+from gbactl.cluster.auto import Auto
 from gbactl.cluster.late import Late
 from gbactl.cluster.messages import Abandon, Inspected
 from gbactl.cluster.moving import Mover
@@ -33,7 +36,7 @@ SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switc
 class Switcher:
     """Part of the coordinator. `rows`: the samples of each round."""
 
-    def __init__(self, coordinator: Coordinator, rows: list[int]) -> None:
+    def __init__(self, coordinator: Coordinator, rows: list[int], run_dir: Path) -> None:
         self.c, self.rows = coordinator, rows
         self.plan = Plan(coordinator.cfg, rows)
         self.late = Late(coordinator.cfg.cluster.servers)
@@ -45,6 +48,10 @@ class Switcher:
         self._last_gradient: float | None = None
         self._wish: dict[str, Any] = {}
         self._report: dict[str, Any] | None = None
+        tell = functools.partial(coordinator._event, "auto")
+        self.auto = Auto.of(coordinator.cfg, run_dir, coordinator.hub.now, tell)
+        if self.auto is not None:
+            coordinator.record.statistics.heard = self.auto.heard
 
     # -- between two phases -------------------------------------------------------------------------
 
@@ -131,6 +138,8 @@ class Switcher:
 
         Returns the global step that ends it if no batch can be told."""
         self._rest = policy.phase.samples
+        if self.auto is not None:
+            self.auto.begin(self.c.now.mode.name, policy)
         batch = self.plan.last_batch(policy, self._position())
         if batch is None:
             return self.plan.last_step()
@@ -144,10 +153,31 @@ class Switcher:
             return
         if training.clock.gradients is not None:
             self._tell(training.clock.gradients[0])
+        if self.auto is not None:
+            self._consult(self.auto, training)
         if not self._stopping and self.plan.called(self.c.record.seconds):
             self._stopping = True
             log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
             training.stop()
+
+    def _consult(self, auto: Auto, training: Training) -> None:
+        """Let switch=auto look, and ask for what it wants as anybody would."""
+        look = None if self._busy else auto.look(training)
+        if look is None:
+            return
+        to = auto.candidates[look.wanted]
+        obstacle = self._hindrance(to) if look.wanted != look.mode else ""
+        position = {"day": self.c.record.label, "step": training.policy.step, "samples": self._handed_out}
+        auto.note(look, position, obstacle)
+        if look.wanted != look.mode and not obstacle:
+            log.info("auto: %s", look.reason)
+            self.ask({"mode": mode_values(to)})
+
+    @property
+    def _handed_out(self) -> int:
+        """Samples so far, the phase that goes on included."""
+        training = self.c._training
+        return self.c.record.ledger.read + (0 if training is None else training.policy.ledger.read)
 
     def _tell(self, first: float | None) -> None:
         """A switch that was not told yet is done: its first gradient came at `first`, or never."""

@@ -51,6 +51,8 @@ def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     lost = "".join(f", W{worker} is lost" for worker in found["lost"])
     yield "workers", f"{found['live']}{lost}"
     yield "each", " ".join(f"{name}:{rate:,.0f}" for name, rate in found["workers"].items()) or "-"
+    if look := found.get("auto"):
+        yield "auto", f"sync {look['sync']:,.0f}, gba {look['gba']:,.0f} samples/s: {look['reason']}"
     for each in found["switches"]:
         yield "switch", _switch(each)
 

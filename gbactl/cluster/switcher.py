@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.cluster import eventlog
 from gbactl.cluster.auto import Auto
 from gbactl.cluster.late import Late
-from gbactl.cluster.messages import Abandon, Inspected
+from gbactl.cluster.messages import Abandon, Afresh, Inspected
 from gbactl.cluster.moving import Mover
 from gbactl.cluster.record import checksums
 from gbactl.cluster.training import Training
@@ -43,7 +43,7 @@ class Switcher:
         self.mover = Mover(coordinator.members, coordinator.losses, self._in_time)
         self._round = 0
         self._rest = 0
-        self._stopping = self._under_way = False
+        self._stopping = self._under_way = self._fresh = False
         self._drained: str | None = None
         self._last_gradient: float | None = None
         self._wish: dict[str, Any] = {}
@@ -62,6 +62,7 @@ class Switcher:
         self._round = number
         self._tell(None)
         cfg = self.plan.take(self._position())
+        self._fresh = False
         if cfg is not None:
             self._under_way = True
             self._switch(cfg, first, inside)
@@ -79,7 +80,7 @@ class Switcher:
             self.c._event("switch", {**report, "state": "stayed", "why": why_not})
             return
         here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read}
-        self._report = {**report, **here, "state": "done"}
+        self._report = {**report, **here, "state": "done", **({"fresh_optimizer": True} if self._fresh else {})}
         self.c.now = cfg
         self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step})
 
@@ -93,9 +94,26 @@ class Switcher:
             return reason
         self._last_gradient = self.c.record.last_gradient if inside else None
         self._drained = self._sum("drained", {**servers, **workers})
-        if cfg.home != self.c.now.home and not self.mover.move(cfg.home):
-            return "a worker died while the dense parameters were moved"
+        home = self._afresh(cfg) if self.plan.fresh else self.c.now.home
+        if cfg.home != home and not self.mover.move(cfg.home):
+            note = "; the optimizer's state begins anew all the same" if self._fresh else ""
+            return f"a worker died while the dense parameters were moved{note}"
         return ""
+
+    def _afresh(self, cfg: RunConfig) -> str:
+        """Begin the optimizer's state anew, on the servers; returns where the dense parameters are then.
+
+        Raises ClusterError where a worker died meanwhile that `cfg` needs: there is no way back."""
+        if self.c.now.home == "workers":
+            self.mover.move("servers")
+            if reason := self._reason(cfg):
+                raise ClusterError(f"{reason}.")
+        self.c.members.tell("server", Afresh())
+        self.c._barrier()
+        self.c.log.info(eventlog.SWITCH, {"mode": mode_values(self.c.now), "step": self.c.step, "fresh": True})
+        self.c.record.afresh()
+        self._fresh, self._drained = True, None  # what is summed up before and after is not the same
+        return "servers"
 
     def _reason(self, cfg: RunConfig) -> str:
         """Why a switch that is due cannot be; empty if it can."""

@@ -60,8 +60,11 @@ class Replayer:
 
     def _handle(self, record: Record) -> None:
         if isinstance(record, InfoRecord):
-            if record.kind in (eventlog.PHASE, eventlog.END):
+            if record.kind in (eventlog.PHASE, eventlog.END, eventlog.SWITCH):
                 self._close()
+            if record.kind == eventlog.SWITCH and record.fields.get("fresh"):
+                for shard in self.shards:
+                    shard.reset_optimizer()
             if record.kind == eventlog.PHASE:
                 self._begin(next(self._phases))
             return

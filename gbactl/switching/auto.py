@@ -8,6 +8,7 @@ known yet is taken in favour of `sync`, which needs no excuse. A gradient costs 
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from gbactl.switching.recent import FEW, Recent, expected_maximum
@@ -41,7 +42,8 @@ class AutoOptions:
 class Look:
     """One look at the cluster. `sync`, `gba`: samples/s that they would deliver; `delivered`: what the present mode
     does (None: not known yet); `slowest`: expected seconds of the slowest of a step, `overhead`: what a step takes
-    beside (None: `sync` was not seen yet); `efficiency` of `gba`: delivered over promised."""
+    beside (None: `sync` was not seen yet); `efficiency` of `gba`: delivered over the sum of the workers' rates, before
+    it was seen the share of `sync`'s step that is computing."""
 
     at: float
     mode: str
@@ -64,24 +66,30 @@ class Controller:
         self.options, self.mode = options, ""
         self._each: dict[int, Recent] = {}
         self._steps = Recent(options.window)
-        self._since = 0.0
-        self._overhead: float | None = None
+        self._overheads = Recent(options.window)
         self._efficiency: float | None = None
+        self._since, self._slowest = 0.0, 0.0
 
     def begin(self, now: float, mode: str) -> None:
         """A phase begins in `mode`: what is delivered is counted from here."""
         if mode != self.mode:
             self.mode, self._since = mode, now
         self._steps.pairs.clear()
+        self._slowest = 0.0
 
     def seen(self, now: float, worker: int, seconds: float, samples: int) -> None:
         """A gradient of `samples` took a worker `seconds` to compute."""
         if samples > 0 and seconds > 0.0:
+            self._slowest = max(self._slowest, seconds)
             self._each.setdefault(worker, Recent(self.options.window)).add(now, seconds / samples)
 
     def stepped(self, now: float, finished: int) -> None:
         """A step was ordered; so many samples of the phase have a fate now."""
+        if self.mode == SYNC and self._steps.pairs and self._slowest:
+            took = now - self._steps.pairs[-1][0]
+            self._overheads.add(now, max(0.0, took - self._slowest))
         self._steps.add(now, finished)
+        self._slowest = 0.0
 
     def gone(self, worker: int) -> None:
         """A worker is lost."""
@@ -99,15 +107,18 @@ class Controller:
         slowest = self.local_batch * expected_maximum([recent.values for recent in self._each.values()])
         rates = sum(len(recent.pairs) / sum(recent.values) for recent in self._each.values())
         delivered = self._delivered(now)
-        self._learn(slowest, rates, delivered)
-        sync, gba = self._sync(slowest), rates * self._share(slowest)
+        if delivered is not None and self.mode == GBA:
+            self._efficiency = min(1.0, delivered / rates)
+        overhead = statistics.median(self._overheads.values) if self._overheads.pairs else None
+        step = slowest + (overhead or 0.0)
+        sync = self.global_batch / step
+        gba = rates * (slowest / step if self._efficiency is None else self._efficiency)
         if delivered is not None:
             sync, gba = (delivered, gba) if self.mode == SYNC else (sync, delivered)
         wanted, reason = self._decide(now, gba / sync)
         return Look(
-            now, self.mode, wanted, sync, gba, delivered, slowest, self._overhead, self._efficiency, len(self._each),
-            reason,
-        )  # fmt: skip
+            now, self.mode, wanted, sync, gba, delivered, slowest, overhead, self._efficiency, len(self._each), reason
+        )
 
     def _delivered(self, now: float) -> float | None:
         """Samples/s of the phase so far, as far as it is remembered; a step that is overdue counts against it."""
@@ -119,23 +130,6 @@ class Controller:
         usual = (end - begin) / (len(pairs) - 1)
         span = max(end - begin, now - begin - usual)
         return (finished - before) / span if span > 0.0 and finished > before else None
-
-    def _learn(self, slowest: float, rates: float, delivered: float | None) -> None:
-        if delivered is None:
-            return
-        if self.mode == SYNC:
-            self._overhead = max(0.0, self.global_batch / delivered - slowest)
-        else:
-            self._efficiency = min(1.0, delivered / rates)
-
-    def _sync(self, slowest: float) -> float:
-        return self.global_batch / (slowest + (self._overhead or 0.0))
-
-    def _share(self, slowest: float) -> float:
-        """What `gba` delivers of its workers' rates; before it was seen the same share as `sync` does."""
-        if self._efficiency is not None:
-            return self._efficiency
-        return slowest / (slowest + (self._overhead or 0.0))
 
     def _decide(self, now: float, ratio: float) -> tuple[str, str]:
         """(mode, why)."""

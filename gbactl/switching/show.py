@@ -23,8 +23,8 @@ def answer(found: dict[str, Any]) -> str:
         return f"The run is in {to} already, with these options; nothing was done."
     if state == "accepted":
         return f"The run goes on in {to} as soon as what is in flight has arrived."
-    pause = found.get("pause_ms")
-    return f"The run goes on in {to} from step {found['step']} on{_pause(pause)}."
+    fresh = ", its optimizer's state begun anew" if found.get("fresh_optimizer") else ""
+    return f"The run goes on in {to} from step {found['step']} on{_pause(found.get('pause_ms'))}{fresh}."
 
 
 def _pause(milliseconds: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import statistics
 import sys
 from collections import defaultdict
@@ -49,7 +50,7 @@ def hour_of(options: Mapping[str, str]) -> float:
 def by_hour(points: Curve, hour: float) -> list[float]:
     """Samples in every hour of the day."""
     marks = [at(points, hour * number) for number in range(HOURS + 1)]
-    return [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(marks)]
 
 
 Days = dict[str, dict[str, list[float]]]
@@ -95,8 +96,8 @@ def table(cells: Sequence[Done]) -> str:
         lines.append(f"| {line} | {per_day:,.0f} | {cut} | {_auc(auc, line)} | {statistics.fmean(switched):.1f} |")
     lines.append(f"| best in hindsight | {statistics.fmean(best.values()):,.0f} | 1 | - | - |")
     notes = [
-        f"- n = {len(best)} seeds. Samples a day: trained in the first {HOURS} hours; AUC: at the run's end, the same samples for all.",
-        f"- best in hindsight: in every hour the better of always-{' and always-'.join(CHOICES)}, switches for nothing.",
+        f"- n = {len(best)} seeds. Samples a day: in the first {HOURS} hours; AUC: at the end, of the same samples for all.",
+        f"- best in hindsight: in every hour the better of {' and '.join(CHOICES)}, switches for nothing.",
         f"- bold: at least {TARGET_SHARE} of it; an interval inside +-{TARGET_AUC}.",
     ]
     return "\n".join([*lines, "", *notes]) + "\n"

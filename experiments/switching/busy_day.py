@@ -96,7 +96,7 @@ def table(cells: Sequence[Done]) -> str:
         lines.append(f"| {line} | {per_day:,.0f} | {cut} | {_auc(auc, line)} | {statistics.fmean(switched):.1f} |")
     lines.append(f"| best in hindsight | {statistics.fmean(best.values()):,.0f} | 1 | - | - |")
     notes = [
-        f"- n = {len(best)} seeds. Samples a day: in the first {HOURS} hours; AUC: at the end, of the same samples for all.",
+        f"- n = {len(best)} seeds. Samples a day: in {HOURS} hours; AUC: at the end, of the same samples for all.",
         f"- best in hindsight: in every hour the better of {' and '.join(CHOICES)}, switches for nothing.",
         f"- bold: at least {TARGET_SHARE} of it; an interval inside +-{TARGET_AUC}.",
     ]

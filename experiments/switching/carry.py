@@ -70,7 +70,7 @@ def table(found: Aucs) -> str:
         [
             *lines,
             "",
-            f"- AUC minus that of all-sync of the same seed, first and last day (or epoch) after the switch; n = {seeds}.",
+            f"- AUC minus that of all-sync of the same seed, first and last day (epoch) after the switch; n = {seeds}.",
             f"- +-: half of a 95 % interval; bold: it lies inside +-{TARGET}.",
             "- kept: optimizer state goes on; anew: it begins anew, as after a restart that kept the parameters alone.",
             f"- AUC of all-sync: {_mean(found, 0):.5f} and {_mean(found, -1):.5f}.",

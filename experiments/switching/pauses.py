@@ -9,6 +9,7 @@ size (`save`, `load`); once it has, they are to be replaced by its own. Takes 15
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -39,6 +40,10 @@ from gbactl.store.optim import MOMENTS  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 STEPS, LOOK_SECONDS, LIMIT_SECONDS = 10, 0.005, 300.0
+HEADS = (
+    "rows", "workers", "pause, ms: median", "largest", "bound", "restart, s: stop", "save", "start", "load", "all",
+    "restart / pause",
+)  # fmt: skip
 LEAST_MS, LEAST_STEPS, TARGET = 300.0, 3, 50
 
 
@@ -124,7 +129,7 @@ def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
             if process is not None:
                 stop(process)
         file.unlink(missing_ok=True)
-    parts = [end - begin for begin, end in zip(marks, marks[1:], strict=False)]
+    parts = [end - begin for begin, end in itertools.pairwise(marks)]
     return {**dict(zip(("stop", "save", "start", "load"), parts, strict=True)), "table_rows": float(rows)}
 
 
@@ -162,8 +167,8 @@ def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
 def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, float]]) -> str:
     """Markdown: tables and workers a line."""
     lines = [
-        "| rows | workers | pause, ms: median | largest | bound | restart, s: stop | save | start | load | all | restart / pause |",
-        "| --- |" + " ---: |" * 10,
+        f"| {' | '.join(HEADS)} |",
+        "| --- |" + " ---: |" * (len(HEADS) - 1),
     ]  # fmt: skip
     for cell in cells:
         (each, slower), by_hand = pauses(cell.result), restarts[key_of(cell.options)]
@@ -177,7 +182,7 @@ def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, 
         lines.append(f"| {rows} | {workers} | {median:.0f} | {met} | {bound:.0f} | {seconds} | {cut} |")
     notes = [
         "- pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
-        f"- bound: the larger of {LEAST_MS:.0f} ms and {LEAST_STEPS} steps of the slower mode; bold: kept, at least {TARGET}.",
+        f"- bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
         "- restart: Ctrl-C to all processes gone; a file of the tables' size written; a new run to its first step; the "
         "file read. gbactl's own checkpoints are not in it yet.",
     ]  # fmt: skip

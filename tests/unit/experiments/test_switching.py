@@ -38,8 +38,9 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
     for mode in ("async", "gba", "bsp", "hop_bs", "hop_bw"):
         assert {f"{way}-{mode}{how}" for way in ("to", "from") for how in ("", "-anew")} <= lines
-    keys = [[scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells] for name in ("pauses", "restarts")]
-    assert keys[0] == keys[1] and len(keys[0]) == 6
+    by_hand, here = ([scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells]
+                     for name in ("restarts", "pauses"))  # fmt: skip
+    assert by_hand == here and len(here) == 6
 
 
 def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_an_unfinished_study_says_what_to_type(
     scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scripts["pauses"].study, "STUDIES", tmp_path)
-    with pytest.raises(SystemExit, match="has no result in .*; type: make switching"):
+    with pytest.raises(SystemExit, match=r"has no result in .*; type: make switching"):
         scripts["write_up"].cells("day")
     with pytest.raises(SystemExit, match="was not measured; type: make switching"):
         scripts["pauses"].measured()

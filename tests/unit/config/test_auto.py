@@ -25,7 +25,7 @@ def test_the_other_mode_may_be_changed() -> None:
     gba = cfg.candidates["gba"]
     assert (gba.mode.prefetch, gba.local_batch, gba.mode.options["row_staleness"]) == (0, 64, "row")
     assert {phase.mode.name for phase in cfg.possible} == {"sync", "gba"}
-    same = compose(["switch=auto", "mode.sparse_divisor=contributors"])
+    same = compose(["switch=auto", "+mode.sparse_divisor=contributors"])
     assert same.candidates["gba"].mode.sparse_divisor == "contributors"
 
 

@@ -199,7 +199,7 @@ def test_a_calm_cluster_never_switches(seed: int, spread: float) -> None:
 def test_rates_that_hover_around_a_threshold_do_not_flap(seed: int) -> None:
     """gba / sync wanders within what hysteresis allows: at most one switch, however short the stay."""
     draw = random.Random(seed)
-    options = AutoOptions(window=1e-6, margin=0.1, hysteresis=0.15, minimum_stay=0.0)
+    options = AutoOptions(window=1e-6, margin=0.3, hysteresis=0.15, minimum_stay=0.0)
     made = Controller(2, 20, 10, options)
     middle = (options.enter * options.leave) ** 0.5
     mode, switches = SYNC, 0

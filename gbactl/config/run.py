@@ -64,7 +64,7 @@ class RunConfig:
     @functools.cached_property
     def phases(self) -> list[RunConfig]:
         """This configuration, then one for every entry of the switch schedule, in the entry's mode."""
-        files = (self.entries and self.switch.modes) or [{} for _ in self.entries]
+        files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
 

@@ -146,10 +146,10 @@ def test_pauses_beside_restarts(scripts: Any) -> None:
     ]
     pauses = scripts["pauses"]
     assert pauses.pauses({"phases": phases}) == ([100.0, 200.0, 800.0], 200.0)
-    cell = finished(scripts, "+tracking.tags.rows=1e5", "cluster.workers=2", phases=phases)
-    by_hand = {("1e5", "2"): {"stop": 1.0, "save": 0.5, "start": 8.0, "load": 0.5}}
+    cell = finished(scripts, "+tracking.tags.rows=100k", "cluster.workers=2", phases=phases)
+    by_hand = {("100k", "2"): {"stop": 1.0, "save": 0.5, "start": 8.0, "load": 0.5}}
     text = pauses.table([cell], by_hand)
-    assert "| 1e5 | 2 | 200 | 800 | 600 | 1.00 | 0.50 | 8.00 | 0.50 | 10.00 | **50** |" in text
+    assert "| 100k | 2 | 200 | 800 | 600 | 1.00 | 0.50 | 8.00 | 0.50 | 10.00 | **50** |" in text
 
 
 def test_steps_are_counted_in_a_log_that_is_being_written(scripts: Any, tmp_path: Path) -> None:

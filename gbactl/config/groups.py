@@ -125,15 +125,15 @@ class SwitchConfig:
     started for beside those, servers (all that keep the dense part there) or all.
     """
 
-    name: str = "none"
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)
+    drain_seconds: float = 30.0
+    prepare: str = "servers"
+    checksum: str = "auto"
+    name: str = "none"
     changes: dict[str, Any] | None = None
     every: float = 2.0
     window: float = 10.0
     margin: float = 0.1
     hysteresis: float = 0.1
     minimum_stay: float = 30.0
-    drain_seconds: float = 30.0
-    prepare: str = "servers"
-    checksum: str = "auto"

@@ -89,7 +89,7 @@ def test_a_model_that_differs_is_noticed_at_the_switch(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the next step, and named: the shards alone would not show it yet."""
-    recorded(planned(data, "gba", entry("samples", 600, "sync"), entry("samples", 640, "gba")), tmp_path)
+    recorded(planned(data, "gba", entry("samples", 600, "sync"), entry("samples", 700, "gba")), tmp_path)
 
     def idle(self: Replica, *_: Any) -> None:
         self._gradients.clear()

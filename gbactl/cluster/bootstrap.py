@@ -137,7 +137,7 @@ def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
 
 def row_staleness(cfg: RunConfig) -> str:
     """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
-    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.phases}
+    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
     return "row" if "row" in chosen else "token"
 
 
@@ -226,7 +226,7 @@ def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, in
     # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
-    local_batch = max(phase.local_batch for phase in cfg.phases)
+    local_batch = max(phase.local_batch for phase in cfg.possible)
     push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
     answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
     return push, answer
@@ -299,7 +299,7 @@ def work(
     dense = Sides(sides, cfg.home)
     worker = Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
     try:
-        worker.run(max(phase.mode.prefetch for phase in cfg.phases))
+        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
     finally:
         if collective is not None:
             collective.close()

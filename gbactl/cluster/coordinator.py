@@ -62,7 +62,7 @@ class Coordinator:
     """Drives one run. `run()` returns when everything is said; the launcher then stops the processes."""
 
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
-        self.hub, self.cfg, self.dataset = hub, cfg, dataset
+        self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
         self.now = cfg
@@ -93,7 +93,7 @@ class Coordinator:
     def run(self) -> None:
         """Gather the nodes, work through the rounds, report the result, dismiss everybody."""
         plan = rounds(self.dataset, self.cfg.train)
-        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan])
+        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan], self.run_dir)
         self.gather()
         stopping = EarlyStopping(self.cfg.train.patience)
         results: list[dict[str, Any]] = []
@@ -237,6 +237,7 @@ class Coordinator:
         refused = [v.counters.get("refused", 0) for v in inspected.values()]
         return {
             **self.record.result(best, inspected),
+            **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
             "refused_frames": sum(refused) + sum(self.hub.refused.values()),
@@ -245,6 +246,8 @@ class Coordinator:
 
     def _progress(self) -> None:
         told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}
+        if self.switcher.auto is not None:
+            told["auto"] = self.switcher.auto.last
         self._event("progress", {**self.record.progress(self._training, self.step), **told})
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:
@@ -317,6 +320,8 @@ class Coordinator:
         while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
+        if self._switcher is not None and self._switcher.auto is not None:
+            self._switcher.auto.controller.gone(worker)
         self.losses.fence(worker, self._phase_number, batches)
         if self._evaluation is not None:
             self._evaluation.left(worker)

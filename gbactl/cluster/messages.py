@@ -90,6 +90,10 @@ class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
 
 
+class Afresh(NamedTuple):
+    """To a server: the optimizer's state begins anew, parameters stay."""
+
+
 class DenseState(NamedTuple):
     """A shard's dense slice with its optimizer: payload float32 (see DenseBlock.packed)."""
 
@@ -299,7 +303,7 @@ class Stop(NamedTuple):
 Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
-    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon
+    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

@@ -19,6 +19,7 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
     Ack,
+    Afresh,
     Barrier,
     BeginPhase,
     Checked,
@@ -69,7 +70,7 @@ class Server:
         self._fenced: set[int] = set()
         self._handlers: dict[type[Any], Any] = {
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
-            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
+            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
         }  # fmt: skip
 
@@ -184,6 +185,9 @@ class Server:
         self.shard.dense_block().unpack(*self.shard.dense_range, frame.payload.view(np.float32), put.step)
         frame.release()
         channel.send(Ack(0, 0))
+
+    def _afresh(self, _: Channel, __: Afresh, frame: Frame) -> None:
+        self.shard.reset_optimizer()
 
     def _drop(self, _: Channel, drop: DropPart, frame: Frame) -> None:
         if drop.phase == self.phase:

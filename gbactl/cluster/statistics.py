@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ class Statistics:
     loss_samples: int = 0
     pulled: dict[int, int] = field(default_factory=dict)
     observed: Observed | None = None
+    heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     def announced(
@@ -64,6 +66,8 @@ class Statistics:
         self.pulled[batch] = pulled
         if self.observed is not None:
             self.observed.add(worker, seconds, slowdown, samples)
+        if self.heard is not None:
+            self.heard(worker, samples, seconds)
 
     def usual(self, worker: int, samples: int) -> float:
         """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""

@@ -145,8 +145,8 @@ class Training:
 
     def stop(self, batch: int = 0) -> None:
         """The phase ends at a batch, or as soon as it can: a switch comes (see Policy.stop)."""
-        self.log.stop(batch)
         self.policy.stop(batch)
+        self.log.stop(self.policy.phase.batches)  # where it is depends on who has begun a step, which no log tells
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
+from gbactl.switching.auto import MODES
+from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
 
@@ -60,8 +62,28 @@ def _check_switches(cfg: RunConfig) -> None:
     choice("switch.checksum", switch.checksum, ("auto", "all"))
     require(0 <= switch.drain_seconds < float("inf"), "switch.drain_seconds must be 0 or more.")
     for number, phase in enumerate(cfg.phases[1:]):
-        with naming(number):
+        with naming(name(number)):
             check_switch(cfg, phase)
+    choice("switch", switch.name, ("none", "auto"))
+    if switch.name == "auto":
+        _check_auto(cfg)
+
+
+def _check_auto(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    require(
+        cfg.mode.name in MODES,
+        f"switch=auto chooses between {' and '.join(MODES)}; type mode= one of these, not mode={cfg.mode.name}.",
+    )
+    require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
+    for key in ("window", "every"):
+        require(0 < getattr(switch, key) < float("inf"), f"switch.{key} must be a positive number of seconds.")
+    for key in ("margin", "hysteresis", "minimum_stay"):
+        require(0 <= getattr(switch, key) < float("inf"), f"switch.{key} must be a number of at least 0.")
+    require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
+    with naming("switch=auto"):
+        for candidate in cfg.candidates.values():
+            check_switch(cfg, candidate)
 
 
 def _check_mode(cfg: RunConfig) -> None:

@@ -29,7 +29,7 @@ class FaultPlan:
         self._of: list[list[tuple[Fault, int]]] = [[] for _ in range(workers)]
         for place, (fault, chosen) in enumerate(zip(self.faults, self.chosen, strict=True)):
             for worker in chosen if not isinstance(fault, Hog) else ():
-                self._of[worker].append((fault, key_of(self.seed, place, worker)))
+                self._of[worker].append((fault.of(worker), key_of(self.seed, place, worker)))
 
     @classmethod
     def of(cls, cfg: RunConfig) -> FaultPlan:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
+from gbactl.cluster.auto import NAME as AUTO
 from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
@@ -213,6 +214,8 @@ class Run:
             self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")
         elif event.name == "switch":
             self._switched(event.fields)
+        elif event.name == "auto":
+            self._looked(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
@@ -227,6 +230,12 @@ class Run:
             if self.tracked is not None:
                 self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
             self.show.say(f"  step {fields['step']}: {answer(fields)}")
+
+    def _looked(self, fields: dict[str, Any]) -> None:
+        """switch=auto looked at the workers."""
+        self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
+        if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
+            self.show.say(f"  step {fields['step']}: {fields['reason']}.")
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
@@ -295,7 +304,8 @@ class Run:
         if status == "FINISHED":
             self._log({**metrics_of(result), **fault_metrics(result)}, result["samples"]["read"])
         plots = self._plots(result) if status == "FINISHED" else []
-        for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *self.run_dir.glob(rundir.FAULTS)):
+        more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
+        for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

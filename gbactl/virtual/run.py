@@ -102,7 +102,7 @@ class VirtualCluster:
         for worker in self.workers:
             worker.coordinator.send(Hello("worker", worker.index, "", 0))
             worker.coordinator.send(Ready("worker", worker.index))
-            worker.start(max(phase.mode.prefetch for phase in self.cfg.phases))
+            worker.start(max(phase.mode.prefetch for phase in self.cfg.possible))
         self.coordinator.run()
 
     def _compute(self) -> Compute:

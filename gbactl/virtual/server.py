@@ -15,6 +15,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    Afresh,
     BeginPhase,
     DenseState,
     DropPart,
@@ -95,6 +96,10 @@ class VirtualServer(Server):
         super()._begin_phase(channel, phase, frame)
         self._sizes.clear()
         self._dense = self._packed = None  # it may have been moved
+
+    def _afresh(self, channel: Any, afresh: Afresh, frame: Frame) -> None:
+        super()._afresh(channel, afresh, frame)
+        self._packed = None
 
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
         """All workers get the same copy."""

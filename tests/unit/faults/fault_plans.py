@@ -16,6 +16,8 @@ EVERY_KIND: tuple[dict[str, Any], ...] = (
     {"kind": "random", "distribution": "pareto", "mean": 2.0, "shape": 1.5},
     {"kind": "window", "factor": 8, "from": 1, "until": 2},
     {"kind": "window", "factor": 8},
+    {"kind": "trace", "points": [[0.0, 1.0], [2.0, 4.0], [3.0, 1.5]], "period": 4.0},
+    {"kind": "trace", "points": [[0.0, 2.0, 1.0], [1.0, 3.0, 2.0]], "distribution": "pareto", "shape": 3.0},
     {"kind": "hog", "workers": [0], "processes": 2, "from": 1.0, "until": 3.0},
 )
 

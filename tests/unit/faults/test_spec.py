@@ -37,7 +37,7 @@ def test_free_composition_on_the_command_line() -> None:
 def test_the_default_slows_nobody() -> None:
     assert compose([]).faults.plans == []
     assert {path.stem for path in conf_dir().glob("faults/*.yaml")} >= {
-        "none", "one_slow", "eighth_slow", "periodic", "lognormal", "pareto", "burst", "hog",
+        "none", "one_slow", "eighth_slow", "periodic", "lognormal", "pareto", "burst", "trace", "hog",
     }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_the_factors() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, r"\[0\] has kind None; type kind: one of: constant, hog, periodic, random, window"),
+    ({}, r"\[0\] has kind None; type kind: one of: constant, hog, periodic, random, trace, window"),
     ({"kind": "slow"}, r"has kind 'slow'; type kind: one of"),
     ({"kind": "constant"}, r"\(kind constant\) needs factor"),
     ({"kind": "constant", "factor": 2, "duty": 1}, r"has no key duty; keys are: workers, factor"),

@@ -21,7 +21,7 @@ NAME = "auto.jsonl"
 
 
 class Auto:
-    """Part of the switcher. `now`: seconds; `tell` gets every look's fields."""
+    """Part of the switcher. `now`: seconds since the run began; `tell` gets every look's fields."""
 
     def __init__(
         self, cfg: RunConfig, path: Path, now: Callable[[], float], tell: Callable[[dict[str, Any]], None]

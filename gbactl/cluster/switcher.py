@@ -49,7 +49,7 @@ class Switcher:
         self._wish: dict[str, Any] = {}
         self._report: dict[str, Any] | None = None
         tell = functools.partial(coordinator._event, "auto")
-        self.auto = Auto.of(coordinator.cfg, run_dir, coordinator.hub.now, tell)
+        self.auto = Auto.of(coordinator.cfg, run_dir, lambda: coordinator.record.seconds, tell)
         if self.auto is not None:
             coordinator.record.statistics.heard = self.auto.heard
 

@@ -16,7 +16,9 @@ ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
 
 def pairs(bench: Bench) -> list[Pair]:
     """All of them, none measured."""
-    return [*async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench)]
+    return [
+        *async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench), *saving_pairs(bench),
+    ]  # fmt: skip
 
 
 def async_pairs(bench: Bench) -> Iterator[Pair]:
@@ -77,3 +79,12 @@ def scale_pairs(bench: Bench) -> Iterator[Pair]:
         what = f"CPU of all servers per push + pull, async 4+{servers} / 4+1"
         sides = (server_cpu(bench, f"cluster.servers={n}") for n in (servers, 1))
         yield Pair(f"server-cpu-{servers}", what, *sides, target, at_least=False, unit="ms")
+
+
+def saving_pairs(bench: Bench) -> Iterator[Pair]:
+    """While a checkpoint is written, one right after the other: the most that saving can cost."""
+    always = ("checkpoint.interval_seconds=0.001", f"data.max_cardinality={max_cardinality(ONE_MILLION)}")
+    for name in ("full", "cpr_scar", "cpr_mfu", "cpr_ssu"):
+        saving = gbactl(bench, "async", 4, 512, f"checkpoint={name}", *always)
+        what = f"async 4+1, 1 M rows, checkpoint={name} written all the time / none"
+        yield Pair(f"saving-{name}", what, saving, gbactl(bench, "async", 4, 512, *always[1:]), 0.99)

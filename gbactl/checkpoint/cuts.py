@@ -142,7 +142,9 @@ class Cuts:
 
     def _granted(self, worker: int, token: int) -> None:
         """Where workers hold the dense part: the one asked has its batch of step `token`, and saves behind it."""
-        if self.c.now.home == "workers" and worker == min(self.c.members.of("worker")) and self._is_due(token + 1):
+        if self.c.now.home != "workers" or not self._is_due(token + 1):
+            return
+        if worker == min(self.c.members.of("worker")):
             self._planned = (token + 1, self._plan())
             self._ask_dense(worker)
 
@@ -216,7 +218,7 @@ class Cuts:
         for s, part in sorted(cut.parts.items()):
             cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.c.cfg
-        inline = cfg.cluster.name == "virtual"
+        inline = cfg.cluster.name == "virtual" or cut.manifest.position["ended"]
         cut.closing = Closing(self.folder, cut.manifest, dense, cfg.optim.name, cfg.checkpoint.keep, inline)
         self.look()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,10 +87,10 @@ class Folder:
                 refused(str(error))
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
-    def keep(self, count: int, being_written: Sequence[str] = ()) -> list[str]:
-        """Leave the newest `count`, what they rest on, and those being written; returns the names of what went."""
+    def keep(self, count: int) -> list[str]:
+        """Leave the newest `count` and what they rest on, none being written; returns the names of what went."""
         names = self.names()
-        kept = set(being_written)
+        kept: set[str] = set()
         for name in names[-max(1, count) :]:
             kept.add(name)
             try:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint import priority
+from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.snapshot import Snapshot
 from gbactl.checkpoint.tensorfile import PIECE
@@ -83,8 +84,9 @@ class Saver:
 
     def begin(self, save: Save, with_dense: bool) -> None:
         """Save the shard as it is now. Raises WireError for an order that cannot be."""
-        if save.kind not in KINDS or save.step != self.shard.version:
-            raise WireError(f"a {save.kind} checkpoint of step {save.step} at version {self.shard.version}")
+        right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
+        if not right:
+            raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
         self._give_up()
         index = self.chooser.rows(save.kind)
         block = self.shard.rows

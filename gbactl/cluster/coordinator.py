@@ -270,9 +270,9 @@ class Coordinator:
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
             for channel, frame in self.hub.poll(max(0.0, left)):
                 self._handle(channel, frame)
+            self.cuts.look()
             if self._training is not None:
                 self.switcher.look()
-                self.cuts.look()
                 if self._progress_due(self._training):
                     self._progress()
             if deadline is not None and self.hub.now() >= deadline:

@@ -123,8 +123,9 @@ class Exchange:
     def next(self, answer: Callable[[Any], Any]) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
-        Between batches the coordinator's questions are answered with `answer(question)`, each when every batch that
-        was granted before it is done, by a message or a (message, payload): a batch of no samples may be among them, for which nobody waits.
+        Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
+        payload), each when every batch that was granted before it is done: a batch of no samples may be among them,
+        for which nobody waits.
         """
         with self._cv:
             self._computing = False

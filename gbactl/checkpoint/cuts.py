@@ -22,6 +22,7 @@ from gbactl.checkpoint.intervals import Estimate, estimate_of, rhythm_of
 from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.position import Position
+from gbactl.checkpoint.ranges import Ranges
 from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
 from gbactl.cluster.plan import EarlyStopping
 from gbactl.config import mode_values, to_dict
@@ -92,7 +93,7 @@ class Cuts:
             self._due = c.hub.now() + self.rhythm.gap
             c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": self.estimate.sentence})
 
-    def unread(self, number: int, samples: int) -> positions.Ranges:
+    def unread(self, number: int, samples: int) -> Ranges:
         """What of round `number`, of `samples`, is to be trained."""
         left = self.resumed.unread if self.resumed is not None and self.resumed.round == number else None
         return ((0, samples),) if left is None else left

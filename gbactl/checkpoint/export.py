@@ -60,7 +60,7 @@ def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1))
     spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
-    load_shard(shard, chain)
+    load_shard(shard, chain, with_dense=False)
     return arrays_of(shard)
 
 

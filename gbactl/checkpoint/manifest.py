@@ -122,7 +122,7 @@ def _parsed(values: Any) -> Manifest:
     if values.pop("sum", None) != _sum(values):
         raise ValueError("its checksum is another")
     files = [_built(Entry, entry) for entry in values["files"]]
-    manifest = _built(Manifest, {**values, "files": files})
+    manifest: Manifest = _built(Manifest, {**values, "files": files})
     if not all(FILE.fullmatch(entry.name) for entry in manifest.files):
         raise ValueError("it names a file that cannot be in a checkpoint")
     if not all(CUT.fullmatch(name) for name in manifest.base):

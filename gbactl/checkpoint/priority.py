@@ -8,7 +8,7 @@ carries, ssu half of that and a draw. A choice costs a pass over what may be cho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def size(spans: Spans) -> int:
     return sum(high - low for low, high in spans)
 
 
-def largest(scores: NDArray[np.generic], count: int) -> NDArray[np.intp]:
+def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
     """Positions of the `count` largest positive scores, ascending; of equal ones those that come first."""
     positive = np.flatnonzero(scores > 0)
     if len(positive) > count:
@@ -64,7 +64,7 @@ def largest(scores: NDArray[np.generic], count: int) -> NDArray[np.intp]:
 
 
 def _first_of_ties(
-    scores: NDArray[np.generic], positive: NDArray[np.intp], order: NDArray[np.intp], count: int
+    scores: NDArray[Any], positive: NDArray[np.intp], order: NDArray[np.intp], count: int
 ) -> NDArray[np.intp]:
     """The `count` best of `positive`, whose best are `order`: all above the last one's score, then the first equal."""
     if not count:

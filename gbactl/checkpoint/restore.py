@@ -30,8 +30,8 @@ def chain_at(cut: Path) -> Chain:
     return Folder(cut.parent).chain(cut.name)
 
 
-def load_shard(shard: Shard, chain: Chain) -> None:
-    """Rows, their optimizer and, where it holds one, the dense slice; its version is the checkpoint's step.
+def load_shard(shard: Shard, chain: Chain, with_dense: bool = True) -> None:
+    """Rows, their optimizer and its dense slice, if wanted; its version is the checkpoint's step.
 
     Rows that no file has keep their initial values. Raises CheckpointError for what does not fit."""
     last, spec = chain.last, shard.spec
@@ -39,7 +39,7 @@ def load_shard(shard: Shard, chain: Chain) -> None:
         raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
     for cut in chain.cuts:
         load_rows(arrays_of(shard), chain.folder, cut, spec.shard, spec.shards)
-    if shard.dense is not None:
+    if with_dense and shard.dense is not None:
         load_dense(shard.dense, dense_state(chain))
     shard.version = last.step
 

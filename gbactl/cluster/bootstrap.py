@@ -178,7 +178,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
         spec = installed
     shard = Shard(spec)
     if cfg.resume is not None:
-        load_shard(shard, chain_at(Path(cfg.resume)))
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
     saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(Ready("server", boot.index))
     server_class(hub, coordinator, shard, cfg.train.norms_every, saver).run()

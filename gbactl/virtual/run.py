@@ -120,7 +120,7 @@ class VirtualCluster:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
         made = Shard(self._spec(shard))
         if self.cfg.resume is not None:
-            load_shard(made, chain_at(Path(self.cfg.resume)))
+            load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home == "servers")
 
         def saver(tell: Callable[[Any], None]) -> Saver | None:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)

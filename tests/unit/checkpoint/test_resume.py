@@ -23,9 +23,12 @@ from tests.support import recorded
 from tests.support.memory_cluster import run_in_memory
 
 
+ROWS = 1450  # 23 steps of 64, the last one short, in each of two epochs
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return recorded.splits(tmp_path_factory.mktemp("data"))
+    return recorded.splits(tmp_path_factory.mktemp("data"), ROWS)
 
 
 def config(mode: str, data: dict[str, Any], name: str = "full", **changes: Any) -> RunConfig:
@@ -65,7 +68,7 @@ def test_saving_changes_nothing(sync: tuple[Path, dict[str, Any]], data: dict[st
     run_dir, result = sync
     without = train(dataclasses.replace(config("sync", data), checkpoint=CheckpointConfig()), tmp_path)
     assert without["checksums"] == result["checksums"]
-    assert result["checkpoint"]["saved"] == len(steps_of(run_dir)) >= 6
+    assert result["checkpoint"]["saved"] == len(steps_of(run_dir)) >= 4
     assert result["checkpoint"]["failed"] == 0
     assert "checkpoint" not in without
 
@@ -74,8 +77,8 @@ def test_every_checkpoint_of_sync_goes_on_bit_for_bit(sync: tuple[Path, dict[str
                                                       tmp_path: Path) -> None:  # fmt: skip
     run_dir, result = sync
     cuts = steps_of(run_dir)
-    assert {step for step in cuts.values()} >= {3, 6, 9, 15, 21}, "within both epochs"
-    for cut in [name for name, step in cuts.items() if step in (3, 12, 15, 21)]:
+    assert min(cuts.values()) < 23 < sorted(cuts.values())[-2], "within both epochs"
+    for cut in list(cuts)[:-1]:
         again = resume(config("sync", data), run_dir, cut, tmp_path / cut)
         assert again["checksums"] == result["checksums"]
         assert again["auc"] == result["auc"]
@@ -98,7 +101,7 @@ def test_another_mode_goes_on_with_a_synchronous_run(
 ) -> None:
     run_dir, result = sync
     again = resume(config(mode, data), run_dir, "cut-000003", tmp_path, workers=2, servers=3)
-    assert again["samples"]["read"] == result["samples"]["read"] == 2 * 730
+    assert again["samples"]["read"] == result["samples"]["read"] == 2 * ROWS
     assert [phase["day"] for phase in again["phases"]] == ["epoch 0", "epoch 0", "epoch 1"]
     assert [phase["mode"] for phase in again["phases"]] == ["sync", mode, mode]
 
@@ -107,17 +110,17 @@ def test_another_mode_goes_on_with_a_synchronous_run(
 def test_what_was_in_flight_is_read_again_and_counts_once(mode: str, data: dict[str, Any], tmp_path: Path) -> None:
     cfg = config(mode, data)
     result = train(cfg, tmp_path / "one")
-    assert result["samples"]["read"] == 2 * 730
+    assert result["samples"]["read"] == 2 * ROWS
     folder = Folder(tmp_path / "one" / "checkpoints")
     for cut in folder.names()[1:4:2]:
         position = Position(folder.verified(cut).last.position)
         unread = sum(high - low for low, high in position.unread or ())
-        assert position.ledger.read == position.ledger.finished == 730 * (position.round + 1) - unread
+        assert position.ledger.read == position.ledger.finished == ROWS * (position.round + 1) - unread
         again = resume(cfg, tmp_path / "one", cut, tmp_path / cut)
-        assert again["samples"]["read"] == 2 * 730
+        assert again["samples"]["read"] == 2 * ROWS
         assert again["checkpoint"]["resumed_at"] == position.step
     sync = resume(config("sync", data), tmp_path / "one", "cut-000002", tmp_path / "sync")
-    assert sync["samples"]["read"] == 2 * 730
+    assert sync["samples"]["read"] == 2 * ROWS
 
 
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
@@ -125,6 +128,7 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: dict[str, Any], tm
     cfg = config("gba", data, name, share=0.5, base_every=2, large_tables=0.5)
     result = train(cfg, tmp_path / "one")
     folder = Folder(tmp_path / "one" / "checkpoints")
+    assert len(folder.names()) > 5
     kinds = [folder.chain(name).last.kind for name in folder.names()]
     assert kinds[:5] == ["chosen", "rest", "chosen", "whole", "chosen"] and kinds[-1] == "whole"
     rows = [sum(entry.rows for entry in folder.chain(name).last.files) for name in folder.names()]
@@ -153,7 +157,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert sorted(names) == Folder(tmp_path / "checkpoints").names(), "no half file is left"
     assert not full & set(names) and {"cut-000001", "cut-000004"} <= set(names)
-    assert result["samples"]["read"] == 2 * 730
+    assert result["samples"]["read"] == 2 * ROWS
 
 
 def test_only_so_many_are_kept(data: dict[str, Any], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path)
 
 
 def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -> None:
-    shard, saver, told = saver_of(tmp_path)
+    _, saver, told = saver_of(tmp_path)
     for number in (1, 2):
         (tmp_path / f"cut-00000{number}").mkdir()
         saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True), True)
@@ -98,9 +98,10 @@ def test_in_line_it_is_done_at_once(tmp_path: Path) -> None:
     assert told[0].error == ""
 
 
-@pytest.mark.parametrize(
-    "save", [Save(1, 5, "cut-000001", "whole", True), Save(1, 0, "../x", "whole", True), Save(1, 0, "cut-000001", "x", True)]
-)
-def test_orders_that_cannot_be(tmp_path: Path, save: Save) -> None:
+CASES = [(5, "cut-000001", "whole"), (0, "../x", "whole"), (0, "cut-000001", "x")]
+
+
+@pytest.mark.parametrize(("step", "name", "kind"), CASES)
+def test_orders_that_cannot_be(tmp_path: Path, step: int, name: str, kind: str) -> None:
     with pytest.raises(WireError, match="at version 0"):
-        saver_of(tmp_path)[1].begin(save, True)
+        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True), True)

@@ -67,7 +67,6 @@ class Cuts:
         self.stopping = EarlyStopping(cfg.train.patience)
         self.results: list[dict[str, Any]] = []
         self.resumed: Position | None = None
-        self.identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint)
         self.done, self.failed, self.bytes, self.seconds = 0, 0, 0, 0.0
         self._number = self._tick = 1
         self._base: list[str] | None = []  # what the next partial one rests on; None: it has to be whole
@@ -175,9 +174,10 @@ class Cuts:
         mode, switches = mode_values(c.now), c.switcher.plan.taken
         position = positions.told(c.record, self.stopping, self.results, training, step, mode, switches, ended)
         home = c.now.home
+        config = to_dict(c.cfg)
         manifest = Manifest(
             number, step, kind, c.cfg.cluster.servers, c.dataset.schema.rows, row_width(c.cfg.model), home, [],
-            position, to_dict(c.cfg), self._schema(), self.identity, base, __version__,
+            position, config, self._schema(), manifests.identity(config, c.dataset.fingerprint), base, __version__,
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
         self._open = Cut(manifest, samples, c.hub.now(), home == "workers")

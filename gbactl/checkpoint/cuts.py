@@ -241,6 +241,14 @@ class Cuts:
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
 
+    def server_lost(self, shard: int, finished: int) -> float:
+        """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by.
+
+        The next checkpoint is whole: what that server had noted for its choice is gone."""
+        self.abandon(f"S{shard} is gone")
+        self._base = None
+        return self.pls.lost(shard, finished)
+
     def abandon(self, why: str) -> None:
         """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""
         cut, self._open = self._open, None

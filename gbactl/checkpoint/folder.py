@@ -70,19 +70,22 @@ class Folder:
                 raise CheckpointError(f"{self.path / name_} does not belong to {name}.")
         return Chain(self.path, tuple(cuts))
 
-    def verified(self, name: str) -> Chain:
-        """The same, with every byte of its files read. Raises CheckpointError that names the file that is not good."""
+    def verified(self, name: str, shard: int | None = None) -> Chain:
+        """The same, with every byte of its files (or of one shard's) read. Raises CheckpointError that names the file
+        that is not good."""
         chain = self.chain(name)
         for cut in chain.cuts:
-            for entry in cut.files:
+            for entry in cut.files if shard is None else [each for each in cut.files if each.shard == shard]:
                 check(self.path / cut.name / entry.name, entry)
         return chain
 
-    def newest(self, refused: Refused = lambda _: None) -> Chain:
-        """The newest that is good; `refused` hears of each that is not. Raises CheckpointError if none is."""
+    def newest(self, refused: Refused = lambda _: None, shard: int | None = None) -> Chain:
+        """The newest that is good, or whose files of one shard are; `refused` hears of each that is not.
+
+        Raises CheckpointError if none is."""
         for name in reversed(self.names()):
             try:
-                return self.verified(name)
+                return self.verified(name, shard)
             except CheckpointError as error:
                 refused(str(error))
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")

@@ -119,6 +119,10 @@ def load_dense(block: DenseBlock, whole: State) -> None:
     state |= {
         name: values[low : low + params] for name, values in whole.items() if name.startswith("moment.")
     }
+    _fit(block, state)
+
+
+def _fit(block: DenseBlock, state: State) -> None:
     try:
         block.load_state({name: np.ascontiguousarray(values) for name, values in state.items()})
     except ValueError as error:
@@ -126,12 +130,16 @@ def load_dense(block: DenseBlock, whole: State) -> None:
 
 
 def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
-    """Put a shard that has just begun back to the newest good checkpoint of a run; None if there is none.
+    """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
 
-    `refused` hears of those that are not good."""
+    Reads that shard's files alone. `refused` hears of those that are not good."""
     try:
-        chain = Folder(folder).newest(refused)
+        chain = Folder(folder).newest(refused, shard.spec.shard)
     except CheckpointError:
         return None
-    load_shard(shard, chain)
+    if chain.last.shards != shard.spec.shards:
+        raise CheckpointError(f"{chain.folder / chain.last.name} is of {chain.last.shards} servers.")
+    load_shard(shard, chain, with_dense=False)
+    if shard.dense is not None and chain.last.home == "servers":
+        _fit(shard.dense, _dense_of(chain.files(shard.spec.shard)[-1]))
     return chain.last

@@ -47,14 +47,14 @@ class Snapshot:
         return self._count * self.row_bytes
 
     def changing(self, index: Ints | None = None) -> None:
-        """The rows `index` (None: all) are about to change."""
+        """The rows `index`, distinct (None: all), are about to change."""
         wanted = self._state == WANTED if index is None else self._state[index] == WANTED
-        rows = np.flatnonzero(wanted) if index is None else np.unique(index[wanted])
+        rows = np.flatnonzero(wanted) if index is None else index[wanted]
         if not len(rows):
             return
         end = self._count + len(rows)
         for name, array in self.arrays.items():
-            self._room(name, end)[self._count : end] = array[rows]
+            np.take(array, rows, axis=0, out=self._room(name, end)[self._count : end], mode="clip")
         self._state[rows] = np.arange(self._count, end, dtype=np.int32)
         self._count = end
 

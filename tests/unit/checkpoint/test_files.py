@@ -196,7 +196,8 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(two: Path, name: str) -> 
 def test_a_recovering_server_takes_the_newest_good_one(two: Path) -> None:
     (two / "cut-000002" / "S1.safetensors").write_bytes(b"")
     told: list[str] = []
-    shard = Shard(spec(0, 2))
+    other, shard = Shard(spec(0, 2)), Shard(spec(1, 2))
+    assert load_newest(other, two, told.append) is not None and other.version == 2, "its own files are good"
     found = load_newest(shard, two, told.append)
     assert found is not None and (found.number, shard.version) == (1, 1)
     assert "S1.safetensors" in told[0]

@@ -54,7 +54,10 @@ def test_the_surface_of_the_command() -> None:
     assert gbactl_command("-h").stdout == done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "switch", "report", "replay", "checkpoint", "calibrate", "data", "doctor", "ui"])
+VERBS = ["train", "switch", "report", "replay", "checkpoint", "calibrate", "data", "doctor", "ui"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_and_needs_nothing_heavy_for_it(verb: str) -> None:
     code = f"""
 import sys

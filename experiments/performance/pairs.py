@@ -82,9 +82,12 @@ def scale_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def saving_pairs(bench: Bench) -> Iterator[Pair]:
-    """While a checkpoint is written, one right after the other: the most that saving can cost."""
-    always = ("checkpoint.interval_seconds=0.001", f"data.max_cardinality={max_cardinality(ONE_MILLION)}")
-    for name in ("full", "cpr_scar", "cpr_mfu", "cpr_ssu"):
-        saving = gbactl(bench, "async", 4, 512, f"checkpoint={name}", *always)
-        what = f"async 4+1, 1 M rows, checkpoint={name} written all the time / none"
-        yield Pair(f"saving-{name}", what, saving, gbactl(bench, "async", 4, 512, *always[1:]), 0.99)
+    """While a checkpoint is written, one right after the other; and what each priority costs between two saves."""
+    rows = f"data.max_cardinality={max_cardinality(ONE_MILLION)}"
+    never = gbactl(bench, "async", 4, 512, rows)
+    always = gbactl(bench, "async", 4, 512, rows, "checkpoint=full", "checkpoint.interval_seconds=0.001")
+    yield Pair("saving", "async 4+1, 1 M rows, checkpoints written all the time / none", always, never, 0.99)
+    for name in ("scar", "mfu", "ssu"):
+        noting = gbactl(bench, "async", 4, 512, rows, f"checkpoint=cpr_{name}", "checkpoint.interval_seconds=1e6")
+        what = f"async 4+1, 1 M rows, checkpoint=cpr_{name} between two saves / none"
+        yield Pair(f"priority-{name}", what, noting, never, 0.99)

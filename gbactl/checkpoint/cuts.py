@@ -187,7 +187,8 @@ class Cuts:
         except OSError as error:
             self.abandon(f"{self.folder.path} could not be made ({error.strerror})")
             return
-        c.members.tell("server", Save(number, step, manifest.name, kind, home == "servers"))
+        pace = 0.0 if ended else 1e6 * c.cfg.checkpoint.mb_per_second
+        c.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
 
     def _schema(self) -> dict[str, Any]:
         schema, names = self.c.dataset.schema, self.c.dataset.meta.get("field_names", [])

@@ -55,24 +55,24 @@ def size(spans: Spans) -> int:
 
 
 def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """Positions of the `count` largest positive scores, ascending; of equal ones those that come first."""
+    """Positions of the `count` largest positive scores, ascending; of equal ones those that come first. O(n)."""
     positive = np.flatnonzero(scores > 0)
-    if len(positive) > count:
-        order = np.argsort(scores[positive], kind="stable")[::-1][:count] if count else positive[:0]
-        positive = _first_of_ties(scores, positive, order, count)
-    return np.sort(positive)
-
-
-def _first_of_ties(
-    scores: NDArray[Any], positive: NDArray[np.intp], order: NDArray[np.intp], count: int
-) -> NDArray[np.intp]:
-    """The `count` best of `positive`, whose best are `order`: all above the last one's score, then the first equal."""
-    if not count:
+    if len(positive) <= count:
+        return positive
+    if count == 0:
         return positive[:0]
-    edge = scores[positive[order[-1]]]
-    above = positive[scores[positive] > edge]
-    equal = positive[scores[positive] == edge]
-    return np.concatenate([above, equal[: count - len(above)]])
+    values = scores[positive]
+    edge = np.partition(values, len(values) - count)[len(values) - count]
+    above = positive[values > edge]
+    equal = positive[values == edge][: count - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def _split(chosen: NDArray[np.intp], spans: Spans) -> list[NDArray[np.intp]]:
+    """Positions in the joined spans, ascending, as positions in each of them."""
+    edges = np.cumsum([0, *(high - low for low, high in spans)])
+    cuts = np.searchsorted(chosen, edges)
+    return [chosen[a:b] - first for a, b, first in zip(cuts, cuts[1:], edges, strict=False)]
 
 
 class Scar:
@@ -87,16 +87,16 @@ class Scar:
 
     def choose(self, count: int, table: Floats) -> Ints:
         """See Priority."""
+        if not self._spans:
+            return np.empty(0, np.int32)
         parts = zip(self._spans, self._saved, strict=True)
-        scores = [_distances(table[low:high], saved) for (low, high), saved in parts]
-        chosen = largest(np.concatenate(scores), count) if scores else np.empty(0, np.intp)
-        rows, first = [], 0
-        for (low, high), saved in zip(self._spans, self._saved, strict=True):
-            mine = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, first + high - low)] - first
+        scores = np.concatenate([_distances(table[low:high], saved) for (low, high), saved in parts])
+        rows = []
+        places = _split(largest(scores, count), self._spans)
+        for mine, (low, high), saved in zip(places, self._spans, self._saved, strict=True):
             saved[mine] = table[low:high][mine]
             rows.append(mine + low)
-            first += high - low
-        return _sorted(rows)
+        return np.concatenate(rows).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
         """See Priority."""
@@ -118,10 +118,6 @@ def _distances(now: Floats, before: Floats) -> Floats:
     return out
 
 
-def _sorted(rows: list[NDArray[np.intp]]) -> Ints:
-    return np.sort(np.concatenate(rows)).astype(np.int32) if rows else np.empty(0, np.int32)
-
-
 class Mfu:
     """Those that most gradients carried since they were saved: a 4-byte counter a row, cleared when it is saved."""
 
@@ -137,8 +133,10 @@ class Mfu:
         """See Priority."""
         if not self._spans:
             return np.empty(0, np.int32)
-        rows = np.concatenate([np.arange(low, high, dtype=np.int32) for low, high in self._spans])
-        chosen: Ints = np.sort(rows[largest(self.counts[rows], count)])
+        counts = np.concatenate([self.counts[low:high] for low, high in self._spans])
+        places = _split(largest(counts, count), self._spans)
+        rows = [mine + low for mine, (low, _) in zip(places, self._spans, strict=True)]
+        chosen: Ints = np.concatenate(rows).astype(np.int32)
         self.counts[chosen] = 0
         return chosen
 

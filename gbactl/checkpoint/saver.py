@@ -1,6 +1,6 @@
 """A server's part of a checkpoint: which rows, copied piece by piece between its messages, written by a thread.
 
-A piece (4 MiB, about 0.5 ms) is copied after a message while the thread has room for it. Memory: PIECES_AHEAD + 1
+A piece (1 MiB, about 0.2 ms) is copied after a message while the thread has room for it. Memory: PIECES_AHEAD + 1
 pieces, 4 bytes a row, and the rows that change before they were copied, up to `most_kept` bytes: past those the
 server copies on without serving anybody, as fast as the disk takes it.
 """
@@ -18,7 +18,6 @@ from gbactl.checkpoint import priority
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.snapshot import Snapshot
-from gbactl.checkpoint.tensorfile import PIECE
 from gbactl.checkpoint.writing import Writing
 from gbactl.cluster.messages import Save, Saved
 from gbactl.errors import WireError
@@ -27,6 +26,7 @@ from gbactl.store.shard import Shard
 
 FORMAT = "1"
 WAIT_SECONDS = 0.005
+COPY = 1 << 20
 KINDS = ("whole", "rest", "chosen")
 
 
@@ -100,7 +100,7 @@ class Saver:
         layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
         layout |= {name: (a.dtype, a.shape) for name, a in whole.items()}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
-        self._writing = Writing(path, layout, self._told(save), self.inline)
+        self._writing = Writing(path, layout, self._told(save), save.pace, self.inline)
         self._watch()
         self._writing.add(whole)
         if self.inline:
@@ -132,7 +132,8 @@ class Saver:
         else:
             for index, _, _ in parts:
                 self._snapshot.changing(index)
-        if self._snapshot.kept_bytes > self.most_kept:
+        if self._snapshot.kept_bytes > self.most_kept and self._writing is not None:
+            self._writing.pace = 0.0
             self._copy_all()
 
     def advance(self) -> None:
@@ -151,7 +152,7 @@ class Saver:
 
     def _copy(self, snapshot: Snapshot, writing: Writing) -> None:
         if not snapshot.done:
-            writing.add(snapshot.piece(PIECE // snapshot.row_bytes))
+            writing.add(snapshot.piece(COPY // snapshot.row_bytes))
         if snapshot.done:
             self._snapshot = None
             self._watch()

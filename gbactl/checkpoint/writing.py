@@ -17,16 +17,21 @@ from numpy.typing import NDArray
 from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written
 
 PIECES_AHEAD = 4
+MOST_REST = 1.0
 Piece = Mapping[str, NDArray[Any]]
 
 
 class Writing:
-    """Begins at once. What goes wrong is told at the end, in `error`; nothing is left of the file then.
+    """Begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
+    nothing is left of the file then.
 
     `inline`: everything is written within `end`, in no other thread, and held until then."""
 
-    def __init__(self, path: Path, layout: Layout, told: Mapping[str, str], inline: bool = False) -> None:
+    def __init__(
+        self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False
+    ) -> None:
         self.path, self._layout, self._told = path, layout, told
+        self.pace = 0.0 if inline else pace
         self.written: Written | None = None
         self.error = ""
         self.seconds = 0.0
@@ -83,6 +88,12 @@ class Writing:
             else:
                 yield piece
 
+    def _rest(self, written: int) -> None:
+        """Writing takes processor time from training: not more of it at a time than the pace allows."""
+        left = written / self.pace - (time.monotonic() - self._began) if self.pace > 0 else 0.0
+        if left > 0 and not self._given_up:
+            time.sleep(min(left, MOST_REST))
+
     def _write(self) -> None:
         file: TensorFile | None = None
         try:
@@ -90,6 +101,7 @@ class Writing:
             for piece in self._handed():
                 for name, values in piece.items():
                     file.add(name, values)
+                self._rest(file.bytes)
             if self._given_up:
                 raise OSError("it was given up")
             written = file.finish()

@@ -286,13 +286,15 @@ class Ack(NamedTuple):
 
 
 class Save(NamedTuple):
-    """To a server: write the shard as it is at this step into the checkpoint's folder `name`; `kind`: see Rhythm."""
+    """To a server: write the shard as it is at this step into the checkpoint's folder `name`, `pace` bytes a second (0:
+    as fast as can be); `kind`: see Rhythm."""
 
     number: int
     step: int
     name: str
     kind: str
     dense: bool
+    pace: float
 
 
 class Saved(NamedTuple):

@@ -72,6 +72,7 @@ def _check_checkpoint(cfg: RunConfig) -> None:
     require(0 < c.large_tables <= 1, "checkpoint.large_tables is a part of all rows, above 0 and at most 1.")
     require(c.keep >= 1, "checkpoint.keep must be at least 1.")
     require(c.base_every >= 0, "checkpoint.base_every must be 0 (never) or more.")
+    require(c.mb_per_second >= 0, "checkpoint.mb_per_second must be 0 (as fast as can be) or more.")
     require(c.memory_mb >= 1, "checkpoint.memory_mb must be at least 1.")
     require(
         c.interval_seconds is None or c.interval_steps is None,

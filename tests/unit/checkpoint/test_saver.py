@@ -44,7 +44,7 @@ def ended(saver: Saver, told: list[Saved]) -> Saved:
 def test_what_is_saved_is_the_moment_of_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_kept: int
 ) -> None:
-    monkeypatch.setattr("gbactl.checkpoint.saver.PIECE", 4000)
+    monkeypatch.setattr("gbactl.checkpoint.saver.COPY", 4000)
     from safetensors.numpy import load_file
 
     shard, saver, told = saver_of(tmp_path, most_kept)
@@ -53,7 +53,7 @@ def test_what_is_saved_is_the_moment_of_the_order(
     step(shard, np.arange(50))
     before = {name: array.copy() for name, array in {**shard.rows.moments, "rows": shard.table}.items()}
     dense = shard.dense_state()
-    saver.begin(Save(1, 1, "cut-000001", "whole", True), True)
+    saver.begin(Save(1, 1, "cut-000001", "whole", True, 0.0), True)
     for number in range(40):
         step(shard, np.arange(number * 60, number * 60 + 100))
         if number % 3 == 0:
@@ -72,13 +72,13 @@ def test_what_is_saved_is_the_moment_of_the_order(
 
 def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path) -> None:
     shard, saver, told = saver_of(tmp_path)
-    saver.begin(Save(1, 0, "cut-000001", "whole", True), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
     step(shard, np.arange(10))
     assert "No such file" in ended(saver, told).error
     step(shard, np.arange(10))
     (tmp_path / "cut-000002").mkdir()
     told.clear()
-    saver.begin(Save(2, 2, "cut-000002", "whole", True), True)
+    saver.begin(Save(2, 2, "cut-000002", "whole", True, 0.0), True)
     assert ended(saver, told).error == ""
 
 
@@ -86,7 +86,7 @@ def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -
     _, saver, told = saver_of(tmp_path)
     for number in (1, 2):
         (tmp_path / f"cut-00000{number}").mkdir()
-        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True), True)
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
     assert ended(saver, told).number == 2
     assert not list((tmp_path / "cut-000001").iterdir())
 
@@ -94,7 +94,7 @@ def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -
 def test_in_line_it_is_done_at_once(tmp_path: Path) -> None:
     _, saver, told = saver_of(tmp_path, inline=True)
     (tmp_path / "cut-000001").mkdir()
-    saver.begin(Save(1, 0, "cut-000001", "whole", True), True)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
     assert told[0].error == ""
 
 
@@ -104,4 +104,4 @@ CASES = [(5, "cut-000001", "whole"), (0, "../x", "whole"), (0, "cut-000001", "x"
 @pytest.mark.parametrize(("step", "name", "kind"), CASES)
 def test_orders_that_cannot_be(tmp_path: Path, step: int, name: str, kind: str) -> None:
     with pytest.raises(WireError, match="at version 0"):
-        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True), True)
+        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True, 0.0), True)

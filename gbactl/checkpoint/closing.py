@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.manifest import Entry, Manifest
-from gbactl.checkpoint.tensorfile import write_tensors
+from gbactl.checkpoint.tensorfile import sync_folder, write_tensors
 from gbactl.kernels.base import Floats
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 
 DENSE = "dense.safetensors"
+log = logging.getLogger(__name__)
 
 
 class Closing:
@@ -49,7 +51,11 @@ class Closing:
             written = write_tensors(path / DENSE, tensors, {"gbactl": "1"})
             self.manifest.files.append(Entry(DENSE, -1, written.bytes, 0, written.sums))
         manifests.write(path, self.manifest)
-        self.folder.keep(self.keep)
+        sync_folder(self.folder.path)
+        try:
+            self.folder.keep(self.keep)
+        except OSError as error:  # the checkpoint is good all the same
+            log.warning("what may go stays: %s", error)
 
 
 def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:

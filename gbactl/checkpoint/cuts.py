@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gbactl.cluster.training import Training
 
 log = logging.getLogger(__name__)
-LAST_SECONDS = 120.0  # how long the end of a run waits for its last checkpoint
+LAST_SECONDS = 600.0  # how long the end of a run waits for its last checkpoint
 
 
 @dataclass
@@ -98,10 +98,12 @@ class Cuts:
         return ((0, samples),) if left is None else left
 
     def end(self) -> None:
-        """Training is over: what is being written ends, and the model as it is now is saved."""
+        """Training is over: the model as it is now is saved, in the place of what is being written."""
         if not self.on:
             return
-        self._wait()
+        if self._open is not None and self._open.closing is not None:
+            self._wait()
+        self._forget()
         self._begin_cut(self.c.step, self._plan(), "whole", None, ended=True)
         if self.c.now.home == "workers":
             self._ask_dense(min(self.c.members.of("worker")))
@@ -252,15 +254,22 @@ class Cuts:
 
     def abandon(self, why: str) -> None:
         """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""
-        cut, self._open = self._open, None
-        self._planned = None
+        cut = self._forget()
         if cut is None:
             return
-        self.failed, self._base = self.failed + 1, None
+        self.failed += 1
         log.warning("checkpoint %s: %s", cut.manifest.name, why)
-        try:
-            self.folder.remove(cut.manifest.name)
-        except OSError as error:
-            log.warning("what there is of it stays: %s", error)
         self.c._event("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
+
+    def _forget(self) -> Cut | None:
+        """The checkpoint under way, which is none any more; the next one is whole."""
+        cut, self._open = self._open, None
+        self._planned = None
+        if cut is not None:
+            self._base = None
+            try:
+                self.folder.remove(cut.manifest.name)
+            except OSError as error:
+                log.warning("what there is of it stays: %s", error)
+        return cut
 

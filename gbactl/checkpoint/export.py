@@ -72,9 +72,12 @@ def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: lis
 
     model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
     FlatModel(model).load(dense)
-    found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    found: dict[str, Any] = model.state_dict()  # kept as it is: it knows of which version its layers are
+    for name, tensor in list(found.items()):
+        found[name] = tensor.detach().clone()
     if schema.shared_ids:
-        return {**found, "tables.shared": torch.from_numpy(rows)}
+        found["tables.shared"] = torch.from_numpy(rows)
+        return found
     for field, (low, size) in enumerate(zip(schema.offsets, schema.cardinalities, strict=True)):
         name = names[field] if field < len(names) else str(field)
         found[f"tables.{name}"] = torch.from_numpy(rows[int(low) : int(low) + size].copy())

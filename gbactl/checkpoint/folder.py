@@ -91,7 +91,7 @@ class Folder:
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
     def keep(self, count: int) -> list[str]:
-        """Leave the newest `count` and what they rest on, none being written; returns the names of what went."""
+        """Leave the newest `count`, what they rest on, and what is being written; returns the names of what went."""
         names = self.names()
         kept: set[str] = set()
         for name in names[-max(1, count) :]:
@@ -100,7 +100,8 @@ class Folder:
                 kept.update(manifests.read(self.path / name).base)
             except CheckpointError:
                 return []  # nobody knows what it rests on
-        gone = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name) and entry.name not in kept]
+        found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)] if names else []
+        gone = [name for name in found if name not in kept and number_of(name) < number_of(names[-1])]
         for name in gone:
             self.remove(name)
         return sorted(gone)

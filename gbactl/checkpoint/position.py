@@ -43,8 +43,8 @@ def told(
         "step": step, "round": len(results), "label": record.label, "seconds": record.seconds, "ended": ended,
         "unread": None if unread is None else [list(pair) for pair in unread],
         "ledger": _plain(ledger_of(*parts)), "mode": mode, "switches": switches,
-        "stopping": asdict(stopping) if results else None, "results": list(results),
-        "phases": [*record.phases, *_open_phase(record, training, step, mode)],
+        "stopping": asdict(stopping) if results else None, "results": [dict(each) for each in results],
+        "phases": [*(dict(each) for each in record.phases), *_open_phase(record, training, step, mode)],
         "curve": _thin(record.curve), "statistics": _statistics(record.statistics),
     }  # fmt: skip
 

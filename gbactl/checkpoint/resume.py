@@ -83,6 +83,8 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
         if text.startswith("~"):
             raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
         _take_over(stored, values, key.split("."))
+        if key == "switch.schedule":
+            _take_over(stored, values, ("switch", "modes"))
     stored[KEY] = str(chain.folder.resolve() / chain.last.name)
     return stored
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written
 
 PIECES_AHEAD = 4
-MOST_REST = 1.0
+MOST_REST = 0.05
 Piece = Mapping[str, NDArray[Any]]
 
 
@@ -90,8 +90,10 @@ class Writing:
 
     def _rest(self, written: int) -> None:
         """Writing takes processor time from training: not more of it at a time than the pace allows."""
-        left = written / self.pace - (time.monotonic() - self._began) if self.pace > 0 else 0.0
-        if left > 0 and not self._given_up:
+        while self.pace > 0 and not self._given_up:
+            left = written / self.pace - (time.monotonic() - self._began)
+            if left <= 0:
+                return
             time.sleep(min(left, MOST_REST))
 
     def _write(self) -> None:

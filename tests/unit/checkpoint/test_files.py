@@ -210,11 +210,12 @@ def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
     save(tmp_path, shards, 2)
     save(tmp_path, shards, 3, base=["cut-000002"], index=index)
     save(tmp_path, shards, 4, base=["cut-000002", "cut-000003"], index=index)
-    (tmp_path / "cut-000005").mkdir()  # torn
+    (tmp_path / "cut-000000").mkdir()  # torn
+    (tmp_path / "cut-000005").mkdir()  # being written
     folder = Folder(tmp_path)
     assert folder.next_number() == 6
-    assert folder.keep(1) == ["cut-000001", "cut-000005"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut-000002", "cut-000003", "cut-000004"]
+    assert folder.keep(1) == ["cut-000000", "cut-000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"cut-00000{number}" for number in (2, 3, 4, 5)]
     assert folder.newest().last.number == 4
     (tmp_path / "cut-000003" / "S0.safetensors").unlink()
     assert folder.newest().last.number == 2, "the one that it rests on is as important as itself"

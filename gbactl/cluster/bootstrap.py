@@ -181,7 +181,9 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
         load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
     saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(Ready("server", boot.index))
-    server_class(hub, coordinator, shard, cfg.train.norms_every, saver).run()
+    server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
+    server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
+    server.run()
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:

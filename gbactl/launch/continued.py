@@ -12,6 +12,8 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import Dataset
 from gbactl.launch import rundir
 
+EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # of a job's checkpoints, in its estimate
+
 
 @dataclass
 class Continued:

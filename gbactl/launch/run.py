@@ -26,7 +26,7 @@ from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
-from gbactl.launch.continued import Continued, saying
+from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.show import Show
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
@@ -231,8 +231,10 @@ class Run:
         if fields["state"] == "saved":
             metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
             self._log(metrics, fields["samples"])
-        else:
-            self.show.say(f"  {saying(fields)}")
+            return
+        if fields["state"] == "planned":
+            self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
+        self.show.say(f"  {saying(fields)}")
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """A switch was done, or could not be."""

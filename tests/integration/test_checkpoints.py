@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes import Finished, Launched, Launcher, collective, wait_for
 
-MORE = ("data.rows_per_day=24000", "checkpoint=full", "checkpoint.interval_steps=8", "checkpoint.keep=3")
+MORE = ("data.rows_per_day=16000", "checkpoint=full", "checkpoint.interval_steps=4", "checkpoint.keep=3")
 
 
 def killed_after(launched: Launched, cut: str) -> None:
@@ -49,7 +49,7 @@ def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_
     assert done.result["checksums"] == never_stopped["checksums"]
     for key in ("auc", "samples", "global_step", "gradients"):
         assert done.result[key] == never_stopped[key], key
-    assert done.result["checkpoint"]["resumed_at"] >= 24
+    assert done.result["checkpoint"]["resumed_at"] >= 12
     assert (first.run_dir / "events.1.log").exists() and (first.run_dir / "logs.1").is_dir()
     with sqlite3.connect(store) as connection:
         runs = connection.execute("select run_uuid, status from runs").fetchall()
@@ -67,12 +67,12 @@ def test_another_mode_on_other_processes_goes_on_with_a_damaged_newest_checkpoin
         file.write(b"\xff\xff\xff")
     done = resumed(launcher, first, "mode=async", "mode.local_batch=128", "cluster.workers=3", "cluster.servers=3")
     assert f"{newest.name}/S1.safetensors is damaged" in done.err
-    assert done.result["samples"]["read"] == 24000
+    assert done.result["samples"]["read"] == 16000
     assert [phase["mode"] for phase in done.result["phases"]] == ["gba", "async"]
     assert len(done.result["memory"]) >= 6
     listed = command(launcher, "ls", str(first.run_dir), "--json")
     rows = [json.loads(line) for line in listed.splitlines()]
-    assert rows[-1]["samples"] == 24000 and rows[-1]["servers"] == 3
+    assert rows[-1]["samples"] == 16000 and rows[-1]["servers"] == 3
     assert "good" in command(launcher, "verify", str(first.run_dir))
     paths = [Path(line) for line in command(launcher, "export", str(first.run_dir)).splitlines()]
     assert [path.name for path in paths] == ["model.safetensors", "model.pt", "model.json"]

@@ -47,3 +47,26 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Pa
     assert again["samples"]["read"] == result["samples"]["read"]
     first = Folder(tmp_path / "b" / "checkpoints")
     assert first.chain(first.names()[0]).last.kind == "whole", "what it went on from is not in its folder"
+
+
+def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_path: Path) -> None:
+    switches = [{"at": {"samples": 400}, "to": "gba"}, {"at": {"samples": 1000}, "to": "sync"}]
+    cfg = config("sync", switches=switches)
+    cfg = dataclasses.replace(cfg, checkpoint=CheckpointConfig("full", interval_steps=1, keep=99))
+    result = run(cfg, data, tmp_path / "a")
+    modes = [phase["mode"] for phase in result["phases"]]
+    assert modes == ["sync", "gba", "sync"]
+    folder = Folder(tmp_path / "a" / "checkpoints")
+    homes = set()
+    for name in folder.names()[:-1]:
+        chain = folder.verified(name)
+        homes.add(chain.last.home)
+        values = at(chain)
+        left = len(values["switch"]["schedule"])
+        values |= {"resume": str(folder.path / name), "checkpoint": {"name": "none"}}
+        again = run(from_dict(values), data, tmp_path / name)
+        assert again["samples"] == {**result["samples"], "effective": again["samples"]["effective"]}
+        assert [phase["mode"] for phase in again["phases"]][-1 - left :] == modes[-1 - left :]
+        if left == 0:
+            assert again["checksums"]["model"] == result["checksums"]["model"]
+    assert homes == {"servers", "workers"}

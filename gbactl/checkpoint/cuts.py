@@ -90,7 +90,8 @@ class Cuts:
         if self.on:
             self._number = self.folder.next_number()
             self._due = c.hub.now() + self.rhythm.gap
-            c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": self.estimate.sentence})
+            sentence = self.estimate.sentence(self.rhythm.every_steps)
+            c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
 
     def unread(self, number: int, samples: int) -> Ranges:
         """What of round `number`, of `samples`, is to be trained."""

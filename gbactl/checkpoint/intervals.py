@@ -37,12 +37,12 @@ class Estimate:
         """Of what was chosen."""
         return self.partial_overhead if self.recovery == "partial" else self.full_overhead
 
-    @property
-    def sentence(self) -> str:
-        """The choice and what it rests on."""
+    def sentence(self, steps: int | None = None) -> str:
+        """The choice and what it rests on; `steps`: the interval, if it was told so."""
+        often = f"{self.interval:,.0f} s" if steps is None else f"{steps} steps"
         choice = f"partial recovery {100 * self.partial_overhead:.2f} %, full {100 * self.full_overhead:.2f} %"
         pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
-        return f"{self.recovery} recovery, saved every {self.interval:,.0f} s (expected overhead: {choice}{pls})"
+        return f"{self.recovery} recovery, saved every {often} (expected overhead: {choice}{pls})"
 
 
 def estimate(variant: str, costs: Costs, target_pls: float, interval: float | None = None) -> Estimate:

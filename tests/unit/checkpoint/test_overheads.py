@@ -54,7 +54,7 @@ def test_full_recovery_where_partial_does_not_pay() -> None:
     strict = estimate("cpr_mfu", REFERENCE, 1e-4)
     assert strict.recovery == "full"
     assert strict.interval == best_full_interval(REFERENCE)
-    assert "full recovery" in strict.sentence
+    assert "full recovery" in strict.sentence() and "every 7 steps" in strict.sentence(7)
     assert estimate("full", REFERENCE, 0.035).recovery == "full"
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster import frames
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
@@ -125,9 +127,14 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
 
 def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
     """What a server holds, its dense slice left out."""
+    return spec_of(cfg, dataset.schema.rows, shard)
+
+
+def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
+    """The same for a table of so many rows."""
     row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
     return ShardSpec(
-        shard, cfg.cluster.servers, dataset.schema.rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
+        shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
         optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
         dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         sparse_divisor=cfg.mode.sparse_divisor,
@@ -170,8 +177,13 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
             return
         spec = installed
     shard = Shard(spec)
+    if cfg.resume is not None:
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
+    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(Ready("server", boot.index))
-    server_class(hub, coordinator, shard, cfg.train.norms_every).run()
+    server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
+    server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
+    server.run()
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
@@ -290,9 +302,11 @@ def work(
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
         collective = collective or connect()
-        sides["workers"] = ReplicatedDense(
-            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every
-        )
+        replica = ReplicatedDense(flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every)
+        if cfg.resume is not None:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+            replica.restored()
+        sides["workers"] = replica
     coordinator.send(Ready("worker", boot.index))
     turns = join(None if boot.place is None else Place(*boot.place))
     delay = Delay(FaultPlan.of(cfg), boot.index)

@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gbactl.checkpoint.cuts import Cuts
+from gbactl.checkpoint.ranges import Ranges, after, flat, total
 from gbactl.cluster import eventlog, frames, normlog
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
@@ -24,6 +28,7 @@ from gbactl.cluster.messages import (
     Barrier,
     BeginPhase,
     Checked,
+    DenseSaved,
     Event,
     Fenced,
     Granted,
@@ -35,13 +40,14 @@ from gbactl.cluster.messages import (
     Predictions,
     Reached,
     Ready,
+    Saved,
     Staged,
     Stop,
     Take,
     decode,
 )
 from gbactl.cluster.normlog import NormLog
-from gbactl.cluster.plan import EarlyStopping, Round, rounds
+from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.training import Training
@@ -85,8 +91,10 @@ class Coordinator:
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
             Fenced: self._on_fenced, Event: self._on_event,
+            Saved: self._on_saved, DenseSaved: self._on_dense_saved,
         }  # fmt: skip
         self._switcher: Switcher | None = None
+        self.cuts = Cuts(self, run_dir)
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -95,15 +103,16 @@ class Coordinator:
         plan = rounds(self.dataset, self.cfg.train)
         self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan], self.run_dir)
         self.gather()
-        stopping = EarlyStopping(self.cfg.train.patience)
-        results: list[dict[str, Any]] = []
-        for number, part in enumerate(plan):
+        self.cuts.begin(sum(self.switcher.rows))
+        stopping, results = self.cuts.stopping, self.cuts.results
+        for number, part in list(enumerate(plan))[len(results) :]:
             self.train(part, number, len(plan))
             scores = {split: self.evaluate(split) for split in part.evaluate}
             results.append(self._close_round(part, scores))
             if stopping.update(scores[part.judged_by]["auc"]):
                 break
         self.switcher.ended()
+        self.cuts.end()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
         self._event("result", self.result(best))
         self.log.close(step=self.step)
@@ -124,12 +133,10 @@ class Coordinator:
     def train(self, part: Round, number: int, of: int) -> None:
         """A round's training, to its last applied gradient: one phase, and one more for every switch within it."""
         self.record.round = (part, number, of)
-        samples = self.dataset.splits[part.split].rows
-        self.switcher.go_on(number, 0, False)
-        first = self._phase(part, 0, samples)
-        while first < samples:
-            self.switcher.go_on(number, first, True)
-            first += self._phase(part, first, samples - first)
+        rest, inside = self.cuts.unread(number, self.dataset.splits[part.split].rows), False
+        while rest:
+            self.switcher.go_on(number, rest[0][0], inside)
+            rest, inside = after(rest, self._phase(part, rest)), True
         self.log_checksums(self.inspect("server"))
 
     @property
@@ -138,14 +145,14 @@ class Coordinator:
         assert self._switcher is not None
         return self._switcher
 
-    def _phase(self, part: Round, first: int, rest: int) -> int:
-        """Train in one mode on the `rest` of a day from sample `first` on; returns how many samples it was given."""
+    def _phase(self, part: Round, rest: Ranges) -> int:
+        """Train in one mode on the `rest` of a day; returns how many samples it was given."""
         cfg = self.now
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
-        phase = Phase(rest, cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
+        phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
-        self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, first)
+        self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
         training = Training(
@@ -153,7 +160,8 @@ class Coordinator:
             lambda finished: self._lr_scale(done + finished), self._waiting,
             self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
-        training.stop_at, self._training = stop_at, training
+        training.stop_at, training.ranges, self._training = stop_at, rest, training
+        self.cuts.watch(training)
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()
@@ -162,7 +170,7 @@ class Coordinator:
         self.step = policy.step
         self._barrier()
         self._training = None
-        self.record.close_phase(part, cfg.mode.name, training, first)
+        self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self._progress()
         return policy.phase.samples
 
@@ -188,14 +196,16 @@ class Coordinator:
         self._evaluation = None
         return evaluation.metrics(self.dataset.splits[split].slice(0, samples).labels)
 
-    def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int, first: int = 0) -> None:
+    def _begin(
+        self, training: bool, split: int, epoch: int, samples: int, batch: int, rest: Ranges = ((0, 0),)
+    ) -> None:
         self._phase_number += 1
         self.started = True
         mode = policy_class(self.now.mode.name)
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
             self.now.home == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
-            first,
+            rest[0][0], flat(rest),
         )
         self.log.info(eventlog.PHASE, message._asdict())
         self.members.tell("server", message)
@@ -242,6 +252,7 @@ class Coordinator:
             "global_step": self.step,
             "refused_frames": sum(refused) + sum(self.hub.refused.values()),
             "event_log_bytes": self.log.bytes,
+            **self.cuts.summary(),
         }
 
     def _progress(self) -> None:
@@ -262,6 +273,7 @@ class Coordinator:
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
             for channel, frame in self.hub.poll(max(0.0, left)):
                 self._handle(channel, frame)
+            self.cuts.look()
             if self._training is not None:
                 self.switcher.look()
                 if self._progress_due(self._training):
@@ -389,6 +401,13 @@ class Coordinator:
 
     def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:
         self._inspected[message.node] = message
+
+    def _on_saved(self, channel: Channel, message: Saved, _: Frame) -> None:
+        self.members.authentic(channel, "server", message.shard)
+        self.cuts.saved(message)
+
+    def _on_dense_saved(self, _: Channel, message: DenseSaved, frame: Frame) -> None:
+        self.cuts.dense(message, frame.payload.view(np.float32).copy())
 
     def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
         replicated = self.now.home == "workers"

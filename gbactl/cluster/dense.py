@@ -51,6 +51,9 @@ class DenseSide(Protocol):
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
 
+    def packed(self) -> tuple[int, int, Any]:
+        """(optimizer steps, P, DenseBlock.packed) of what is held here, for a checkpoint."""
+
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
 
@@ -122,6 +125,10 @@ class ServedDense:
         """See DenseSide."""
         return "", ""
 
+    def packed(self) -> tuple[int, int, Any]:
+        """See DenseSide: nothing is held here."""
+        return 0, 0, np.empty(0, np.float32)
+
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Push rows and dense slices."""
         if row_gradient is None:
@@ -191,6 +198,14 @@ class ReplicatedDense:
             low, high = self._spans[part]
             self.gradient[low:high] *= self._weight
         self._filling.filled(part)
+
+    def packed(self) -> tuple[int, int, Any]:
+        """See DenseSide."""
+        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+
+    def restored(self) -> None:
+        """The block holds what a checkpoint had: compute with that."""
+        self.flat.load(self.block.value.copy())
 
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""

@@ -32,6 +32,7 @@ from gbactl.cluster.messages import (
     Push,
     PutDense,
     Rows,
+    SaveDense,
     Stop,
     Take,
     decode,
@@ -104,7 +105,7 @@ class Exchange:
         self._computing = False
         self._have_dense = [-1] * len(servers)
         self._phase: BeginPhase | None = None
-        self._questions: deque[tuple[Inspect | MoveDense, int]] = deque()
+        self._questions: deque[tuple[Inspect | MoveDense | SaveDense, int]] = deque()
         self._granted_items = self._gone_items = 0
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
@@ -122,15 +123,17 @@ class Exchange:
     def next(self, answer: Callable[[Any], Any]) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
-        Between batches the coordinator's questions are answered with `answer(question)`, each when every batch that
-        was granted before it is done: a batch of no samples may be among them, for which nobody waits.
+        Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
+        payload), each when every batch that was granted before it is done: a batch of no samples may be among them,
+        for which nobody waits.
         """
         with self._cv:
             self._computing = False
             self.pull_ahead()
             self._cv.wait_for(self._due)
             while self._asked() and not self._over():
-                self.coordinator.send(answer(self._questions.popleft()[0]))
+                reply = answer(self._questions.popleft()[0])
+                self.coordinator.send(*(reply if type(reply) is tuple else (reply,)))
                 self._cv.wait_for(self._due)
             if self.error is not None:
                 raise self.error
@@ -242,7 +245,7 @@ class Exchange:
             self._begin(message)
         elif isinstance(message, Abandon):
             self._abandon(message.phase)
-        elif isinstance(message, Inspect | MoveDense):
+        elif isinstance(message, Inspect | MoveDense | SaveDense):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
         elif isinstance(message, DenseState):

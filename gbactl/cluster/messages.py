@@ -48,7 +48,8 @@ class Ready(NamedTuple):
 class BeginPhase(NamedTuple):
     """A phase (training or evaluation) starts; `number` stands in every later message of it.
 
-    It has `samples` of the split from `first_sample` on; batches and their samples count from there.
+    It has `samples` of the split from `first_sample` on; batches and their samples count from there. Where `ranges`
+    is not empty (see checkpoint/ranges.py), they count through those instead.
     """
 
     number: int
@@ -62,6 +63,7 @@ class BeginPhase(NamedTuple):
     served_dense: bool
     prefetch_rows: bool
     first_sample: int = 0
+    ranges: list[int] = []  # noqa: RUF012
 
 
 class Abandon(NamedTuple):
@@ -287,6 +289,44 @@ class Ack(NamedTuple):
     batch: int
 
 
+class Save(NamedTuple):
+    """To a server: write the shard as it is at this step into the checkpoint's folder `name`, `pace` bytes a second (0:
+    as fast as can be); `kind`: see Rhythm."""
+
+    number: int
+    step: int
+    name: str
+    kind: str
+    dense: bool
+    pace: float
+
+
+class Saved(NamedTuple):
+    """The answer to Save: a file of so many bytes and rows, with its checksums, is on the disk; or `error`, why not."""
+
+    shard: int
+    number: int
+    bytes: int
+    rows: int
+    sums: dict[str, str]
+    seconds: float
+    error: str
+
+
+class SaveDense(NamedTuple):
+    """To a worker: tell the dense parameters as they are behind the batches that it has now."""
+
+    number: int
+
+
+class DenseSaved(NamedTuple):
+    """The answer to SaveDense: payload float32 (see DenseBlock.packed) with `params` parameters, after `step` steps."""
+
+    number: int
+    step: int
+    params: int
+
+
 class Event(NamedTuple):
     """To the launcher: something to show, log or act on."""
 
@@ -304,6 +344,7 @@ Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
     | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
+    | Save | Saved | SaveDense | DenseSaved
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

@@ -37,6 +37,10 @@ class RunRecord:
         """Everybody is ready."""
         self._began = self.now()
 
+    def go_on(self, seconds: float) -> None:
+        """It began so long ago: this run continues another."""
+        self._began = self.now() - seconds
+
     @property
     def seconds(self) -> float:
         """Since everybody was ready."""

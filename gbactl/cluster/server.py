@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.saver import Saver
 from gbactl.cluster import frames
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
@@ -37,6 +38,7 @@ from gbactl.cluster.messages import (
     PutDense,
     Reached,
     Rows,
+    Save,
     Staged,
     Stop,
     decode,
@@ -55,8 +57,10 @@ log = logging.getLogger(__name__)
 class Server:
     """Serves one shard until the coordinator says stop or is gone."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0) -> None:
-        self.norms_every = norms_every
+    def __init__(
+        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: Saver | None = None
+    ) -> None:
+        self.norms_every, self.saver = norms_every, saver
         self.hub, self.coordinator, self.shard = hub, coordinator, shard
         self.index = shard.spec.shard
         low, high = shard.dense_range
@@ -72,14 +76,21 @@ class Server:
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
+            Save: self._save,
         }  # fmt: skip
 
     def run(self) -> None:
         """Serve until stopped."""
         settle_garbage()
         while not self.stopped:
-            for channel, frame in self.hub.poll(None):
+            for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
                 self.handle(channel, frame)
+                self._save_on()
+            self._save_on()
+
+    def _save_on(self) -> None:
+        if self.saver is not None:
+            self.saver.advance()
 
     def handle(self, channel: Channel, frame: Frame) -> None:
         """Act on one frame; a malformed one is refused, counted and logged."""
@@ -231,6 +242,11 @@ class Server:
             total = self.shard.model_sum(self.served_dense)
             checksum, told = self.shard.checksum(), "" if total is None else str(total)
         self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters))
+
+    def _save(self, _: Channel, save: Save, frame: Frame) -> None:
+        if self.saver is None:
+            raise WireError("a checkpoint in a run that has none")
+        self.saver.begin(save, save.dense)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

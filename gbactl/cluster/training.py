@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gbactl.checkpoint.ranges import Finished, Ranges
 from gbactl.cluster.eventlog import EventLog, OrderRecord
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
@@ -56,6 +57,10 @@ class Training:
         self.statistics, self.lr_scale, self.waiting = statistics, lr_scale, waiting
         self.clock, self.checksum_every = Clock(now), checksum_every
         self.reissued = 0
+        self.finished = Finished()
+        self.ranges: Ranges = ((0, policy.phase.samples),)
+        self.granted: Callable[[int, int], None] = lambda worker, token: None
+        self.ordered: Callable[[int], None] = lambda steps: None
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # when it was told to
         self._openings = -1
@@ -89,7 +94,13 @@ class Training:
                 grant.after, grant.divisor, scale, self.statistics.usual(worker, grant.samples),
             )
         )
+        self.granted(worker, grant.token)
         return True
+
+    @property
+    def unread(self) -> Ranges:
+        """What of the samples that the phase began with has no fate yet."""
+        return self.finished.unread(self.ranges, self.policy.phase.local_batch)
 
     def staged(self, message: Staged) -> bool:
         """A shard has its part of a gradient. True when it was the last one: the gradient is announced."""
@@ -154,7 +165,9 @@ class Training:
         """Give up what is in flight: (worker, batch, shards that have their part) of what is still to come."""
         owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
         parts = self._parts
+        decayed = self.policy.ledger.decayed
         given_up = self.policy.forgo()
+        self.finished.forgo(given_up, self.policy.ledger.decayed - decayed)
         self.log.forgo(len(given_up))
         for batch in given_up:
             for channel in self.servers:
@@ -173,9 +186,12 @@ class Training:
             if isinstance(decision, Drop):
                 finished += decision.samples
                 self._drop(worker, decision)
+                self.finished.drop(decision)
             else:
                 self._order(decision, finished)
                 finished += sum(m.samples for m in decision.members)
+                self.finished.settle(decision)
+                self.ordered(decision.step + 1)
 
     def _drop(self, worker: int, drop: Drop) -> None:
         self.log.drop(worker, drop.batch)

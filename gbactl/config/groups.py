@@ -116,6 +116,28 @@ class FaultsConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """What is saved, how often, and what a lost server costs. Times in seconds; T, T_f, O_s, O_l and O_r of the
+    equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
+
+    name: str = "none"
+    target_pls: float = 0.035
+    interval_seconds: float | None = None
+    interval_steps: int | None = None
+    job_seconds: float = 201600.0
+    mtbf_seconds: float = 100800.0
+    save_seconds: float = 324.0
+    load_seconds: float = 120.0
+    reschedule_seconds: float = 60.0
+    share: float = 0.125
+    large_tables: float = 0.9
+    base_every: int = 8
+    keep: int = 2
+    memory_mb: int = 256
+    mb_per_second: float = 20.0
+
+
+@dataclass
 class SwitchConfig:
     """When the run goes on in another mode: by a schedule (none; see switching/schedule.py), or auto (see
     switching/auto.py for `window` to `minimum_stay`; `every`: seconds between two looks; `changes`: keys of the mode

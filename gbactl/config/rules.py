@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gbactl.checkpoint.intervals import VARIANTS, estimate_of
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
@@ -86,6 +87,24 @@ def _check_auto(cfg: RunConfig) -> None:
             check_switch(cfg, candidate)
 
 
+def _check_checkpoint(cfg: RunConfig) -> None:
+    c = cfg.checkpoint
+    choice("checkpoint", c.name, VARIANTS)
+    require(0 < c.share <= 1, "checkpoint.share is the part of the rows that a save has, above 0 and at most 1.")
+    require(0 < c.large_tables <= 1, "checkpoint.large_tables is a part of all rows, above 0 and at most 1.")
+    require(c.keep >= 1, "checkpoint.keep must be at least 1.")
+    require(c.base_every >= 0, "checkpoint.base_every must be 0 (never) or more.")
+    require(c.mb_per_second >= 0, "checkpoint.mb_per_second must be 0 (as fast as can be) or more.")
+    require(c.memory_mb >= 1, "checkpoint.memory_mb must be at least 1.")
+    require(
+        c.interval_seconds is None or c.interval_steps is None,
+        "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",
+    )
+    require((c.interval_seconds or 1) > 0, "checkpoint.interval_seconds must be positive.")
+    require(c.interval_steps is None or c.interval_steps >= 1, "checkpoint.interval_steps must be at least 1.")
+    estimate_of(c, cfg.cluster.servers)
+
+
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
     choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
@@ -127,5 +146,6 @@ def check(cfg: RunConfig) -> RunConfig:
     _check_mode(cfg)
     _check_switches(cfg)
     _check_faults(cfg)
+    _check_checkpoint(cfg)
     cfg.cost.check()
     return cfg

@@ -9,6 +9,7 @@ from typing import Any
 
 from gbactl.config.build import build, naming, own_keys, require
 from gbactl.config.groups import (
+    CheckpointConfig,
     ClusterConfig,
     CollectiveConfig,
     FaultsConfig,
@@ -38,11 +39,13 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     switch: SwitchConfig = field(default_factory=SwitchConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     seed: int = 0
     precision: str = "fp32"
     run_dir: str | None = None
+    resume: str | None = None
 
     @property
     def local_batch(self) -> int:

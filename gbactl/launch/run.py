@@ -27,6 +27,7 @@ from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
+from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.show import Show
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
@@ -53,11 +54,14 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
-    Plan(cfg, [dataset.splits[part.split].rows for part in rounds(dataset, cfg.train)])  # what can never come is told
-    run_dir = rundir.create(cfg)
+    plan = rounds(dataset, cfg.train)
+    Plan(cfg, [dataset.splits[part.split].rows for part in plan])  # what can never come is told
+    job = Continued.of(cfg, dataset, len(plan))
+    run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
-    with _sigterm_raises():
-        result = Run(cfg, dataset, run_dir, show, hogs).go()
+    with rundir.lock(run_dir), _sigterm_raises():
+        job.begin(run_dir, cfg)
+        result = Run(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
@@ -89,7 +93,10 @@ def _sigterm_raises() -> Iterator[None]:
 class Run:
     """The launcher's side of one run."""
 
-    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs) -> None:
+    def __init__(
+        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs, job: Continued | None = None
+    ) -> None:
+        self.job = job or Continued()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
         self.key = new_key()
         self.began = time.monotonic()
@@ -216,9 +223,21 @@ class Run:
             self._switched(event.fields)
         elif event.name == "auto":
             self._looked(event.fields)
+        elif event.name == "checkpoint":
+            self._saved(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+
+    def _saved(self, fields: dict[str, Any]) -> None:
+        """A checkpoint exists, or could not be written; or what is expected of them."""
+        if fields["state"] == "saved":
+            metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
+            self._log(metrics, fields["samples"])
+            return
+        if fields["state"] == "planned":
+            self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
+        self.show.say(f"  {saying(fields)}")
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """A switch was done, or could not be."""
@@ -254,8 +273,9 @@ class Run:
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend()}
         name = t.run_name or self.run_dir.name
         self.tracked = TrackedRun(
-            tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say
-        )
+            tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say,
+            resumed=self.job.tracked if self.job.same_run else None,
+        )  # fmt: skip
 
     def _log(self, metrics: dict[str, float | None], step: int) -> None:
         if self.tracked is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
@@ -19,7 +19,7 @@ from gbactl.replay.pulls import Pulls
 
 REPLAYED = "async, gba, bsp, hop_bs and hop_bw"
 _HEADER = {"config": dict, "data": str, "machine": str, "cpu_flags": str, "torch": str, "threads": int}
-_PHASE = get_type_hints(BeginPhase)
+_PHASE = {key: get_origin(kind) or kind for key, kind in get_type_hints(BeginPhase).items()}
 
 
 @dataclass
@@ -89,6 +89,8 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
     except (ConfigError, TypeError, ValueError) as error:
         raise EventLogError(f"{path} holds a configuration that this gbactl does not know: {error}") from error
     _summed(cfg, cfg)
+    if cfg.resume is not None:
+        raise EventLogError(f"{path} is that of a run that went on from a checkpoint; such a run cannot be replayed.")
     return cfg
 
 

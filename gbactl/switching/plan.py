@@ -39,6 +39,11 @@ class Plan:
         return self.entries[self._next] if self._next < len(self.entries) else None
 
     @property
+    def taken(self) -> int:
+        """How many entries have come."""
+        return self._next
+
+    @property
     def coming(self) -> str:
         """The mode that comes next."""
         if self.asked is not None:

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.checkpoint.saver import Saver
+from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import header, optimizer, shard_spec
 from gbactl.cluster.messages import Event, Hello, Ready
@@ -83,7 +86,7 @@ class VirtualCluster:
     """One run's nodes. `run()` returns when the result has been told."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:
-        self.cfg, self.dataset, self.events = cfg, dataset, Events()
+        self.cfg, self.dataset, self.run_dir, self.events = cfg, dataset, run_dir, Events()
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
         self.network = Network(self.events, self.cost)
@@ -115,7 +118,16 @@ class VirtualCluster:
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
-        return VirtualServer(self.hub, Shard(self._spec(shard)), host, self.network, norms)
+        made = Shard(self._spec(shard))
+        if self.cfg.resume is not None:
+            load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home == "servers")
+
+        def saver(tell: Callable[[Any], None]) -> Saver | None:
+            return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
+
+        server = VirtualServer(self.hub, made, host, self.network, norms, saver)
+        server.served_dense = self.cfg.home == "servers"
+        return server
 
     def _spec(self, shard: int) -> ShardSpec:
         spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
@@ -147,6 +159,9 @@ class VirtualCluster:
             flat.dense_spec,
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
+        if cfg.resume is not None:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+            flat.load(block.value.copy())
         hosts = len({id(host) for host in self.hosts.workers})
         ring = Ring(self.cost, cfg.processes, hosts)
         return ReplicatedSide(self.compute, block, ring, cfg.train.norms_every)

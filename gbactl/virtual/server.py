@@ -6,11 +6,13 @@ step sets free are served before anything else, as the real server does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.saver import Saver
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES
 from gbactl.cluster.frames import Frame
@@ -57,9 +59,13 @@ def aligned(floats: int) -> Floats:
 class VirtualServer(Server):
     """One shard; also a Node of the network."""
 
-    def __init__(self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int) -> None:
+    def __init__(
+        self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
+        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
+    ) -> None:  # fmt: skip
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
-        super().__init__(hub, network.connect(self, hub), shard, norms_every)
+        channel = network.connect(self, hub)
+        super().__init__(hub, channel, shard, norms_every, saver_of(channel.send))
         self.process = Process(host.cores)
         self._sizes: dict[int, int] = {}
         self._paid: Pull | None = None

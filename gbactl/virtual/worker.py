@@ -19,6 +19,7 @@ from gbactl.cluster.messages import (
     Abandon,
     Ack,
     BeginPhase,
+    DenseSaved,
     DenseState,
     GetDense,
     Granted,
@@ -30,6 +31,7 @@ from gbactl.cluster.messages import (
     Pull,
     PutDense,
     Rows,
+    SaveDense,
     Stop,
     Take,
 )
@@ -67,6 +69,9 @@ class Side(Protocol):
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of what a worker holds."""
 
+    def packed(self) -> tuple[int, int, Floats]:
+        """(optimizer steps, P, DenseBlock.packed) of what workers hold, for a checkpoint."""
+
     def leave(self) -> None:
         """Somebody else holds the dense vector from now on."""
 
@@ -97,7 +102,7 @@ class VirtualWorker:
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
         self._ticket = self._turn = self._acks = self._move_turn = 0
-        self._questions: deque[tuple[Inspect | MoveDense, int]] = deque()
+        self._questions: deque[tuple[Inspect | MoveDense | SaveDense, int]] = deque()
         self._granted_items = self._gone_items = 0
         self._states: dict[int, tuple[int, Floats]] = {}
         self._have_dense: list[int] = []
@@ -134,7 +139,7 @@ class VirtualWorker:
             self._begin_phase(message)
         elif isinstance(message, Abandon):
             self._abandon(message.phase)
-        elif isinstance(message, Inspect | MoveDense):
+        elif isinstance(message, Inspect | MoveDense | SaveDense):
             self._questions.append((message, self._granted_items))
             self._go_on()
         elif isinstance(message, DenseState):
@@ -220,6 +225,9 @@ class VirtualWorker:
             question, _ = self._questions.popleft()
             if isinstance(question, Inspect):
                 self.coordinator.send(self._inspected())
+            elif isinstance(question, SaveDense):
+                step, params, values = self.crew.sides.now.packed()
+                self.coordinator.send(DenseSaved(question.number, step, params), values.view(np.uint8))
             else:
                 self._move(question)
         if not self._busy and self._queue and self._queue[0].ready:

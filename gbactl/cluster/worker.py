@@ -99,7 +99,7 @@ class Worker:
 
     def _answer(self, question: Inspect | MoveDense) -> Inspected | Moved:
         if isinstance(question, MoveDense):
-            self.sides.move(question.home, question.giver == self.exchange.index)
+            self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)
         return self._inspect()
 

@@ -26,7 +26,9 @@ from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
+from gbactl.launch.injuries import Injuries
 from gbactl.launch.show import Show
+from gbactl.launch.successors import Successors
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
 from gbactl.switching.plan import Plan
@@ -95,6 +97,9 @@ class Run:
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
+        self.injected: list[dict[str, Any]] = []
+        self.injuries: Injuries | None = None
+        self.successors: Successors | None = None
         self.switches: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
@@ -121,6 +126,7 @@ class Run:
             return
         children = Children(self.cfg, self.run_dir, self.key, self.dataset.path, to_dict(self.cfg))
         try:
+            self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
             with self._collective() as environments:
                 children.start(environments)
                 self._follow(children)
@@ -164,10 +170,16 @@ class Run:
                     if frame.kind != 0:
                         self._event(unpack(frame.kind, frame.descriptor))
                 self._check(children, failure, over)
+                self._look()
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
+
+    def _look(self) -> None:
+        for each in (self.injuries, self.successors):
+            if each is not None:
+                each.look()
 
     def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
         """Connect to the coordinator; where that fails, what became of it is the better story."""
@@ -199,6 +211,8 @@ class Run:
     def _event(self, event: Event) -> None:
         if self.control is not None:
             self.control.heard(event)
+        if self.successors is not None:
+            self.successors.heard(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.progress(event.fields)
@@ -210,12 +224,26 @@ class Run:
             self._log(metrics, event.fields["samples_finished"])
         elif event.name == "lost":
             self.lost.append(event.fields)
-            self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")
+            more = ", and another one takes its place" if event.fields["replaced"] else ""
+            self.show.say(
+                f"  {event.fields['process']} is gone; the others go on, its batches are handed out again{more}."
+            )
+        elif event.name == "joined":
+            self.show.say(f"  step {event.fields['step']}: {event.fields['process']} is back.")
+        elif event.name == "inject":
+            self._injected(event.fields)
         elif event.name == "switch":
             self._switched(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+
+    def _injected(self, fields: dict[str, Any]) -> None:
+        """The fault plan strikes; what was done is written down at once."""
+        pid = None if self.injuries is None else self.injuries.inflict(fields)
+        done = self.injuries is None or pid is not None
+        self.injected.append({**fields, "pid": pid, "done": done})
+        rundir.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """A switch was done, or could not be."""

@@ -35,7 +35,7 @@ def grid(report: Report) -> list[GridColumn]:
 
 
 def slowdown_grid(report: Report) -> list[GridColumn]:
-    """A line a faulty worker: the factor that was injected, the one observed, what is between; [] without faults."""
+    """A line a faulty process: the factor that was injected, the one observed, what is between; [] without faults."""
     lines = report.slowdowns
     if not lines:
         return []
@@ -73,8 +73,8 @@ def sentences(report: Report) -> list[str]:
         )
     if report.slowdowns:
         said.append(
-            "slowed: how many times slower faults made a worker, as injected and as the run shows it (seconds per "
-            "sample over those of workers without a fault)."
+            "slowed: how many times slower faults made a process, as injected and as the run shows it (seconds per "
+            "sample, a server's per message, over those of processes without a fault)."
         )
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:

@@ -19,6 +19,7 @@ from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.plan import FaultPlan
+from gbactl.faults.serving import Slowness
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
@@ -30,6 +31,7 @@ from gbactl.virtual.coordinator import VirtualCoordinator
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide, Sides
 from gbactl.virtual.events import Events
+from gbactl.virtual.failing import Failing
 from gbactl.virtual.network import Host, Network, VirtualHub
 from gbactl.virtual.server import VirtualServer
 from gbactl.virtual.worker import Crew, VirtualWorker
@@ -89,8 +91,10 @@ class VirtualCluster:
         self.network = Network(self.events, self.cost)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
+        self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.coordinator.launcher = Launcher(listen)
+        self.failing = Failing(self)
+        self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
 
@@ -102,8 +106,22 @@ class VirtualCluster:
         for worker in self.workers:
             worker.coordinator.send(Hello("worker", worker.index, "", 0))
             worker.coordinator.send(Ready("worker", worker.index))
-            worker.start(max(phase.mode.prefetch for phase in self.cfg.phases))
+            worker.start(self.ahead)
         self.coordinator.run()
+
+    @property
+    def ahead(self) -> int:
+        """Batches that a worker asks for early."""
+        return max(phase.mode.prefetch for phase in self.cfg.phases)
+
+    def _heard(self, listen: Listen, event: Event) -> None:
+        listen(event)
+        self.failing.heard(event)
+
+    def wire(self, worker: VirtualWorker) -> None:
+        """Connect a worker with everybody."""
+        servers = [self.network.connect(worker, server) for server in self.servers]
+        worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> Compute:
         from gbactl.models.compute import GradientComputer
@@ -115,7 +133,9 @@ class VirtualCluster:
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
-        return VirtualServer(self.hub, Shard(self._spec(shard)), host, self.network, norms)
+        server = VirtualServer(self.hub, Shard(self._spec(shard)), host, self.network, norms)
+        server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
+        return server
 
     def _spec(self, shard: int) -> ShardSpec:
         spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
@@ -130,8 +150,7 @@ class VirtualCluster:
         crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self._sides())
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
-            servers = [self.network.connect(worker, server) for server in self.servers]
-            worker.connect(self.network.connect(worker, self.hub), servers)
+            self.wire(worker)
         return workers
 
     def _sides(self) -> Sides:

@@ -51,8 +51,10 @@ class Recovery:
 
     def left(self, seconds: float) -> float:
         """At most so many seconds, less if something is due before."""
+        if not self.c.members.settled:
+            return seconds
         due = self.injector.next_seconds - self.c.record.seconds
-        return max(0.0, min(seconds, due)) if self.c.members.settled else seconds
+        return max(0.0, min(seconds, due, self.heartbeat.beat_seconds if self._beats else seconds))
 
     def look(self) -> None:
         """Between two messages: hurt who is to be hurt, miss who is silent, admit who waits."""

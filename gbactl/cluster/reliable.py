@@ -126,13 +126,8 @@ class ReliableHub:
 
     def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
         self.hub, self.me, self.plan = hub, me, plan
-        self.refused, self.counts = hub.refused, Counter[str]()
+        self.address, self.refused, self.counts = hub.address, hub.refused, Counter[str]()
         self._channels: dict[int, ReliableChannel] = {}
-
-    @property
-    def address(self) -> str:
-        """See channel.Hub."""
-        return self.hub.address
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR

@@ -49,7 +49,7 @@ def pareto(u: float, shape: float | None = None) -> float:
 def weibull(u: float, shape: float | None = None) -> float:
     """Weibull with a shape (1: exponential; below 1: failures come in bursts), scaled to mean 1."""
     k = shape or 1.0
-    return (-math.log1p(-u)) ** (1.0 / k) / math.gamma(1.0 + 1.0 / k)
+    return math.pow(-math.log1p(-u), 1.0 / k) / math.gamma(1.0 + 1.0 / k)
 
 
 def gamma(u: float, shape: float | None = None) -> float:

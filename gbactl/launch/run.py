@@ -29,6 +29,7 @@ from gbactl.launch.children import Children
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.show import Show
 from gbactl.launch.successors import Successors
+from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
 from gbactl.switching.plan import Plan
@@ -321,7 +322,10 @@ class Run:
     def _finish_tracking(self, status: str, result: dict[str, Any], written: Path) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
-            self._log({**metrics_of(result), **fault_metrics(result)}, result["samples"]["read"])
+            found: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
+            self._log(found, result["samples"]["read"])
+            if result.get("recovery"):
+                self.tracked.tag(gbactl_failures=failed_in_short(result))
         plots = self._plots(result) if status == "FINISHED" else []
         for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *self.run_dir.glob(rundir.FAULTS)):
             self.tracked.artifact(artifact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -97,8 +98,10 @@ def run_in_memory(
     listener = threading.Thread(target=listen, daemon=True)
     for thread in (*threads, listener):
         thread.start()
+    deadline = time.monotonic() + LIMIT_SECONDS
     for thread in threads:
-        thread.join(LIMIT_SECONDS)
+        while thread.is_alive() and time.monotonic() < deadline and not errors:
+            thread.join(0.05)
     over.set()
     listener.join()
     if errors:

@@ -226,7 +226,7 @@ def test_a_successor_takes_part_in_sync(
 
     def push(self: Any, item: Any, *rest: Any) -> None:
         if item.grant.token > 5:
-            there.wait(20)
+            there.wait(8)
         plain(self, item, *rest)
 
     monkeypatch.setattr(bootstrap, "warm_up", warm_up)
@@ -260,7 +260,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def stands(this: Any) -> None:
         if this.index == 1 and stopped.is_set() and this is first[0]:
-            awake.wait(30)
+            awake.wait(12)
 
     def handles(this: Any, channel: Any, frame: Any) -> None:
         stands(this)
@@ -296,7 +296,7 @@ def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
 
     def push(self: Any, item: Any, *rest: Any) -> None:
         if item.grant.batch > 60:
-            hung.wait(20)  # the run does not end before
+            hung.wait(8)  # the run does not end before
         plain(self, item, *rest)
 
     monkeypatch.setattr(Exchange, "push", push)

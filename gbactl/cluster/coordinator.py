@@ -248,8 +248,7 @@ class Coordinator:
             "global_step": self.step,
             "refused_frames": sum(refused) + sum(self.hub.refused.values()),
             "event_log_bytes": self.log.bytes,
-            "fenced_frames": sum(v.counters.get("fenced", 0) for v in inspected.values()),
-            "recovery": self.recovery.times.told(),
+            **self.recovery.told(inspected),
         }
 
     def _progress(self) -> None:
@@ -336,8 +335,8 @@ class Coordinator:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):
                 self._grant_evaluation(self._waiting.popleft())
-        told = {"step": self._now_step, "batches": len(batches), "replaced": self.recovery.replaces}
-        self._event("lost", {"process": f"W{worker}", **told})
+        told = {"step": self._now_step, "batches": len(batches), "shared": self.now.home == "workers"}
+        self._event("lost", {"process": f"W{worker}", "replaced": self.recovery.replaces, **told})
 
     @property
     def _now_step(self) -> int:

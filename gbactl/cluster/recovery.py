@@ -8,11 +8,13 @@ a message, and what heartbeat.py costs.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
-from gbactl.cluster.messages import BeginPhase, MoveDense, Pong, Stop
+from gbactl.cluster.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
 from gbactl.cluster.recoveries import Recoveries
 from gbactl.collective import surviving
 from gbactl.errors import ClusterError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from gbactl.cluster.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
+FATES = ("dropped", "duplicated", "reordered", "delayed", "retried")
 NO_TURN = -1  # of a MoveDense whose answer nobody waits for
 
 
@@ -62,7 +65,8 @@ class Recovery:
         if not c.members.settled or c.stopped:
             return
         for injection in self.injector.due(c._now_step, c.record.seconds):
-            self.times.injected(injection.process, injection.kind)
+            if self._lives(injection.process):
+                self.times.injected(injection.process, injection.kind)
             told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds}
             c._event("inject", {"kind": injection.kind, "process": injection.process, **told})
         if self._beats:
@@ -72,6 +76,10 @@ class Recovery:
             self.admit(self.begun)
         elif self._ready and c._training is not None and c._training.stopped is None:
             c._training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
+
+    def _lives(self, process: str) -> bool:
+        role = {"W": "worker", "S": "server"}.get(process[0])
+        return role is not None and (role, int(process[1:])) in self.c.members.channels
 
     def answered(self, channel: Channel, message: Pong) -> None:
         """A worker is alive."""
@@ -166,6 +174,15 @@ class Recovery:
         c._event("joined", {"process": f"W{worker}", "step": c._now_step})
         for _ in range(self._takes.pop(worker, 0)):
             c._take(worker)
+
+    def told(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
+        """What result.json says of failures, and of messages where a fault plan was at work on them."""
+        counts: Counter[str] = Counter(getattr(self.c.hub, "counts", None))
+        for node in inspected.values():
+            counts.update(node.counters)
+        fates = {name: counts[name] for name in FATES if counts[name]}
+        messages = {"messages": fates} if fates else {}
+        return {"fenced_frames": counts["fenced"], "recovery": self.times.told(), **messages}
 
     def dismiss(self) -> None:
         """The run is over: whoever was to join need not."""

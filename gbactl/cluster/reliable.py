@@ -140,15 +140,10 @@ class ReliableHub:
         known = self._channels.get(id(inner))
         if known is not None:
             return known
-        roles = {self.me.role, inner.peer.role}
-        if "worker" not in roles or not roles & {"server", "coordinator"}:
+        weather = weather_of(self.plan, self.me, inner.peer)
+        if weather is None:
             return inner
-        out = self.me.role == "worker"
-        worker, other = (self.me, inner.peer) if out else (inner.peer, self.me)
-        plans = self.plan.messages(worker.index)
-        if not plans:
-            return inner
-        made = ReliableChannel(inner, Weather(plans, str(other), out), self.hub.now, self.counts)
+        made = ReliableChannel(inner, weather, self.hub.now, self.counts)
         self._channels[id(inner)] = made
         return made
 
@@ -186,6 +181,17 @@ class ReliableHub:
     def close(self) -> None:
         """See channel.Hub."""
         self.hub.close()
+
+
+def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
+    """What happens to what `me` sends to `peer`; None where a plan leaves that alone."""
+    roles = {me.role, peer.role}
+    if "worker" not in roles or not roles & {"server", "coordinator"}:
+        return None
+    out = me.role == "worker"
+    worker, other = (me, peer) if out else (peer, me)
+    plans = plan.messages(worker.index)
+    return Weather(plans, str(other), out) if plans else None
 
 
 def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:

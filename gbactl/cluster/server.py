@@ -231,6 +231,7 @@ class Server:
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
         counters |= {"fenced": self.fenced_frames} if self.fenced_frames else {}
+        counters |= getattr(self.hub, "counts", {})
         counters |= {} if self.slowness is None else self.slowness.counters
         if inspect.what == "dense":
             block = self.shard.dense if self.served_dense else None

@@ -81,6 +81,7 @@ class Children:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
         self.running: list[Child] = []
         self.buried: list[Child] = []  # gone, or taken for gone; nobody waits for them
+        self.settled = False  # everybody has come: from now on the coordinator judges who may be lost
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
@@ -111,9 +112,13 @@ class Children:
             "worker", index, self.cfg.threads, self._environments[index], place=place, epoch=self._epochs[index]
         )
 
-    def bury(self, name: str) -> None:
-        """A worker is gone for the run: nothing that becomes of it is a failure. It may still be a process."""
-        self.buried += [child for child in self.running if child.name == name]
+    def bury(self, name: str, kill: bool = False) -> None:
+        """A worker is gone for the run: nothing that becomes of it is a failure. It may still be a process, which
+        hangs: `kill` it where it could write into what others share."""
+        found = [child for child in self.running if child.name == name]
+        for child in found if kill else ():
+            child.process.kill()
+        self.buried += found
         self.running = [child for child in self.running if child.name != name]
 
     def succeed(self, name: str) -> None:
@@ -149,7 +154,7 @@ class Children:
         None while only workers did that the coordinator may do without.
         """
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        if self.cfg.cluster.lost_worker != "end" and not self.ended():
+        if self.settled and self.cfg.cluster.lost_worker != "end" and not self.ended():
             coordinator_lives = self.running[0].process.poll() is None
             if coordinator_lives and all(child.name.startswith("W") for child, _ in ended):
                 return None

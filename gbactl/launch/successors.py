@@ -22,9 +22,10 @@ class Successors:
 
     def heard(self, event: Event) -> None:
         """Act on what concerns those that are gone or come."""
+        self.children.settled = True
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
-            self.children.bury(name)
+            self.children.bury(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1
                 self.children.succeed(name)
@@ -32,7 +33,7 @@ class Successors:
             self._tries.pop(name, None)
         elif event.name == "result":
             for late in self._tries:
-                self.children.bury(late)
+                self.children.bury(late, kill=True)
             self._tries.clear()
 
     def look(self) -> None:

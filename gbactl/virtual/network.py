@@ -114,6 +114,7 @@ class VirtualHub:
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = Process(host.cores)
         self.refused: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # what a fault plan did to messages
         self.waits = 0.0  # seconds in which nothing happens that are waited for, where somebody may hang
         self._waited = 0.0
         self._seconds = seconds

@@ -32,6 +32,7 @@ from gbactl.virtual.cost import CostModel
 from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide, Sides
 from gbactl.virtual.events import Events
 from gbactl.virtual.failing import Failing
+from gbactl.virtual.lossy import LossyNetwork
 from gbactl.virtual.network import Host, Network, VirtualHub
 from gbactl.virtual.server import VirtualServer
 from gbactl.virtual.worker import Crew, VirtualWorker
@@ -88,10 +89,12 @@ class VirtualCluster:
         self.cfg, self.dataset, self.events = cfg, dataset, Events()
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
-        self.network = Network(self.events, self.cost)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
         self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
+        plan = FaultPlan.of(cfg)
+        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts)
+        self.network = lossy if plan.stormy else Network(self.events, self.cost)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failing = Failing(self)
         self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))

@@ -12,14 +12,17 @@ from typing import Any
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import Bootstrap, header, serve, work
+from gbactl.cluster.channel import Hub
 from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.memory import MemoryHub
 from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.reliable import exposed
 from gbactl.cluster.server import Server
 from gbactl.collective.memory import MemoryGroup
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
+from gbactl.faults.plan import FaultPlan
 
 LIMIT_SECONDS = 60.0
 
@@ -37,7 +40,12 @@ def run_in_memory(
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
     dataset, group = open_dataset(data), MemoryGroup(cfg.processes)
-    hub = MemoryHub(network, Peer("coordinator", 0))
+    plan = FaultPlan.of(cfg)
+
+    def open_hub(peer: Peer) -> Hub:
+        return exposed(MemoryHub(network, peer), peer, plan)
+
+    hub = open_hub(Peer("coordinator", 0))
     coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
     launcher = MemoryHub(network, Peer("launcher", 0))
     to_coordinator = launcher.connect("C")
@@ -52,11 +60,11 @@ def run_in_memory(
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int) -> None:
-        mine = MemoryHub(network, Peer("server", index))
+        mine = open_hub(Peer("server", index))
         serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
 
     def worker(index: int, epoch: int = 0) -> None:
-        mine = MemoryHub(network, Peer("worker", index, epoch))
+        mine = open_hub(Peer("worker", index, epoch))
         booted = replace(boot("worker", index), epoch=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))

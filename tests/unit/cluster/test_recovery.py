@@ -15,6 +15,7 @@ from gbactl.cluster.messages import Event
 from gbactl.config import (
     ClusterConfig,
     CollectiveConfig,
+    FaultsConfig,
     ModeConfig,
     ModelConfig,
     RunConfig,
@@ -249,6 +250,29 @@ def test_a_successor_before_a_switch(
     adds_up(run_in_memory(cfg, data, tmp_path))
 
 
+# -- messages ---------------------------------------------------------------------------------------
+
+STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+
+
+@pytest.mark.parametrize("mode", PS)
+def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, tmp_path: Path, mode: str) -> None:
+    result = run_in_memory(config(mode, faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+    adds_up(result)
+    assert sum(result["gradients"].values()) == -(-1500 // 32)
+    assert result["refused_frames"] == 0
+
+
+def test_sync_has_the_same_bits_in_a_storm(data: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    result = run_in_memory(config("sync", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+    assert model(result) == model(undisturbed)
+
+
+def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Victim(monkeypatch, 1, 3, "after")
+    adds_up(run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path))
+
+
 # -- hanging ----------------------------------------------------------------------------------------
 
 
@@ -304,6 +328,7 @@ def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
     adds_up(result)
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("W1", "hang")
+    assert result["fenced_frames"] + result["refused_frames"] > 0
 
 
 def test_who_hangs_where_nobody_may_ends_the_run(data: Path, tmp_path: Path, hung: threading.Event) -> None:

@@ -30,11 +30,14 @@ class Heartbeat:
         if message.worker in self._heard:
             self._heard[message.worker] = self.now()
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look again: four times a beat."""
+        return self._looked is None or self.now() >= self._looked + self.beat_seconds / 4
+
     def silent(self, workers: Mapping[int, Channel]) -> list[int]:
         """Ask who is to be asked; returns those among them that have been silent for too long."""
         now = self.now()
-        if self._looked is not None and now < self._looked + self.beat_seconds / 4:
-            return []
         self._forgive(now)
         self._heard = {worker: self._heard.get(worker, now) for worker in workers}
         if self._last is None or now >= self._last + self.beat_seconds:

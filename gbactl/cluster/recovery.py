@@ -42,6 +42,7 @@ class Recovery:
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
         self.begun: BeginPhase | None = None  # what workers were told last
         self._beats = cfg.cluster.name == "local" or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._fails = plan.fails
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
         self._ready: set[int] = set()
 
@@ -56,20 +57,20 @@ class Recovery:
         """At most so many seconds, less if something is due before."""
         if not self.c.members.settled:
             return seconds
-        due = self.injector.next_seconds - self.c.record.seconds
-        return max(0.0, min(seconds, due, self.heartbeat.beat_seconds if self._beats else seconds))
+        least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
+        return max(0.0, min(least, self.injector.next_seconds - self.c.record.seconds)) if self._fails else least
 
     def look(self) -> None:
         """Between two messages: hurt who is to be hurt, miss who is silent, admit who waits."""
         c = self.c
         if not c.members.settled or c.stopped:
             return
-        for injection in self.injector.due(c._now_step, c.record.seconds):
+        for injection in self.injector.due(c._now_step, c.record.seconds) if self._fails else ():
             if self._lives(injection.process):
                 self.times.injected(injection.process, injection.kind)
             told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds}
             c._event("inject", {"kind": injection.kind, "process": injection.process, **told})
-        if self._beats:
+        if self._beats and self.heartbeat.due:
             for worker in self.heartbeat.silent(c.members.of("worker")):
                 self._silent(worker)
         if self._ready and c.now.home == "servers" and (c._training is not None or c._evaluation is not None):

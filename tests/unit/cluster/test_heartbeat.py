@@ -22,7 +22,7 @@ class Workers:
         gone: list[int] = []
         for _ in range(round(seconds / step)):
             self.now += step
-            for worker in self.beat.silent(self.channels):
+            for worker in self.beat.silent(self.channels) if self.beat.due else ():
                 gone.append(worker)
                 del self.channels[worker]
         return gone

@@ -47,7 +47,7 @@ def test_failures_that_come_by_a_distribution(data: Path, tmp_path: Path) -> Non
     kill = {"kind": "kill", "workers": "all", "mtbf": 0.01, "distribution": "weibull", "shape": 0.7}
     result = run(failing("gba", kill, restart=1000.0, global_batch=64), data, tmp_path / "run")
     adds_up(result, 1500)
-    assert len(result["recovery"]) > 4
+    assert len(result["recovery"]) > 2
 
 
 @pytest.mark.parametrize("mode", ["gba", "hop_bw"])

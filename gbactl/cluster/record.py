@@ -121,7 +121,7 @@ class RunRecord:
             "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
             "phases": self.phases,
             "curve": self.curve,
-            **self.statistics.summary(),
+            **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
         }

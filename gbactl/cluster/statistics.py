@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,8 +108,8 @@ class Statistics:
         self.loss_sum, self.loss_samples = 0.0, 0
         return mean
 
-    def summary(self) -> dict[str, Any]:
-        """The part of result.json that this class knows."""
+    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+        """The part of result.json that this class knows; `counters` are the servers' own."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {
@@ -125,5 +125,5 @@ class Statistics:
                 }
                 for w, rate in sorted(self.workers.items())
             },
-            **({} if self.observed is None else {"faults": self.observed.summary()}),
+            **({} if self.observed is None else {"faults": self.observed.summary(counters)}),
         }

@@ -28,7 +28,8 @@ class ClusterConfig:
     bind: str = "127.0.0.1"
     threads: int | None = None
     pin: str = "auto"
-    lost_worker: str = "end"
+    lost_worker: str = "replace"
+    hang_seconds: float = 10.0
     start_timeout: float = 60.0
 
 

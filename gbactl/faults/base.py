@@ -17,10 +17,14 @@ KINDS: dict[str, type[Fault]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One plan of the list. `workers`: indices, "all", how many, or a share like 1/8."""
+    """One plan of the list. `workers`: indices, "all", how many, or a share like 1/8; `servers` likewise.
+
+    A plan that names servers and no workers is for servers alone."""
 
     kind: ClassVar[str] = ""
+    slows: ClassVar[bool] = True
     workers: Workers | None = "all"
+    servers: Workers | None = None
 
     def check(self, where: str) -> None:
         """Raise ConfigError for values that cannot be; `where` is for instance faults.plans[0]."""

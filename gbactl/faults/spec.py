@@ -1,6 +1,7 @@
 """The kinds of faults as they stand in the configuration: typed, checked, each error in one sentence. Pure.
 
-A kind answers `at`: the factor by which a batch is slower. To add one: a dataclass here with @kind("name").
+A kind answers `at`: the factor by which a batch is slower, or does something else and slows nobody (`slows`
+is False). To add one: a dataclass with @kind("name"), here or in a file that plan.py imports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from gbactl.errors import ConfigError
 from gbactl.faults import draws
@@ -106,8 +107,9 @@ class Window(Fault):
 @kind("hog")
 @dataclass(frozen=True, kw_only=True)
 class Hog(Fault):
-    """Busy processes that really take the CPU, on cores by number or on those of some workers; `at` is 1."""
+    """Busy processes that really take the CPU, on cores by number or on those of some workers."""
 
+    slows: ClassVar[bool] = False
     workers: Workers | None = None
     cores: list[int] | None = None
     processes: int = 1
@@ -116,6 +118,7 @@ class Hog(Fault):
 
     def check(self, where: str) -> None:
         """See Fault."""
+        require(self.servers is None, f"{where}: a hog is for the cores of workers, or for cores; servers have none.")
         require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
         require(self.processes >= 1, f"{where}.processes must be at least 1 (on every core that is meant).")
         require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
@@ -141,7 +144,8 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
     require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
     for name, value in given.items():
         hint = hints[name]
-        sort = 'indices, a number, a share like 1/8, or "all"' if name == "workers" else shown(hint)
+        chosen = name in ("workers", "servers")
+        sort = 'indices, a number, a share like 1/8, or "all"' if chosen else shown(hint)
         require(matches(value, hint), f"{where}.{name}={value!r} is not {sort}.")
     missing = [
         typed(field.name)
@@ -149,6 +153,8 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
         if field.default is dataclasses.MISSING and typed(field.name) not in given
     ]
     require(not missing, f"{where} (kind {cls.kind}) needs {', '.join(missing)}.")
+    if "servers" in given:
+        given = {"workers": None, **given}
     made = cls(**{f"{name}_" if name == "from" else name: value for name, value in given.items()})
     made.check(where)
     return made

@@ -21,6 +21,7 @@ class CostModel:
     def __init__(self, cfg: CostConfig, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
         self.server_message = cfg.server_message_us * _US
+        self.restart = cfg.restart_us * _US
         self.coordinator_message = cfg.coordinator_message_us * _US
         self.local_latency, self.latency = cfg.local_latency_us * _US, cfg.latency_us * _US
         self.local_bandwidth, self.bandwidth = cfg.local_bandwidth_gbit * _GBIT, cfg.bandwidth_gbit * _GBIT

@@ -46,6 +46,7 @@ class CostConfig:
     allreduce_message_us: float = 0.0
     allreduce_float_ns: float = 0.0
     overlap: float = 0.0
+    restart_us: float = 3_000_000.0
 
     def check(self) -> None:
         """Raises ConfigError, with the key to type, on values that cannot work."""

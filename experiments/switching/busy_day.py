@@ -91,7 +91,7 @@ def table(cells: Sequence[Done]) -> str:
         per_day = statistics.fmean(sum(hours) for hours in by_seed.values())
         share = statistics.fmean(sum(hours) / best[seed] for seed, hours in by_seed.items())
         auc = paired([(quality["sync"][seed], value) for seed, value in quality[line].items()])
-        switched = [len((c.result.get("auto") or {}).get("switched", ())) for c in cells if c.options["line"] == line]
+        switched = [len(of_the_day(cell)) for cell in cells if cell.options["line"] == line]
         cut = f"{share:.3f}" if line != "auto" or share < TARGET_SHARE else f"**{share:.3f}**"
         lines.append(f"| {line} | {per_day:,.0f} | {cut} | {_auc(auc, line)} | {statistics.fmean(switched):.1f} |")
     lines.append(f"| best in hindsight | {statistics.fmean(best.values()):,.0f} | 1 | - | - |")
@@ -110,11 +110,17 @@ def _auc(each: Difference | None, line: str) -> str:
     return f"**{text}**" if each.half is not None and abs(each.mean) + each.half <= TARGET_AUC else text
 
 
+def of_the_day(cell: Done) -> list[dict[str, Any]]:
+    """The looks of auto that led to a switch within the day."""
+    looks = (cell.result.get("auto") or {}).get("switched", [])
+    return [look for look in looks if look["at"] < HOURS * hour_of(cell.options)]
+
+
 def decisions(cells: Iterable[Done]) -> str:
     """Markdown: what auto did when, with the numbers that led to it; of the first seed."""
     cell = next(each for each in cells if each.options["line"] == "auto")
     lines = ["| hour | from | to | sync | gba | why |", "| ---: | --- | --- | ---: | ---: | --- |"]
-    for look in cell.result["auto"]["switched"]:
+    for look in of_the_day(cell):
         hour = look["at"] / hour_of(cell.options)
         numbers = f"{look['sync']:,.0f} | {look['gba']:,.0f}"
         lines.append(f"| {hour:.1f} | {look['mode']} | {look['wanted']} | {numbers} | {look['reason']} |")

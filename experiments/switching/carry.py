@@ -34,14 +34,13 @@ def by_line(cells: Iterable[Done]) -> Aucs:
 
 def modes(found: Aucs) -> list[str]:
     """The modes beside sync, in their order."""
-    names = [line.removeprefix("to-").removesuffix("-anew") for line in found if line.startswith("to-")]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(line.split("-")[1] for line in found if line.startswith(tuple(DIRECTIONS))))
 
 
 def difference(found: Aucs, line: str, base: str, day: int) -> Difference | None:
     """A line's AUC minus another's, over the seeds that both have; `day` counts from the switch, -1 is the last."""
-    pairs = [(values[day], found[line][seed][day]) for seed, values in found[base].items() if seed in found[line]]
-    return paired(pairs)
+    mine, other = found.get(line, {}), found.get(base, {})
+    return paired([(other[seed][day], mine[seed][day]) for seed in mine if seed in other])
 
 
 def shown(each: Difference | None, bold: bool = False) -> str:

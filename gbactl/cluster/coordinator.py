@@ -346,7 +346,6 @@ class Coordinator:
         batches = [] if self._training is None else self._training.leaving(worker)
         if self._switcher is not None and self._switcher.auto is not None:
             self._switcher.auto.controller.gone(worker)
-        self.losses.fence(worker, self._phase_number, batches)
         self.losses.fence(worker, self._phase_number, batches, peer.epoch)
         self.members.tell("worker", Absent(worker))
         if self._evaluation is not None:

@@ -17,6 +17,7 @@ from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.lane import Lane
 from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas
 from gbactl.collective.base import Collective
+from gbactl.collective.surviving import Surviving
 from gbactl.errors import ClusterError
 from gbactl.models.flat import FlatModel
 from gbactl.replicas import Rule, make
@@ -156,8 +157,10 @@ class TrainerDense(Lane):
         self.served.leave()
         self._evaluating = False
 
-    def take_over(self) -> None:
+    def take_over(self, turn: int) -> None:
         """See DenseSide: every trainer begins with what the servers hold."""
+        if isinstance(self.collective, Surviving):
+            self.collective.renew(turn)  # others may have come since it was formed, or parts been dealt
         self._fetch()
         self._fresh = self._common = True
 

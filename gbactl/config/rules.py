@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from gbactl.checkpoint.intervals import VARIANTS, estimate_of
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
+from gbactl.switching.auto import MODES
+from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
 
@@ -48,6 +51,7 @@ def _check_faults(cfg: RunConfig) -> None:
 def check_switch(cfg: RunConfig, to: RunConfig) -> None:
     """Raise ConfigError unless a run of `cfg` can go on as `to`."""
     _check_mode(to)
+    _check_saved(cfg, to)
     require(
         to.mode.sparse_divisor == cfg.mode.sparse_divisor,
         f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
@@ -60,8 +64,60 @@ def _check_switches(cfg: RunConfig) -> None:
     choice("switch.checksum", switch.checksum, ("auto", "all"))
     require(0 <= switch.drain_seconds < float("inf"), "switch.drain_seconds must be 0 or more.")
     for number, phase in enumerate(cfg.phases[1:]):
-        with naming(number):
+        with naming(name(number)):
             check_switch(cfg, phase)
+    choice("switch", switch.name, ("none", "auto"))
+    if switch.name == "auto":
+        _check_auto(cfg)
+
+
+def _check_auto(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    require(
+        cfg.mode.name in MODES,
+        f"switch=auto chooses between {' and '.join(MODES)}; type mode= one of these, not mode={cfg.mode.name}.",
+    )
+    require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
+    for key in ("window", "every"):
+        require(0 < getattr(switch, key) < float("inf"), f"switch.{key} must be a positive number of seconds.")
+    for key in ("margin", "hysteresis", "minimum_stay"):
+        require(0 <= getattr(switch, key) < float("inf"), f"switch.{key} must be a number of at least 0.")
+    require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
+    with naming("switch=auto"):
+        for candidate in cfg.candidates.values():
+            check_switch(cfg, candidate)
+
+
+def _check_checkpoint(cfg: RunConfig) -> None:
+    c = cfg.checkpoint
+    choice("checkpoint", c.name, VARIANTS)
+    require(0 < c.share <= 1, "checkpoint.share is the part of the rows that a save has, above 0 and at most 1.")
+    require(0 < c.large_tables <= 1, "checkpoint.large_tables is a part of all rows, above 0 and at most 1.")
+    require(c.keep >= 1, "checkpoint.keep must be at least 1.")
+    require(c.base_every >= 0, "checkpoint.base_every must be 0 (never) or more.")
+    require(c.mb_per_second >= 0, "checkpoint.mb_per_second must be 0 (as fast as can be) or more.")
+    require(c.memory_mb >= 1, "checkpoint.memory_mb must be at least 1.")
+    require(
+        c.interval_seconds is None or c.interval_steps is None,
+        "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",
+    )
+    require((c.interval_seconds or 1) > 0, "checkpoint.interval_seconds must be positive.")
+    require(c.interval_steps is None or c.interval_steps >= 1, "checkpoint.interval_steps must be at least 1.")
+    estimate_of(c, cfg.cluster.servers)
+
+
+def _check_saved(cfg: RunConfig, to: RunConfig) -> None:
+    """A checkpoint holds one dense part, at one step; replicas are as many as trainers, and no two the same."""
+    replicas = to.home == "replicas"
+    require(
+        not replicas or cfg.checkpoint.name == "none",
+        f"mode={to.mode.name} keeps replicas that differ, which a checkpoint cannot hold; type checkpoint=none.",
+    )
+    require(
+        not replicas or cfg.resume is None,
+        f"A run cannot go on from a checkpoint in mode={to.mode.name}, whose replicas no checkpoint holds; type "
+        "another mode.",
+    )
 
 
 def _check_mode(cfg: RunConfig) -> None:
@@ -76,7 +132,8 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster", cfg.cluster.name, ("local", "virtual"))
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
-    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue"))
+    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
+    require(cfg.cluster.hang_seconds > 0, "cluster.hang_seconds must be positive.")
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     choice("precision", cfg.precision, ("fp32", "bf16"))
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
@@ -103,7 +160,9 @@ def check(cfg: RunConfig) -> RunConfig:
     require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
     require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
     _check_mode(cfg)
+    _check_saved(cfg, cfg)
     _check_switches(cfg)
     _check_faults(cfg)
+    _check_checkpoint(cfg)
     cfg.cost.check()
     return cfg

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gbactl.errors import ClusterError
 from gbactl.kernels.base import Floats
 from gbactl.store.dense import DenseBlock
 from gbactl.virtual.compute import Compute
@@ -29,7 +30,8 @@ class TrainerSide:
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
         """See worker.Sides."""
-        if worker.index not in self._trainers:
+        known = self._trainers.get(worker.index)
+        if known is None or known.worker is not worker:  # a successor has a replica of its own
             made = VirtualTrainer(worker, self._make_block(), self.compute.cuts, self._rounds)
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
@@ -59,6 +61,10 @@ class TrainerSide:
     def checksum(self) -> tuple[str, str]:
         """Replicas differ; what is judged is what the servers hold."""
         return "", ""
+
+    def packed(self) -> tuple[int, int, Floats]:
+        """See cluster/lane.py."""
+        raise ClusterError("Replicas that differ have no checkpoint; type checkpoint=none.")
 
     def leave(self) -> None:
         """See worker.Side."""

@@ -132,6 +132,8 @@ class VirtualTrainer:
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
         """A lane's local step; the lane is free for its next batch, or stands still for an exchange."""
+        if self.worker.holds(self.step, gradient, divisor, lr_scale):
+            return
         self.replica.step(gradient, divisor, lr_scale)
         if self.replica.iterations - self._first >= self._next:
             self._next += self._pace.k
@@ -164,7 +166,7 @@ class VirtualTrainer:
             self._wake(self._generation)
 
     def _wake(self, generation: int) -> None:
-        if generation == self._generation:
+        if generation == self._generation and not self.worker.holds(self._wake, generation):
             self._generation += 1
             self._pausing = False
             self._exchange(self._shadowed)
@@ -189,7 +191,11 @@ class VirtualTrainer:
         """Half of an exchange's own passes over the vector, then `call`."""
         worker = self.worker
         seconds = worker.crew.cost.meet(len(self.replica.value)) / 2 if self.trains else 0.0
-        worker.host.cores.run(seconds, call, *args)
+        worker.host.cores.run(seconds, self._worked, call, *args)
+
+    def _worked(self, call: Callable[..., None], *args: Any) -> None:
+        if not self.worker.holds(self._worked, call, *args):
+            call(*args)
 
     def _offer(self, began: float, done: Done) -> None:
         met = self._encounter

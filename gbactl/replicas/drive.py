@@ -1,7 +1,8 @@
 """When a trainer's exchanges happen: without end in a thread of their own, or every k iterations in the foreground.
 
 The shadow thread costs a core for the time of its passes over the vector and sleeps while it waits for others; the
-compute loop never waits for it.
+compute loop never waits for it. It has the scheduling of the compute thread that starts it: where workers share cores,
+the same one.
 """
 
 from __future__ import annotations

@@ -330,6 +330,7 @@ class Coordinator:
             self._waiting.remove(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
         self.losses.fence(worker, self._phase_number, batches)
+        self.cuts.worker_lost(worker)
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):

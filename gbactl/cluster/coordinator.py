@@ -348,6 +348,7 @@ class Coordinator:
             self._switcher.auto.controller.gone(worker)
         self.losses.fence(worker, self._phase_number, batches, peer.epoch)
         self.members.tell("worker", Absent(worker))
+        self.cuts.worker_lost(worker)
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):

@@ -154,6 +154,7 @@ class Coordinator:
             self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
         training.stop_at, self._training = stop_at, training
+        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()

@@ -167,6 +167,7 @@ class Coordinator:
         )  # fmt: skip
         training.stop_at, training.ranges, self._training = stop_at, rest, training
         self.cuts.watch(training)
+        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()

@@ -41,6 +41,7 @@ class FallingCollective(Surviving):
     def __init__(self, ring: Ring | None, slots: SharedMemoryCollective) -> None:
         self.ring, self.slots = ring, slots
         self.rank, self.size = slots.rank, slots.size
+        self._room = True
 
     @property
     def wanted(self) -> Callable[[], bool]:
@@ -70,7 +71,7 @@ class FallingCollective(Surviving):
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
-        slots, ring = self.slots.start(name, buffer), None
+        slots, ring = self._laid(name, buffer), None
         if self.ring is not None:
             try:
                 ring = self.ring.start(name, buffer)
@@ -78,16 +79,34 @@ class FallingCollective(Surviving):
                 self._break(str(error))
         return _Handle(ring, slots)
 
+    def _laid(self, name: str, buffer: Any) -> Any:
+        """The part in shared memory; None where there is no room for it, and then a death ends the run."""
+        if not self._room:
+            return None
+        try:
+            return self.slots.start(name, buffer)
+        except ClusterError as error:
+            if self.ring is None:
+                raise
+            log.warning("%s If a worker dies the run will end.", error)
+            self._room = False
+            return None
+
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
         ring = self.ring
         if handle.ring is not None and ring is not None:
             try:
                 ring.wait(handle.ring)
-                self.slots.passed(handle.slots)
+                if handle.slots is not None:
+                    self.slots.passed(handle.slots)
                 return
             except ClusterError as error:
+                if handle.slots is None:
+                    raise
                 self._break(str(error))
+        if handle.slots is None:
+            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
         self.slots.wait(handle.slots)
 
     def _break(self, why: str) -> None:

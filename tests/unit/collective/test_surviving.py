@@ -152,3 +152,19 @@ def test_a_ring_that_breaks_leaves_the_sum_to_shared_memory(tmp_path: Path) -> N
     assert ring.abandoned and one.ring is None
     one.close()
     assert not ring.closed
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_without_room_the_ring_does_alone_until_it_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring, one = Brittle(), FallingCollective(None, group("shm", 2, tmp_path)[0])
+    one.ring = ring
+
+    def full(*_: Any) -> None:
+        raise ClusterError("/dev/shm has no room for 9 MiB.")
+
+    monkeypatch.setattr(SharedMemoryCollective, "start", full)
+    for number in (1, 2):
+        assert summed(one, number, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
+    ring.broken = True
+    with pytest.raises(ClusterError, match="another rank is gone"):
+        summed(one, 3, 0, 2)

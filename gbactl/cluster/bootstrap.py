@@ -291,7 +291,6 @@ def work(
     from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
     from gbactl.collective import surviving
-    from gbactl.collective.base import Single
     from gbactl.collective.factory import connect
     from gbactl.faults.delay import Delay
     from gbactl.kernels import load
@@ -324,8 +323,7 @@ def work(
             flat.dense_spec,
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
-        later = boot.epoch > 0 and cfg.collective.name != surviving.NAME  # a ring that was formed takes nobody in
-        collective = collective or (Single() if later else connect())
+        collective = collective or connect(late=boot.epoch > 0)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
         survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
         replica = ReplicatedDense(

@@ -178,6 +178,7 @@ class Coordinator:
         self._training = None
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self._progress()
+        self.recovery.rejoin()
         return policy.phase.samples
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:

@@ -171,6 +171,7 @@ class Coordinator:
         )  # fmt: skip
         training.stop_at, training.ranges, self._training = stop_at, rest, training
         self.cuts.watch(training)
+        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()
@@ -183,6 +184,7 @@ class Coordinator:
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self.record.phases[-1].update(self.trainers.phase())
         self._progress()
+        self.recovery.rejoin()
         return policy.phase.samples
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
@@ -358,6 +360,7 @@ class Coordinator:
             self._switcher.auto.controller.gone(worker)
         self.losses.fence(worker, self._phase_number, batches, peer.epoch)
         self.members.tell("worker", Absent(worker))
+        self.cuts.worker_lost(worker)
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):

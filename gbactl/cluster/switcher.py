@@ -122,7 +122,7 @@ class Switcher:
         if gone := ", ".join(f"W{worker}" for worker in self.c.losses.gone):
             return f"{gone} died, and {cfg.mode.name} needs every worker"
         outside = ", ".join(f"W{worker}" for worker in self.c.recovery.outside)
-        return f"{outside} came later, and only the all-reduce of collective=shm takes one in" if outside else ""
+        return f"{outside} came later, and no all-reduce takes one in without shared memory" if outside else ""
 
     @property
     def _patience(self) -> float:

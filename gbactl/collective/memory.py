@@ -135,7 +135,7 @@ class MemoryCollective(Surviving):
 
     def renew(self, generation: int) -> None:
         """See Surviving."""
-        self._generation = generation
+        self._generation, self._dealt = generation, None
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""

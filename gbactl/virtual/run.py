@@ -150,7 +150,8 @@ class VirtualCluster:
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg
         source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
-        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self._sides())
+        self.sides = self._sides()
+        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides)
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self.wire(worker)
@@ -171,7 +172,7 @@ class VirtualCluster:
         )
         hosts = len({id(host) for host in self.hosts.workers})
         ring = Ring(self.cost, cfg.processes, hosts)
-        return ReplicatedSide(self.compute, block, ring, cfg.train.norms_every)
+        return ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
 
 
 def run_virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:

@@ -67,6 +67,9 @@ class Side(Protocol):
     def finish(self, worker: VirtualWorker, item: Item) -> None:
         """A worker has computed: push, and free the worker when it may go on."""
 
+    def resume(self, worker: VirtualWorker) -> None:
+        """A worker has a batch: if it waits, and the batch is one of the same step, it goes on."""
+
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of what a worker holds."""
 
@@ -81,9 +84,9 @@ class Sides(Protocol):
     def now(self) -> Side:
         """The one in use."""
 
-    def move(self, home: str) -> list[tuple[int, Floats]]:
-        """Nothing is in flight: use another. What the first to call it has to give to the servers: (optimizer
-        steps, float32) for every shard; nothing where they have it, or were given it."""
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+        """Nothing is in flight: worker `index` uses another. What the first to call it has to give to the servers:
+        (optimizer steps, float32) for every shard; nothing where they have it, or were given it."""
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """(optimizer steps, float32) of every shard have come from the servers."""
@@ -175,11 +178,25 @@ class VirtualWorker(Mortal):
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
         item = Item(grant, self._phase, *self.crew.source.prepare(grant))
-        self._queue.append(item)
         self._granted_items += 1
+        if not self._phase.served_dense and self.has_batch_after(item):
+            later = next(n for n, other in enumerate(self._queue) if other.grant.token > grant.token)
+            self._queue.insert(later, item)
+            self._pull(item)
+            return
+        self._queue.append(item)
+        self.crew.sides.now.resume(self)
         first = len(self._queue) == 1 and not self._busy
         if first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
+
+    def has_batch_after(self, item: Item) -> bool:
+        """Whether a batch of a later step is here already: this one was a dead worker's."""
+        return item.phase.training and any(other.grant.token > item.grant.token for other in self._queue)
+
+    def has_batch_of(self, step: int) -> bool:
+        """See Exchange."""
+        return bool(self._queue) and self._queue[0].phase.training and self._queue[0].grant.token <= step
 
     def _pull(self, item: Item) -> None:
         if item.pulled:
@@ -205,6 +222,7 @@ class VirtualWorker(Mortal):
         item.missing -= 1
         if item.ready:
             del self._tickets[rows.ticket]
+            self.crew.sides.now.resume(self)
             self._go_on()
 
     # -- computing ----------------------------------------------------------------------------------
@@ -244,7 +262,7 @@ class VirtualWorker(Mortal):
         """Do this worker's part in moving the dense vector."""
         home, self._move_turn = question.home, question.turn
         self._busy = True
-        given = self.crew.sides.move(home)
+        given = self.crew.sides.move(home, self.index)
         self._acks = len(given)
         for channel, (step, values) in zip(self.servers, given, strict=False):
             channel.send(PutDense(step), values.view(np.uint8))

@@ -124,8 +124,8 @@ class Exchange:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
         self._stopped = False
-        #: called by the reading thread: a batch of a step at hand has come late; another worker is gone
-        self.on_more: Callable[[], None] = lambda: None
+        #: called by the reading thread: a batch of this step is next; another worker is gone
+        self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
@@ -350,10 +350,9 @@ class Exchange:
             self._queue.append(item)
         self._granted_items += 1
         first = len(self._queue) + len(self._busy) <= self.lanes
-        if late:
-            self._pull(item)
-            self.on_more()
-        elif first or self._phase.prefetch_rows or not self._phase.training:
+        if self._queue[0] is item:
+            self.on_more(grant.token)
+        if late or first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
     def _late(self, item: Item) -> int:

@@ -27,8 +27,10 @@ from yaml import YAMLError
 from gbactl.checkpoint.resume import group_choices, resumed
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.faults.load import with_traces
 from gbactl.paths import conf_dir
 from gbactl.policies.base import names, policy_class
+from gbactl.switching.auto import GBA, SYNC
 from gbactl.virtual.spec import CostConfig
 
 ROOT_CONFIG = "train"
@@ -43,11 +45,17 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
-    values["switch"]["modes"] = [
-        mode_file(str(entry.get("to")) if isinstance(entry, dict) else "") for entry in values["switch"]["schedule"]
-    ]
+    values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
+    values["faults"]["plans"] = with_traces(values["faults"]["plans"])
     found = {str(k): v for k, v in values.items() if k != "hydra"}
     return from_dict(found if found["resume"] is None else resumed(found, typed))
+
+
+def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
+    """The modes a run will or may go on in, as they are typed."""
+    if switch["name"] == "auto":
+        return [SYNC if mode["name"] == GBA else GBA]
+    return [str(entry.get("to")) if isinstance(entry, dict) else "" for entry in switch["schedule"]]
 
 
 def mode_file(mode: str) -> dict[str, Any]:

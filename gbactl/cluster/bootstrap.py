@@ -22,9 +22,12 @@ from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, decode
+from gbactl.cluster.reliable import exposed
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import PeerGoneError
+from gbactl.faults.plan import FaultPlan
+from gbactl.faults.serving import Slowness
 from gbactl.kernels.denormals import flush
 from gbactl.models import row_width
 from gbactl.store.dense import DenseSpec
@@ -48,6 +51,7 @@ class Bootstrap:
     config: dict[str, Any]
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see turns.Place
+    epoch: int = 0  # above 0: it takes the place of one that is gone
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -61,7 +65,12 @@ class Bootstrap:
     @property
     def peer(self) -> Peer:
         """This child's identity."""
-        return Peer(self.role, self.index)
+        return Peer(self.role, self.index, self.epoch)
+
+    @property
+    def log_name(self) -> str:
+        """Its log in logs/, without the suffix: W1, and W1-2 for its second successor."""
+        return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
 
     @property
     def cfg(self) -> RunConfig:
@@ -110,7 +119,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
+    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
+    hub = exposed(hub, boot.peer, FaultPlan.of(boot.cfg))
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
@@ -144,7 +154,7 @@ def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
 
 def row_staleness(cfg: RunConfig) -> str:
     """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
-    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.phases}
+    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
     return "row" if "row" in chosen else "token"
 
 
@@ -158,8 +168,9 @@ def run_server(boot: Bootstrap) -> None:
         bytes.fromhex(boot.key), boot.peer, bind=local(cfg.cluster.bind, cfg.cluster.transport)
     )
     hub.patience = cfg.cluster.start_timeout
-    coordinator = hub.connect(boot.coordinator)
-    serve(hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
+    open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
+    coordinator = open_hub.connect(boot.coordinator)
+    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
 
 
@@ -183,6 +194,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     coordinator.send(Ready("server", boot.index))
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
+    server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)
     server.run()
 
 
@@ -238,10 +250,18 @@ def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, in
     # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
-    local_batch = max(phase.local_batch for phase in cfg.phases)
+    local_batch = max(phase.local_batch for phase in cfg.possible)
     push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
     answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
     return push, answer
+
+
+def warm_up(computer: Any, dataset: Dataset, cfg: RunConfig) -> None:
+    """A successor computes a gradient of nothing before it takes batches: the first one takes far longer."""
+    schema, count = dataset.schema, cfg.local_batch
+    numeric = np.zeros((count, schema.numeric), np.float32)
+    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
+    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0)
 
 
 def run_worker(boot: Bootstrap) -> None:
@@ -251,8 +271,9 @@ def run_worker(boot: Bootstrap) -> None:
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
     hub.patience = cfg.cluster.start_timeout
-    coordinator = hub.connect(boot.coordinator)
-    work(hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
+    open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
+    coordinator = open_hub.connect(boot.coordinator)
+    work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()
 
 
@@ -266,11 +287,13 @@ def work(
 
     from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense, Sides
     from gbactl.cluster.exchange import Exchange
+    from gbactl.cluster.survival import Survival
     from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
+    from gbactl.collective import surviving
+    from gbactl.collective.base import Single
     from gbactl.collective.factory import connect
     from gbactl.faults.delay import Delay
-    from gbactl.faults.plan import FaultPlan
     from gbactl.kernels import load
     from gbactl.models import build
     from gbactl.models.compute import GradientComputer
@@ -288,7 +311,7 @@ def work(
     servers: list[Channel] = [
         hub.connect(address, sizes, Peer("server", shard)) for shard, address in enumerate(setup.servers)
     ]
-    if "servers" in homes and boot.index == 0:
+    if "servers" in homes and boot.index == 0 and boot.epoch == 0:
         install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
     source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)
     exchange = Exchange(hub, coordinator, servers, boot.index, source)
@@ -301,19 +324,26 @@ def work(
             flat.dense_spec,
             optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         )
-        collective = collective or connect()
-        replica = ReplicatedDense(flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every)
+        later = boot.epoch > 0 and cfg.collective.name != surviving.NAME  # a ring that was formed takes nobody in
+        collective = collective or (Single() if later else connect())
+        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
+        survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
+        replica = ReplicatedDense(
+            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
+        )
         if cfg.resume is not None:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
             replica.restored()
         sides["workers"] = replica
+    if boot.epoch > 0:
+        warm_up(computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
     turns = join(None if boot.place is None else Place(*boot.place))
     delay = Delay(FaultPlan.of(cfg), boot.index)
     dense = Sides(sides, cfg.home)
     worker = Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
     try:
-        worker.run(max(phase.mode.prefetch for phase in cfg.phases))
+        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
     finally:
         if collective is not None:
             collective.close()

@@ -25,6 +25,7 @@ from gbactl.cluster.frames import Frame
 from gbactl.cluster.losses import Losses
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import (
+    Absent,
     Barrier,
     BeginPhase,
     Checked,
@@ -37,6 +38,7 @@ from gbactl.cluster.messages import (
     Inspected,
     Moved,
     Norms,
+    Pong,
     Predictions,
     Reached,
     Ready,
@@ -49,6 +51,7 @@ from gbactl.cluster.messages import (
 from gbactl.cluster.normlog import NormLog
 from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
+from gbactl.cluster.recovery import Recovery
 from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
@@ -68,7 +71,7 @@ class Coordinator:
     """Drives one run. `run()` returns when everything is said; the launcher then stops the processes."""
 
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
-        self.hub, self.cfg, self.dataset = hub, cfg, dataset
+        self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
         self.now = cfg
@@ -90,9 +93,10 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced, Event: self._on_event,
+            Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong,
             Saved: self._on_saved, DenseSaved: self._on_dense_saved,
         }  # fmt: skip
+        self.recovery = Recovery(self)
         self._switcher: Switcher | None = None
         self.cuts = Cuts(self, run_dir)
 
@@ -101,7 +105,7 @@ class Coordinator:
     def run(self) -> None:
         """Gather the nodes, work through the rounds, report the result, dismiss everybody."""
         plan = rounds(self.dataset, self.cfg.train)
-        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan])
+        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan], self.run_dir)
         self.gather()
         self.cuts.begin(sum(self.switcher.rows))
         stopping, results = self.cuts.stopping, self.cuts.results
@@ -127,7 +131,7 @@ class Coordinator:
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
                 f"cluster.start_timeout={2 * limit:.0f}."
             )
-        self._gathered = True
+        self._gathered = self.members.settled = True
         self.record.start()
 
     def train(self, part: Round, number: int, of: int) -> None:
@@ -147,6 +151,7 @@ class Coordinator:
 
     def _phase(self, part: Round, rest: Ranges) -> int:
         """Train in one mode on the `rest` of a day; returns how many samples it was given."""
+        self.recovery.rejoin()
         cfg = self.now
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
         phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
@@ -212,7 +217,9 @@ class Coordinator:
         self._barrier()
         if training:
             self.switcher.resumed()
+        self.recovery.begin()
         self.members.tell("worker", message)
+        self.recovery.begun = message
 
     def _barrier(self) -> None:
         """Wait until every shard has applied everything ordered so far."""
@@ -247,15 +254,19 @@ class Coordinator:
         refused = [v.counters.get("refused", 0) for v in inspected.values()]
         return {
             **self.record.result(best, inspected),
+            **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
             "refused_frames": sum(refused) + sum(self.hub.refused.values()),
             "event_log_bytes": self.log.bytes,
             **self.cuts.summary(),
+            **self.recovery.told(inspected),
         }
 
     def _progress(self) -> None:
         told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}
+        if self.switcher.auto is not None:
+            told["auto"] = self.switcher.auto.last
         self._event("progress", {**self.record.progress(self._training, self.step), **told})
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:
@@ -268,9 +279,10 @@ class Coordinator:
         """Handle messages until a condition holds; False when the deadline passes first."""
         while not until():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
-            for channel, frame in self.hub.poll(max(0.0, left)):
+            for channel, frame in self.hub.poll(self.recovery.left(max(0.0, left))):
                 self._handle(channel, frame)
             self.cuts.look()
+            self.recovery.look()
             if self._training is not None:
                 self.switcher.look()
                 if self._progress_due(self._training):
@@ -313,29 +325,36 @@ class Coordinator:
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
             raise PeerGoneError("The launcher is gone.")
-        if not self.members.forget(channel) or self.stopped:
+        if self.recovery.joiner_lost(channel) or not self.members.forget(channel) or self.stopped:
             return
+        self.recovery.lost(channel)
         if not self._can_do_without(channel.peer):
             raise PeerGoneError(f"{channel.peer} is gone.")
-        self._give_up(channel.peer.index)
+        self._give_up(channel.peer)
 
     def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run goes on without a node: a worker, where the servers hold everything."""
-        allowed = self.cfg.cluster.lost_worker == "continue" and peer.role == "worker"
-        settled = self._gathered and (self.now.home == "servers" or self.switcher.mover.moving)
-        return allowed and settled and bool(self.members.of("worker"))
+        """Whether the run goes on without a node: a worker, where the others or the servers hold everything."""
+        allowed = self.cfg.cluster.lost_worker != "end" and peer.role == "worker"
+        settled = self._gathered and (self.recovery.survivable or self.switcher.mover.moving)
+        others = bool(self.members.of("worker"))
+        return allowed and settled and (others or (self.recovery.replaces and self.now.home == "servers"))
 
-    def _give_up(self, worker: int) -> None:
+    def _give_up(self, peer: Peer) -> None:
+        worker = peer.index
         while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
-        self.losses.fence(worker, self._phase_number, batches)
+        if self._switcher is not None and self._switcher.auto is not None:
+            self._switcher.auto.controller.gone(worker)
+        self.losses.fence(worker, self._phase_number, batches, peer.epoch)
+        self.members.tell("worker", Absent(worker))
         self.cuts.worker_lost(worker)
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):
                 self._grant_evaluation(self._waiting.popleft())
-        self._event("lost", {"process": f"W{worker}", "step": self._now_step, "batches": len(batches)})
+        told = {"step": self._now_step, "batches": len(batches), "shared": self.now.home == "workers"}
+        self._event("lost", {"process": f"W{worker}", "replaced": self.recovery.replaces, **told})
 
     @property
     def _now_step(self) -> int:
@@ -352,11 +371,18 @@ class Coordinator:
         else:
             self.members.hello(channel, hello)
 
+    def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
+        self.recovery.answered(channel, pong)
+
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
+        if ready.role == "worker" and self.recovery.came(channel, ready.number):
+            return
         self.members.authentic(channel, ready.role, ready.number)
         self.members.ready.add((ready.role, ready.number))
 
     def _on_take(self, channel: Channel, take: Take, _: Frame) -> None:
+        if self.recovery.early(channel, take.worker):
+            return
         self.members.authentic(channel, "worker", take.worker)
         self._take(take.worker)
 
@@ -380,6 +406,9 @@ class Coordinator:
     def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
         self.members.authentic(channel, "server", message.shard)
         announced = self._training is not None and self._training.staged(message)
+        if announced:
+            self.recovery.times.useful(f"W{message.worker}")
+            announced = self._training is None or self._training.asked(message.batch)
         if announced or (self.switcher.late.staged(message) and message.worker not in self.losses.gone):
             self._take(message.worker)
 
@@ -387,7 +416,8 @@ class Coordinator:
         self.members.authentic(channel, "server", message.shard)
         self.log.info(eventlog.CHECKSUM, message._asdict())
 
-    def _on_predictions(self, _: Channel, message: Predictions, frame: Frame) -> None:
+    def _on_predictions(self, channel: Channel, message: Predictions, frame: Frame) -> None:
+        self.members.authentic(channel, "worker", message.worker)
         if self._evaluation is not None and message.phase == self._phase_number:
             self._evaluation.put(message, frame.payload)
 
@@ -422,5 +452,6 @@ class Coordinator:
         """Workers first, servers once those are gone: nobody is left talking to nobody."""
         self.stopped = True
         self.members.tell("worker", Stop(reason))
+        self.recovery.dismiss()
         self._pump(lambda: not self.members.of("worker"), self.hub.now() + GOODBYE_SECONDS)
         self.members.tell("server", Stop(reason))

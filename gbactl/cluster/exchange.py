@@ -20,6 +20,7 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
     Abandon,
+    Absent,
     Ack,
     BeginPhase,
     DenseState,
@@ -27,6 +28,8 @@ from gbactl.cluster.messages import (
     Granted,
     Inspect,
     MoveDense,
+    Ping,
+    Pong,
     Predictions,
     Pull,
     Push,
@@ -110,6 +113,9 @@ class Exchange:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
         self._stopped = False
+        #: called by the reading thread: a batch of a step at hand has come late; another worker is gone
+        self.on_more: Callable[[], None] = lambda: None
+        self.on_absent: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
     # -- the compute thread -------------------------------------------------------------------------
@@ -131,7 +137,7 @@ class Exchange:
             self._computing = False
             self.pull_ahead()
             self._cv.wait_for(self._due)
-            while self._asked() and not self._over():
+            while self._asked() and not self.over():
                 reply = answer(self._questions.popleft()[0])
                 self.coordinator.send(*(reply if type(reply) is tuple else (reply,)))
                 self._cv.wait_for(self._due)
@@ -145,7 +151,7 @@ class Exchange:
         return item
 
     def _due(self) -> bool:
-        if self._over() or self._asked():
+        if self.over() or self._asked():
             return True
         return bool(self._queue) and len(self._queue[0].answers) == len(self.servers)
 
@@ -200,7 +206,7 @@ class Exchange:
 
     def _await(self, condition: Callable[[], bool]) -> None:
         with self._cv:
-            self._cv.wait_for(lambda: condition() or self._over())
+            self._cv.wait_for(lambda: condition() or self.over())
             if self.error is not None:
                 raise self.error
 
@@ -210,6 +216,11 @@ class Exchange:
             if self._queue:
                 self._pull(self._queue[0])
 
+    def has_batch_of(self, step: int) -> bool:
+        """Whether the next batch is one of a step (or of one before it) that this worker is in already."""
+        queue = self._queue
+        return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
+
     def predictions(self, item: Item, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
         grant = item.grant
@@ -218,7 +229,8 @@ class Exchange:
 
     # -- the reading thread -------------------------------------------------------------------------
 
-    def _over(self) -> bool:
+    def over(self) -> bool:
+        """Whether nothing is to be waited for any more."""
         return self._stopped or self.error is not None
 
     def _read(self) -> None:
@@ -245,6 +257,10 @@ class Exchange:
             self._begin(message)
         elif isinstance(message, Abandon):
             self._abandon(message.phase)
+        elif isinstance(message, Absent):
+            self.on_absent(message.worker)
+        elif isinstance(message, Ping):
+            self.coordinator.send(Pong(self.index, message.beat))
         elif isinstance(message, Inspect | MoveDense | SaveDense):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
@@ -282,11 +298,25 @@ class Exchange:
         assert self._phase is not None
         batch, unique = self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
-        self._queue.append(item)
+        late = self._late(item)
+        if late:
+            self._queue.insert(late - 1, item)
+        else:
+            self._queue.append(item)
         self._granted_items += 1
         first = len(self._queue) == 1 and not self._computing
-        if first or self._phase.prefetch_rows or not self._phase.training:
+        if late:
             self._pull(item)
+            self.on_more()
+        elif first or self._phase.prefetch_rows or not self._phase.training:
+            self._pull(item)
+
+    def _late(self, item: Item) -> int:
+        """1 + its place before batches of later steps, as where it was a dead worker's in `sync`; else 0."""
+        if self._phase is None or self._phase.served_dense or not item.phase.training:
+            return 0
+        later = [n for n, other in enumerate(self._queue) if other.grant.token > item.grant.token]
+        return 1 + later[0] if later else 0
 
     def _pull(self, item: Item) -> None:
         if item.pulled:

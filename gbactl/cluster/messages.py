@@ -92,6 +92,10 @@ class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
 
 
+class Afresh(NamedTuple):
+    """To a server: the optimizer's state begins anew, parameters stay."""
+
+
 class DenseState(NamedTuple):
     """A shard's dense slice with its optimizer: payload float32 (see DenseBlock.packed)."""
 
@@ -193,11 +197,14 @@ class DropPart(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """To a server: a worker is gone. Nothing of it counts from now on, and its parts of these batches are discarded."""
+    """To a server: a worker is gone. Nothing of it counts from now on, and its parts of these batches are discarded.
+
+    Whoever takes its place has a later `epoch` than this."""
 
     worker: int
     phase: int
     batches: list[int]
+    epoch: int = 0
 
 
 class Fenced(NamedTuple):
@@ -323,6 +330,39 @@ class DenseSaved(NamedTuple):
     params: int
 
 
+class Absent(NamedTuple):
+    """To a worker, in `sync`: another one is gone; nobody waits for it."""
+
+    worker: int
+
+
+class Numbered(NamedTuple):
+    """A message, of a `kind`, over a connection that may lose it (see reliable.py); its payload is this one's."""
+
+    number: int
+    kind: int
+    descriptor: bytes
+
+
+class Arrived(NamedTuple):
+    """Every numbered message below this one has come."""
+
+    below: int
+
+
+class Ping(NamedTuple):
+    """To a worker: answer with Pong at once, whatever you compute."""
+
+    beat: int
+
+
+class Pong(NamedTuple):
+    """A worker is alive."""
+
+    worker: int
+    beat: int
+
+
 class Event(NamedTuple):
     """To the launcher: something to show, log or act on."""
 
@@ -339,8 +379,9 @@ class Stop(NamedTuple):
 Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
-    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon
+    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
     | Save | Saved | SaveDense | DenseSaved
+    | Ping | Pong | Absent | Numbered | Arrived
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

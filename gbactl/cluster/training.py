@@ -66,6 +66,7 @@ class Training:
         self._openings = -1
         self._parts: dict[int, dict[int, Staged]] = {}
         self._leaving: set[int] = set()
+        self._unasked: set[int] = set()
         self.servers = [channel for _, channel in sorted(members.of("server").items())]
         self.workers = members.of("worker")
 
@@ -79,11 +80,13 @@ class Training:
             if not self.take(worker):
                 self.waiting.append(worker)
 
-    def take(self, worker: int) -> bool:
+    def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
         grant = self.policy.take(worker)
         if grant is None:
             return False
+        if not asked:
+            self._unasked.add(grant.batch)
         self.clock.tick()
         if grant.samples:
             self.log.grant(worker, grant.batch, grant.token)
@@ -133,6 +136,32 @@ class Training:
         self.reissued += len(self.policy.lost_worker(worker))
         self._carry_out(self.policy.poll(), before, -1)
         self.serve()
+        self._hand_out_unasked()
+
+    def _hand_out_unasked(self) -> None:
+        """Steps that others are in wait for what the dead worker left of them."""
+        for worker in sorted(self.policy.live):
+            while self.policy.owes(worker) and self.take(worker, asked=False):
+                pass
+
+    def asked(self, batch: int) -> bool:
+        """Whether a worker had asked for a batch: when it is announced, the worker wants the next one."""
+        if batch not in self._unasked:
+            return True
+        self._unasked.discard(batch)
+        return False
+
+    def joined(self, worker: int) -> None:
+        """A worker is there in the place of one that left; it shares what is left, if it has a part in the phase."""
+        self._leaving.discard(worker)
+        self.workers[worker] = self.members.of("worker")[worker]
+        if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
+            return
+        self.log.joined(worker)
+        before = self.policy.ledger.finished
+        self.policy.joined_worker(worker)
+        self._carry_out(self.policy.poll(), before, -1)
+        self.serve()
 
     def _announce(self, parts: list[Staged], samples: int) -> None:
         """A gradient is on every shard: let the policy decide, order what it decides."""
@@ -156,8 +185,8 @@ class Training:
 
     def stop(self, batch: int = 0) -> None:
         """The phase ends at a batch, or as soon as it can: a switch comes (see Policy.stop)."""
-        self.log.stop(batch)
         self.policy.stop(batch)
+        self.log.stop(self.policy.phase.batches)  # where it is depends on who has begun a step, which no log tells
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 

@@ -111,14 +111,15 @@ class Worker:
             step, params, values = self.dense.packed()
             return DenseSaved(question.number, step, params), values.view(np.uint8)
         if isinstance(question, MoveDense):
-            self.sides.move(question.home, question.giver == self.exchange.index)
+            self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)
         return self._inspect()
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
-        return Inspected(f"W{self.exchange.index}", checksum, total, memory, {})
+        counts = dict(getattr(self.exchange.hub, "counts", {}))  # see reliable.py
+        return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts)
 
     def _train(self, item: Item) -> None:
         if item.grant.samples == 0:

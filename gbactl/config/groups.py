@@ -28,7 +28,8 @@ class ClusterConfig:
     bind: str = "127.0.0.1"
     threads: int | None = None
     pin: str = "auto"
-    lost_worker: str = "end"
+    lost_worker: str = "replace"
+    hang_seconds: float = 10.0
     start_timeout: float = 60.0
 
 
@@ -139,9 +140,12 @@ class CheckpointConfig:
 
 @dataclass
 class SwitchConfig:
-    """When the run goes on in another mode (see switching/schedule.py); `modes` are their resolved files.
+    """When the run goes on in another mode: by a schedule (none; see switching/schedule.py), or auto (see
+    switching/auto.py for `window` to `minimum_stay`; `every`: seconds between two looks; `changes`: keys of the mode
+    that the run does not begin in).
 
-    `prepare`: the modes that it is started for beside those, servers (all that keep the dense part there) or all.
+    `modes` are resolved files: of the schedule's modes, or of auto's other one. `prepare`: the modes that the run is
+    started for beside those, servers (all that keep the dense part there) or all.
     """
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
@@ -149,3 +153,10 @@ class SwitchConfig:
     drain_seconds: float = 30.0
     prepare: str = "servers"
     checksum: str = "auto"
+    name: str = "none"
+    changes: dict[str, Any] | None = None
+    every: float = 2.0
+    window: float = 10.0
+    margin: float = 0.1
+    hysteresis: float = 0.1
+    minimum_stay: float = 30.0

@@ -6,6 +6,8 @@ from gbactl.checkpoint.intervals import VARIANTS, estimate_of
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
+from gbactl.switching.auto import MODES
+from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
 
@@ -61,8 +63,28 @@ def _check_switches(cfg: RunConfig) -> None:
     choice("switch.checksum", switch.checksum, ("auto", "all"))
     require(0 <= switch.drain_seconds < float("inf"), "switch.drain_seconds must be 0 or more.")
     for number, phase in enumerate(cfg.phases[1:]):
-        with naming(number):
+        with naming(name(number)):
             check_switch(cfg, phase)
+    choice("switch", switch.name, ("none", "auto"))
+    if switch.name == "auto":
+        _check_auto(cfg)
+
+
+def _check_auto(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    require(
+        cfg.mode.name in MODES,
+        f"switch=auto chooses between {' and '.join(MODES)}; type mode= one of these, not mode={cfg.mode.name}.",
+    )
+    require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
+    for key in ("window", "every"):
+        require(0 < getattr(switch, key) < float("inf"), f"switch.{key} must be a positive number of seconds.")
+    for key in ("margin", "hysteresis", "minimum_stay"):
+        require(0 <= getattr(switch, key) < float("inf"), f"switch.{key} must be a number of at least 0.")
+    require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
+    with naming("switch=auto"):
+        for candidate in cfg.candidates.values():
+            check_switch(cfg, candidate)
 
 
 def _check_checkpoint(cfg: RunConfig) -> None:
@@ -95,7 +117,8 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster", cfg.cluster.name, ("local", "virtual"))
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
-    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue"))
+    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
+    require(cfg.cluster.hang_seconds > 0, "cluster.hang_seconds must be positive.")
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     choice("precision", cfg.precision, ("fp32", "bf16"))
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))

@@ -6,6 +6,7 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,14 @@ def write_config(path: Path, cfg: RunConfig) -> None:
     (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
 
 
-def write_faults(path: Path, cfg: RunConfig) -> None:
-    """faults.json: the plans, their defaults filled in and their workers chosen; none where there are no faults."""
+def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
+    """faults.json: the plans, their defaults filled in and their processes chosen; none where there are no faults.
+
+    `injected`: the kills and hangs so far."""
     plan = FaultPlan.of(cfg)
     if plan.faults:
-        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told()}, indent=2) + "\n")
+        more = {"injected": list(injected)} if injected else {}
+        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told(), **more}, indent=2) + "\n")
 
 
 def plain(value: Any) -> Any:

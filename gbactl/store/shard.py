@@ -212,6 +212,12 @@ class Shard:
         if self._notes is not None:
             self._notes.forget()
 
+    def reset_optimizer(self) -> None:
+        """Begin the optimizer's state anew; parameters and version stay."""
+        self.rows.reset_optimizer()
+        if self.dense is not None:
+            self.dense.reset_optimizer()
+
     def dense_state(self) -> dict[str, Any]:
         """Copies of the dense slice, its moments and step. Raises ValueError without a dense block."""
         return self.dense_block().state()

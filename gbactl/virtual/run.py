@@ -22,6 +22,7 @@ from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.plan import FaultPlan
+from gbactl.faults.serving import Slowness
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
@@ -33,6 +34,8 @@ from gbactl.virtual.coordinator import VirtualCoordinator
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide, Sides
 from gbactl.virtual.events import Events
+from gbactl.virtual.failing import Failing
+from gbactl.virtual.lossy import LossyNetwork
 from gbactl.virtual.network import Host, Network, VirtualHub
 from gbactl.virtual.server import VirtualServer
 from gbactl.virtual.worker import Crew, VirtualWorker
@@ -89,11 +92,15 @@ class VirtualCluster:
         self.cfg, self.dataset, self.run_dir, self.events = cfg, dataset, run_dir, Events()
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
-        self.network = Network(self.events, self.cost)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
+        self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
+        plan = FaultPlan.of(cfg)
+        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts)
+        self.network = lossy if plan.stormy else Network(self.events, self.cost)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.coordinator.launcher = Launcher(listen)
+        self.failing = Failing(self)
+        self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
 
@@ -105,8 +112,22 @@ class VirtualCluster:
         for worker in self.workers:
             worker.coordinator.send(Hello("worker", worker.index, "", 0))
             worker.coordinator.send(Ready("worker", worker.index))
-            worker.start(max(phase.mode.prefetch for phase in self.cfg.phases))
+            worker.start(self.ahead)
         self.coordinator.run()
+
+    @property
+    def ahead(self) -> int:
+        """Batches that a worker asks for early."""
+        return max(phase.mode.prefetch for phase in self.cfg.possible)
+
+    def _heard(self, listen: Listen, event: Event) -> None:
+        listen(event)
+        self.failing.heard(event)
+
+    def wire(self, worker: VirtualWorker) -> None:
+        """Connect a worker with everybody."""
+        servers = [self.network.connect(worker, server) for server in self.servers]
+        worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> Compute:
         from gbactl.models.compute import GradientComputer
@@ -129,6 +150,7 @@ class VirtualCluster:
             self.hub, made, host, self.network, norms, saver, self.cfg.checkpoint.save_seconds
         )  # fmt: skip
         server.served_dense = self.cfg.home == "servers"
+        server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
         return server
 
     def _spec(self, shard: int) -> ShardSpec:
@@ -144,8 +166,7 @@ class VirtualCluster:
         crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self._sides())
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
-            servers = [self.network.connect(worker, server) for server in self.servers]
-            worker.connect(self.network.connect(worker, self.hub), servers)
+            self.wire(worker)
         return workers
 
     def _sides(self) -> Sides:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.exchange import Source
-from gbactl.cluster.frames import Frame
+from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.messages import (
     Abandon,
     Ack,
@@ -27,6 +27,8 @@ from gbactl.cluster.messages import (
     Inspected,
     Moved,
     MoveDense,
+    Ping,
+    Pong,
     Predictions,
     Pull,
     PutDense,
@@ -41,6 +43,7 @@ from gbactl.virtual.compute import Compute
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.events import Events
 from gbactl.virtual.item import Item
+from gbactl.virtual.mortal import Mortal
 from gbactl.virtual.network import Host, VirtualChannel
 from gbactl.virtual.server import Answer
 
@@ -91,11 +94,12 @@ class Sides(Protocol):
         """(optimizer steps, float32) of every shard have come from the servers."""
 
 
-class VirtualWorker:
+class VirtualWorker(Mortal):
     """One worker; a Node of the network."""
 
-    def __init__(self, index: int, host: Host, crew: Crew) -> None:
-        self.index, self.peer, self.host, self.crew = index, Peer("worker", index), host, crew
+    def __init__(self, index: int, host: Host, crew: Crew, epoch: int = 0) -> None:
+        self.index, self.peer, self.host, self.crew = index, Peer("worker", index, epoch), host, crew
+        super().__init__()
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
         self._shard: dict[int, int] = {}
@@ -107,12 +111,13 @@ class VirtualWorker:
         self._states: dict[int, tuple[int, Floats]] = {}
         self._have_dense: list[int] = []
         self._phase: BeginPhase | None = None
-        self._busy = self._stopped = False
+        self._busy = False
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """The channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
+        self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
         self._have_dense = [-1] * len(servers)
 
@@ -129,6 +134,8 @@ class VirtualWorker:
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """See network.Node."""
+        if self._holds(self.receive, channel, frame):
+            return
         message = frame.message
         if isinstance(message, Rows):
             assert isinstance(frame, Answer)
@@ -147,10 +154,10 @@ class VirtualWorker:
         elif isinstance(message, Ack):
             self._acks -= 1
             self._moved()
-        elif isinstance(message, Stop):
-            self._stopped = True
-            for each in (*self.servers, self.coordinator):
-                each.close()
+        elif isinstance(message, Ping):
+            self.coordinator.send(Pong(self.index, message.beat))
+        elif isinstance(message, Stop) or frame.kind == CLOSED:
+            self.die()
 
     def _begin_phase(self, phase: BeginPhase) -> None:
         if self._phase is not None and phase.served_dense != self._phase.served_dense:
@@ -209,6 +216,8 @@ class VirtualWorker:
 
     def free(self) -> None:
         """The worker can begin its next batch."""
+        if self._holds(self.free):
+            return
         self._busy = False
         self.pull_ahead()
         self._go_on()
@@ -280,6 +289,8 @@ class VirtualWorker:
         self.host.cores.run(seconds, self._computed, item)
 
     def _evaluated(self, item: Item) -> None:
+        if self._holds(self._evaluated, item):
+            return
         grant, compute = item.grant, self.crew.compute
         compute.load(item)
         message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
@@ -290,6 +301,8 @@ class VirtualWorker:
 
     def _computed(self, item: Item) -> None:
         """The job is done; what the fault plan adds comes now."""
+        if self._holds(self._computed, item):
+            return
         events = self.crew.events
         self._first = item.began if self._first is None else self._first
         item.slowdown = self.crew.plan.factor(self.index, self._turn, item.began - self._first)
@@ -300,6 +313,8 @@ class VirtualWorker:
             self._finish(item)
 
     def _finish(self, item: Item) -> None:
+        if self._holds(self._finish, item):
+            return
         item.seconds = self.crew.events.now - item.began
         self.crew.sides.now.finish(self, item)
 

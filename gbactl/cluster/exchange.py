@@ -130,16 +130,20 @@ class Exchange:
         """The next batch with its rows there; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
-        payload), each when every batch that was granted before it is done: a batch of no samples may be among them,
-        for which nobody waits.
+        payload), each when every batch that was granted before it is done (a batch of no samples may be among them,
+        for which nobody waits), and once more after the next one where that is None.
         """
         with self._cv:
             self._computing = False
             self.pull_ahead()
             self._cv.wait_for(self._due)
             while self._asked() and not self.over():
-                reply = answer(self._questions.popleft()[0])
-                self.coordinator.send(*(reply if type(reply) is tuple else (reply,)))
+                question, _ = self._questions.popleft()
+                reply = answer(question)
+                if reply is None:
+                    self._questions.appendleft((question, self._gone_items + 1))
+                else:
+                    self.coordinator.send(*(reply if type(reply) is tuple else (reply,)))
                 self._cv.wait_for(self._due)
             if self.error is not None:
                 raise self.error

@@ -106,10 +106,10 @@ class Worker:
         return self.sides.now
 
     def _answer(self, question: Inspect | MoveDense | SaveDense) -> Any:
-        """The message that answers, or (message, payload)."""
+        """The message that answers, or (message, payload); None: to be asked again after the next batch."""
         if isinstance(question, SaveDense):
-            step, params, values = self.dense.packed()
-            return DenseSaved(question.number, step, params), values.view(np.uint8)
+            found = self.dense.packed(question.step)
+            return None if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
             self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)

@@ -141,8 +141,8 @@ class Exchange:
         """The next batch with its rows there; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
-        payload), each when every batch that was granted before it is done: a batch of no samples may be among them,
-        for which nobody waits.
+        payload), each when every batch that was granted before it is done (a batch of no samples may be among them,
+        for which nobody waits); a SaveDense once more after the next one where that is None.
         """
         with self._cv:
             self._done(lane)
@@ -177,6 +177,8 @@ class Exchange:
             self._answering = False
         if told is not None:
             self.coordinator.send(*(told if type(told) is tuple else (told,)))
+        elif isinstance(question, SaveDense):
+            self._questions.appendleft((question, self._gone_items + 1))
         self._cv.notify_all()
 
     def _due(self, lane: int) -> bool:

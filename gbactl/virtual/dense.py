@@ -100,7 +100,7 @@ class ServedSide:
 
     def packed(self) -> tuple[int, int, Floats]:
         """See worker.Side: nothing is held here."""
-        return 0, 0, np.empty(0, np.float32)
+        return 0, -1, np.empty(0, np.float32)
 
     def leave(self) -> None:
         """See worker.Side."""

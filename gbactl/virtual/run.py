@@ -150,7 +150,9 @@ class VirtualCluster:
         def saver(tell: Callable[[Any], None]) -> Saver | None:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
 
-        server = VirtualServer(self.hub, made, host, self.network, norms, saver)
+        server = VirtualServer(
+            self.hub, made, host, self.network, norms, saver, self.cfg.checkpoint.save_seconds
+        )  # fmt: skip
         server.served_dense = self.cfg.home == "servers"
         server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
         return server

@@ -109,7 +109,7 @@ class Cuts:
         self._forget()
         self._begin_cut(self.c.step, self._plan(), "whole", None, ended=True)
         if self.c.now.home == "workers":
-            self._ask_dense(min(self.c.members.of("worker")))
+            self._ask_dense(min(self.c.members.of("worker")), 0)
         self._wait()
 
     def _wait(self) -> None:
@@ -151,11 +151,11 @@ class Cuts:
             return
         if worker == min(self.c.members.of("worker")):
             self._planned = (token + 1, self._plan())
-            self._ask_dense(worker)
+            self._ask_dense(worker, token + 1)
 
-    def _ask_dense(self, worker: int) -> None:
+    def _ask_dense(self, worker: int, step: int) -> None:
         self._giver = worker
-        self.c.members.of("worker")[worker].send(SaveDense(self._number - 1))
+        self.c.members.of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
         number, self._number = self._number, self._number + 1
@@ -209,7 +209,11 @@ class Cuts:
             self._complete()
 
     def dense(self, message: DenseSaved, values: Floats) -> None:
-        """A worker's dense part, with its optimizer."""
+        """A worker's dense part, with its optimizer; or that it has none any more."""
+        if message.params < 0:
+            if message.number == self._number - 1:
+                self.abandon("the dense part was asked for too late")
+            return
         self._dense = {message.number: (message.step, message.params, values)}
         self._complete()
 

@@ -337,7 +337,7 @@ def work(
         replica = ReplicatedDense(
             flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
         )
-        if cfg.resume is not None:
+        if cfg.resume is not None and boot.epoch == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
             replica.restored()
         sides["workers"] = replica

@@ -77,7 +77,7 @@ class Lane:
         """Replicas differ; what is judged and summed up is what the servers hold."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Any]:
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
         """See DenseSide. Raises ClusterError: nothing here is what a checkpoint could hold (see config/rules.py)."""
         raise ClusterError("Replicas that differ have no checkpoint; type checkpoint=none.")
 

@@ -108,7 +108,9 @@ class Recovery:
     def lost(self, channel: Channel, failure: str = "death") -> None:
         """A node that belonged to the run is missed."""
         self.times.detected(str(channel.peer), failure)
-        self._broken |= self.c.now.home == "workers" and self.c.cfg.collective.name != surviving.NAME
+        cfg = self.c.cfg
+        ring = cfg.collective.name != surviving.NAME and cfg.cluster.name == "local"
+        self._broken |= ring and self.c.now.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
         """Whether who asks for a batch is a successor that is not admitted yet; it gets one then."""
@@ -138,8 +140,8 @@ class Recovery:
     @property
     def survivable(self) -> bool:
         """Whether the mode at hand goes on when a worker dies."""
-        now, local = self.c.now, self.c.cfg.cluster.name == "local"
-        return not now.collective_now or (now.home == "workers" and local and available())
+        now, virtual = self.c.now, self.c.cfg.cluster.name == "virtual"
+        return not now.collective_now or (now.home == "workers" and (virtual or available()))
 
     @property
     def outside(self) -> list[int]:

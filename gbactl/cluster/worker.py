@@ -112,10 +112,10 @@ class Worker:
         return self.sides.now
 
     def _answer(self, question: Question) -> Any:
-        """The message that answers, (message, payload), or None where there is nothing to tell."""
+        """The message that answers, (message, payload), None where there is nothing to tell (yet, of a SaveDense)."""
         if isinstance(question, SaveDense):
-            step, params, values = self.dense.packed()
-            return DenseSaved(question.number, step, params), values.view(np.uint8)
+            found = self.dense.packed(question.step)
+            return None if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
             self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)

@@ -58,6 +58,9 @@ class TrainerSide:
         seconds = worker.crew.cost.replica_step(self.flat.size)
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
 
+    def resume(self, worker: VirtualWorker) -> None:
+        """See worker.Side: nobody waits for others."""
+
     def checksum(self) -> tuple[str, str]:
         """Replicas differ; what is judged is what the servers hold."""
         return "", ""
@@ -92,17 +95,26 @@ class Sides:
         """See worker.Sides."""
         return self._trainers.trainer(worker)
 
-    def move(self, home: str) -> list[tuple[int, Floats]]:
+    def left(self, index: int) -> None:
+        """A worker is gone."""
+        if self._replicated is not None:
+            self._replicated.left(index)
+
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
         """See worker.Sides."""
+        replicas = self._replicated
         if home == self._home:
+            if replicas is not None and home == "workers":
+                replicas.members.add(index)
             return []
         self.now.leave()
         before, self._home, self._due = self._home, home, home == "workers"
+        if replicas is not None:
+            replicas.members = {index}
         if (before, home) != ("workers", "servers"):
             return []
-        assert self._replicated is not None
-        block = self._replicated.block
-        return [(block.step, block.packed(*cut)) for cut in self._replicated.compute.cuts]
+        assert replicas is not None
+        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.cuts]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """See worker.Sides; the same comes to every worker, for all of which there is one copy."""

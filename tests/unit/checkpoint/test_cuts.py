@@ -96,7 +96,7 @@ def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path)
     cluster.training.granted(1, 1)
     assert not cluster.nodes["worker"][1].sent, "another one's batch"
     cluster.training.granted(0, 1)
-    assert cluster.nodes["worker"][0].sent == [SaveDense(1)]
+    assert cluster.nodes["worker"][0].sent == [SaveDense(1, 2)]
     cluster.training.ordered(1)
     assert cluster.saves() == []
     cluster.training.ordered(2)
@@ -122,7 +122,7 @@ def test_the_next_one_is_tried_where_the_worker_that_was_asked_dies(tmp_path: Pa
     cluster.cuts.worker_lost(0)
     assert list((tmp_path / "checkpoints").glob("*")) == []
     cluster.training.granted(1, 3)
-    assert cluster.nodes["worker"][1].sent == [SaveDense(2)]
+    assert cluster.nodes["worker"][1].sent == [SaveDense(2, 4)]
 
 
 def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None:
@@ -157,5 +157,19 @@ def test_a_folder_that_cannot_be_made_costs_a_checkpoint_alone(tmp_path: Path) -
     assert cluster.events[-1]["state"] == "failed" and cluster.saves() == []
     (tmp_path / "checkpoints").unlink()
     cluster.training.ordered(4)
+    cluster.answer(2, 0, 1)
+    assert names(tmp_path) == ["cut-000002"]
+
+
+def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(0, 1)
+    cluster.training.ordered(2)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
+    assert cluster.events[-1]["state"] == "failed"
+    cluster.training.granted(0, 3)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
+    cluster.training.ordered(4)
+    cluster.cuts.dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]

@@ -127,6 +127,7 @@ class Training:
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
         for batch in mine:
             self._parts.pop(batch, None)
+        self._flying.pop(worker, None)  # one in its place has none
         return mine
 
     def left(self, worker: int) -> None:

@@ -12,37 +12,50 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from gbactl.checkpoint.resume import group_choices, resumed
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.faults.load import with_traces
 from gbactl.paths import conf_dir
 from gbactl.policies.base import names, policy_class
+from gbactl.switching.auto import GBA, SYNC
 from gbactl.virtual.spec import CostConfig
 
 ROOT_CONFIG = "train"
 
 
-def to_run_config(cfg: DictConfig) -> RunConfig:
-    """Resolve interpolations and check the schema. Raises ConfigError."""
+def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
+    """Resolve interpolations and check the schema; with resume=, that run's, changed by what was `typed`.
+
+    Raises ConfigError."""
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     assert isinstance(values, dict)
-    values["switch"]["modes"] = [
-        mode_file(str(entry.get("to")) if isinstance(entry, dict) else "") for entry in values["switch"]["schedule"]
-    ]
-    return from_dict({str(k): v for k, v in values.items() if k != "hydra"})
+    values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
+    values["faults"]["plans"] = with_traces(values["faults"]["plans"])
+    found = {str(k): v for k, v in values.items() if k != "hydra"}
+    return from_dict(found if found["resume"] is None else resumed(found, typed))
+
+
+def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
+    """The modes a run will or may go on in, as they are typed."""
+    if switch["name"] == "auto":
+        return [SYNC if mode["name"] == GBA else GBA]
+    return [str(entry.get("to")) if isinstance(entry, dict) else "" for entry in switch["schedule"]]
 
 
 def mode_file(mode: str) -> dict[str, Any]:
@@ -57,7 +70,8 @@ def compose(overrides: list[str]) -> RunConfig:
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-            return to_run_config(hydra.compose(ROOT_CONFIG, overrides=with_cost_file(overrides)))
+            given = [*group_choices(overrides, conf_dir()), *with_cost_file(overrides)]
+            return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
 
 
 def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
@@ -65,7 +79,8 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
 
     def task(cfg: DictConfig) -> Any:
         try:
-            return job(to_run_config(cfg))
+            typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
+            return job(to_run_config(cfg, typed))
         except GbactlError as error:
             # Hydra prints a line of its own for an exception; this one is told by the command line
             failed.append(error)
@@ -75,7 +90,8 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     failed: list[GbactlError] = []
-    saved, sys.argv = sys.argv, ["gbactl train", *with_cost_file(arguments)]
+    chosen = group_choices(arguments, conf_dir())
+    saved, sys.argv = sys.argv, ["gbactl train", *chosen, *with_cost_file(arguments)]
     try:
         with _explained():
             main()

@@ -56,3 +56,7 @@ class TrackingError(GbactlError):
 
 class EventLogError(GbactlError):
     """An event log that is damaged or of another version."""
+
+
+class CheckpointError(GbactlError):
+    """A checkpoint that is torn, damaged, foreign or not there; names the file."""

@@ -2,7 +2,8 @@
 
     .venv/bin/python experiments/calibration/run.py [--again]
 
-Finished cells are not run again; the calibration itself is kept in calibrated.yaml until --again. A local run during
+Finished cells are not run again, nor is the calibration, which is kept in calibrated.yaml, unless it is of other code
+or --again is given. A local run during
 which other processes used the machine is repeated, up to twice. Takes 20 minutes on 2 cores.
 """
 
@@ -48,6 +49,17 @@ def calibrate() -> None:
     ]  # fmt: skip
     if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         raise SystemExit("The calibration failed.")
+    MODEL.write_text(f"{stamp()}\n{MODEL.read_text()}")
+
+
+def stamp() -> str:
+    """The first line of a calibration by this code."""
+    return f"# Code: {study.code_version()}"
+
+
+def calibrated() -> bool:
+    """Whether calibrated.yaml is there, and by this code."""
+    return MODEL.exists() and MODEL.read_text().startswith(stamp())
 
 
 def undisturbed_before(kept: Path) -> bool:
@@ -87,9 +99,9 @@ def virtual(part: study.Part) -> list[dict[str, Any]]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="calibrate even if calibrated.yaml is there")
+    parser.add_argument("--again", action="store_true", help="calibrate even if calibrated.yaml is by this code")
     given = parser.parse_args()
-    if given.again or not MODEL.exists():
+    if given.again or not calibrated():
         calibrate()
     parts = {part.name: part for part in study.read_study(SWEEP, os.environ.get("SIZE", "default"))}
     text = accuracy.text(local(parts["local"]), virtual(parts["virtual"]), MODEL.read_text())

@@ -16,7 +16,9 @@ ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
 
 def pairs(bench: Bench) -> list[Pair]:
     """All of them, none measured."""
-    return [*async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench)]
+    return [
+        *async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench), *saving_pairs(bench),
+    ]  # fmt: skip
 
 
 def async_pairs(bench: Bench) -> Iterator[Pair]:
@@ -77,3 +79,15 @@ def scale_pairs(bench: Bench) -> Iterator[Pair]:
         what = f"CPU of all servers per push + pull, async 4+{servers} / 4+1"
         sides = (server_cpu(bench, f"cluster.servers={n}") for n in (servers, 1))
         yield Pair(f"server-cpu-{servers}", what, *sides, target, at_least=False, unit="ms")
+
+
+def saving_pairs(bench: Bench) -> Iterator[Pair]:
+    """While a checkpoint is written, one right after the other; and what each priority costs between two saves."""
+    rows = f"data.max_cardinality={max_cardinality(ONE_MILLION)}"
+    never = gbactl(bench, "async", 4, 512, rows)
+    always = gbactl(bench, "async", 4, 512, rows, "checkpoint=full", "checkpoint.interval_seconds=0.001")
+    yield Pair("saving", "async 4+1, 1 M rows, checkpoints written all the time / none", always, never, 0.99)
+    for name in ("scar", "mfu", "ssu"):
+        noting = gbactl(bench, "async", 4, 512, rows, f"checkpoint=cpr_{name}", "checkpoint.interval_seconds=1e6")
+        what = f"async 4+1, 1 M rows, checkpoint=cpr_{name} between two saves / none"
+        yield Pair(f"priority-{name}", what, noting, never, 0.99)

@@ -32,7 +32,7 @@ WORST = 0.5  # a fitted run that is further off than this makes the model worth 
 OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")
 START = CostConfig(
     workers_per_host=None, servers_on="workers", allreduce_us=1000.0, allreduce_work_us=500.0,
-    allreduce_float_ns=1.0, server_message_us=25.0, coordinator_message_us=20.0,
+    allreduce_message_us=200.0, allreduce_float_ns=3.0, server_message_us=25.0, coordinator_message_us=20.0,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ VERBS = {
     "switch": "change the mode of a training, by a schedule or while it runs",
     "report": "compare runs: mean, deviation, paired differences",
     "replay": "execute a run again from its event log, bit for bit",
+    "checkpoint": "list, check and export what a run has saved",
     "calibrate": "measure this machine for the virtual cluster",
     "data": "prepare and describe data sets",
     "doctor": "check this machine: what is there, what to do",

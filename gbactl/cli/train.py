@@ -17,13 +17,15 @@ def command(overrides: tuple[str, ...]) -> None:
     gbactl train experiment=smoke mode=gba
     gbactl train mode=gba data=criteo data.path=day_0.gz cluster.workers=4 seed=3
     gbactl train -m mode=sync,async,gba seed=1,2,3      every combination
+    gbactl train checkpoint=cpr_ssu                     save while training goes on
+    gbactl train resume=RUN mode=async                  go on with a run that ended early
     gbactl train --cfg job                              the configuration, not run
     gbactl train --info                                 Hydra's own information
 
     \b
-    Groups: mode data model optim cluster collective tracking experiment
+    Groups: mode data model optim cluster collective checkpoint tracking experiment
     Keys:   train.global_batch  mode.local_batch  cluster.workers
-            cluster.servers  seed  precision  run_dir  (all: --cfg job)
+            cluster.servers  seed  precision  run_dir  resume  (all: --cfg job)
 
     On a pipe the last line printed is the result as JSON.
     """

@@ -1,7 +1,7 @@
 """Mutual authentication of a connection with the run's key; one exchange, then keyed frames.
 
     listener -> connector   MAGIC, nonce L
-    connector -> listener   role, index, nonce C, HMAC(key, "connector" | L | C | role | index)
+    connector -> listener   role, index, epoch, nonce C, HMAC(key, "connector" | L | C | role | index | epoch)
     listener -> connector   HMAC(key, "listener" | L | C)
 
 Both then derive one key a direction. Frames carry a MAC and a sequence number, bulk payloads do not: they
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from gbactl.errors import WireError
 
 GREETING = struct.Struct("<8s16s")
-ANSWER = struct.Struct("<BI16s32s")
+_IDENTITY = struct.Struct("<BIH")
+ANSWER = struct.Struct("<BIH16s32s")
 PROOF_BYTES = 32
 MAGIC = b"gbactl-1"
 ROLES = ("launcher", "coordinator", "server", "worker", "control")
@@ -28,10 +29,11 @@ _LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "c
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end."""
+    """Who is at the other end. `epoch` grows with every process that takes the place of one before it."""
 
     role: str
     index: int
+    epoch: int = 0
 
     def __str__(self) -> str:
         letter = _LETTER[self.role]
@@ -71,19 +73,19 @@ def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) 
     if magic != MAGIC:
         raise WireError("The other end is not a gbactl process of this version.")
     role = ROLES.index(me.role)
-    identity = struct.pack("<BI", role, me.index)
+    identity = _IDENTITY.pack(role, me.index, me.epoch)
     proof = _proof(key, b"connector", listener_nonce, connector_nonce, identity)
-    return ANSWER.pack(role, me.index, connector_nonce, proof)
+    return ANSWER.pack(role, me.index, me.epoch, connector_nonce, proof)
 
 
 def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes) -> tuple[Peer, bytes, SessionKeys]:
     """Check a connector's words: (peer, the listener's proof, keys). Raises WireError."""
-    role, index, connector_nonce, proof = ANSWER.unpack(answer_bytes)
-    expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[:5])
+    role, index, epoch, connector_nonce, proof = ANSWER.unpack(answer_bytes)
+    expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[: _IDENTITY.size])
     if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
         raise WireError("A connection does not know this run's key.")
     mine = _proof(key, b"listener", listener_nonce, connector_nonce)
-    return Peer(ROLES[role], index), mine, _session(key, listener_nonce, connector_nonce)
+    return Peer(ROLES[role], index, epoch), mine, _session(key, listener_nonce, connector_nonce)
 
 
 def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes) -> SessionKeys:

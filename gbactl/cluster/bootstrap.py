@@ -15,14 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster import frames
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, decode
+from gbactl.cluster.reliable import exposed
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.errors import PeerGoneError
+from gbactl.faults.plan import FaultPlan
+from gbactl.faults.serving import Slowness
 from gbactl.kernels.denormals import flush
 from gbactl.models import row_width
 from gbactl.store.dense import DenseSpec
@@ -47,6 +52,7 @@ class Bootstrap:
     config: dict[str, Any]
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see turns.Place
+    epoch: int = 0  # above 0: it takes the place of one that is gone
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -60,7 +66,12 @@ class Bootstrap:
     @property
     def peer(self) -> Peer:
         """This child's identity."""
-        return Peer(self.role, self.index)
+        return Peer(self.role, self.index, self.epoch)
+
+    @property
+    def log_name(self) -> str:
+        """Its log in logs/, without the suffix: W1, and W1-2 for its second successor."""
+        return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
 
     @property
     def cfg(self) -> RunConfig:
@@ -109,7 +120,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
+    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
+    hub = exposed(hub, boot.peer, FaultPlan.of(boot.cfg))
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
@@ -126,9 +138,14 @@ def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
 
 def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
     """What a server holds, its dense slice left out."""
+    return spec_of(cfg, dataset.schema.rows, shard)
+
+
+def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
+    """The same for a table of so many rows."""
     row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
     return ShardSpec(
-        shard, cfg.cluster.servers, dataset.schema.rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
+        shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
         optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
         dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         sparse_divisor=cfg.mode.sparse_divisor,
@@ -138,7 +155,7 @@ def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
 
 def row_staleness(cfg: RunConfig) -> str:
     """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
-    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.phases}
+    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
     return "row" if "row" in chosen else "token"
 
 
@@ -152,8 +169,9 @@ def run_server(boot: Bootstrap) -> None:
         bytes.fromhex(boot.key), boot.peer, bind=local(cfg.cluster.bind, cfg.cluster.transport)
     )
     hub.patience = cfg.cluster.start_timeout
-    coordinator = hub.connect(boot.coordinator)
-    serve(hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
+    open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
+    coordinator = open_hub.connect(boot.coordinator)
+    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
 
 
@@ -171,8 +189,14 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
             return
         spec = installed
     shard = Shard(spec)
+    if cfg.resume is not None:
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
+    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(Ready("server", boot.index))
-    server_class(hub, coordinator, shard, cfg.train.norms_every).run()
+    server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
+    server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
+    server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)
+    server.run()
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
@@ -227,10 +251,18 @@ def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, in
     # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
-    local_batch = max(phase.local_batch for phase in cfg.phases)
+    local_batch = max(phase.local_batch for phase in cfg.possible)
     push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
     answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
     return push, answer
+
+
+def warm_up(computer: Any, dataset: Dataset, cfg: RunConfig) -> None:
+    """A successor computes a gradient of nothing before it takes batches: the first one takes far longer."""
+    schema, count = dataset.schema, cfg.local_batch
+    numeric = np.zeros((count, schema.numeric), np.float32)
+    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
+    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0)
 
 
 def run_worker(boot: Bootstrap) -> None:
@@ -240,8 +272,9 @@ def run_worker(boot: Bootstrap) -> None:
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
     hub.patience = cfg.cluster.start_timeout
-    coordinator = hub.connect(boot.coordinator)
-    work(hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
+    open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
+    coordinator = open_hub.connect(boot.coordinator)
+    work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()
 
 
@@ -256,12 +289,14 @@ def work(
     from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense, Sides
     from gbactl.cluster.exchange import Exchange
     from gbactl.cluster.lane import Lane, start
+    from gbactl.cluster.survival import Survival
     from gbactl.cluster.trainer import TrainerDense
     from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
+    from gbactl.collective import surviving
+    from gbactl.collective.base import Single
     from gbactl.collective.factory import connect
     from gbactl.faults.delay import Delay
-    from gbactl.faults.plan import FaultPlan
     from gbactl.kernels import load
     from gbactl.models import build
     from gbactl.models.compute import GradientComputer
@@ -279,15 +314,17 @@ def work(
     servers: list[Channel] = [
         hub.connect(address, sizes, Peer("server", shard)) for shard, address in enumerate(setup.servers)
     ]
-    if "servers" in homes and boot.index == 0:
+    if "servers" in homes and boot.index == 0 and boot.epoch == 0:
         install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
     source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)
     exchange = Exchange(hub, coordinator, servers, boot.index, source)
+
     def make_block(value: Any) -> DenseBlock:
         return DenseBlock(value, flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
     if cfg.collects:
-        collective = collective or connect()
+        later = boot.epoch > 0 and cfg.collective.name != surviving.NAME  # a ring that was formed takes nobody in
+        collective = collective or (Single() if later else connect())
     served = ServedDense(flat, exchange)
     sides: dict[str, DenseSide] = {"servers": served}
     trainer = TrainerDense(flat, exchange, served, lambda: make_block(copied(flat.initial())), collective)
@@ -295,9 +332,17 @@ def work(
     if "workers" in homes:
         block = make_block(flat.initial() if flat.buffers else flat.vector)
         assert collective is not None
-        sides["workers"] = ReplicatedDense(
-            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every
+        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
+        survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
+        replica = ReplicatedDense(
+            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
         )
+        if cfg.resume is not None:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+            replica.restored()
+        sides["workers"] = replica
+    if boot.epoch > 0:
+        warm_up(computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
     alone = boot.place is None or cfg.lanes > 1  # one of several threads may wait for another within its turn
     turns = join(None if alone or boot.place is None else Place(*boot.place))
@@ -323,7 +368,7 @@ def work(
     trainer.more_lanes = more_lanes
     worker = make_worker(computer, Sides(sides, cfg.home))
     try:
-        worker.run(max(phase.mode.prefetch for phase in cfg.phases))
+        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
     finally:
         if collective is not None:
             collective.close()

@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gbactl.checkpoint.cuts import Cuts
+from gbactl.checkpoint.ranges import Ranges, after, flat, total
 from gbactl.cluster import eventlog, frames, normlog
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
@@ -21,10 +25,12 @@ from gbactl.cluster.frames import Frame
 from gbactl.cluster.losses import Losses
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import (
+    Absent,
     Barrier,
     BeginPhase,
     Checked,
     ClosedReplicas,
+    DenseSaved,
     Event,
     Fenced,
     Granted,
@@ -33,17 +39,20 @@ from gbactl.cluster.messages import (
     Inspected,
     Moved,
     Norms,
+    Pong,
     Predictions,
     Reached,
     Ready,
+    Saved,
     Staged,
     Stop,
     Take,
     decode,
 )
 from gbactl.cluster.normlog import NormLog
-from gbactl.cluster.plan import EarlyStopping, Round, rounds
+from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
+from gbactl.cluster.recovery import Recovery
 from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
@@ -64,7 +73,7 @@ class Coordinator:
     """Drives one run. `run()` returns when everything is said; the launcher then stops the processes."""
 
     def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
-        self.hub, self.cfg, self.dataset = hub, cfg, dataset
+        self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
         self.trainers = Trainers(self.members, self._pump, lambda: self.record.seconds)
@@ -87,26 +96,30 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced, Event: self._on_event, ClosedReplicas: self._on_closed,
+            Fenced: self._on_fenced, Event: self._on_event, ClosedReplicas: self._on_closed, Pong: self._on_pong,
+            Saved: self._on_saved, DenseSaved: self._on_dense_saved,
         }  # fmt: skip
+        self.recovery = Recovery(self)
         self._switcher: Switcher | None = None
+        self.cuts = Cuts(self, run_dir)
 
     # -- the run ------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Gather the nodes, work through the rounds, report the result, dismiss everybody."""
         plan = rounds(self.dataset, self.cfg.train)
-        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan])
+        self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan], self.run_dir)
         self.gather()
-        stopping = EarlyStopping(self.cfg.train.patience)
-        results: list[dict[str, Any]] = []
-        for number, part in enumerate(plan):
+        self.cuts.begin(sum(self.switcher.rows))
+        stopping, results = self.cuts.stopping, self.cuts.results
+        for number, part in list(enumerate(plan))[len(results) :]:
             self.train(part, number, len(plan))
             scores = {split: self.evaluate(split) for split in part.evaluate}
             results.append(self._close_round(part, scores))
             if stopping.update(scores[part.judged_by]["auc"]):
                 break
         self.switcher.ended()
+        self.cuts.end()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
         self._event("result", self.result(best))
         self.log.close(step=self.step)
@@ -121,18 +134,16 @@ class Coordinator:
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
                 f"cluster.start_timeout={2 * limit:.0f}."
             )
-        self._gathered = True
+        self._gathered = self.members.settled = True
         self.record.start()
 
     def train(self, part: Round, number: int, of: int) -> None:
         """A round's training, to its last applied gradient: one phase, and one more for every switch within it."""
         self.record.round = (part, number, of)
-        samples = self.dataset.splits[part.split].rows
-        self.switcher.go_on(number, 0, False)
-        first = self._phase(part, 0, samples)
-        while first < samples:
-            self.switcher.go_on(number, first, True)
-            first += self._phase(part, first, samples - first)
+        rest, inside = self.cuts.unread(number, self.dataset.splits[part.split].rows), False
+        while rest:
+            self.switcher.go_on(number, rest[0][0], inside)
+            rest, inside = after(rest, self._phase(part, rest)), True
         self.log_checksums(self.inspect("server"))
 
     @property
@@ -141,14 +152,15 @@ class Coordinator:
         assert self._switcher is not None
         return self._switcher
 
-    def _phase(self, part: Round, first: int, rest: int) -> int:
-        """Train in one mode on the `rest` of a day from sample `first` on; returns how many samples it was given."""
+    def _phase(self, part: Round, rest: Ranges) -> int:
+        """Train in one mode on the `rest` of a day; returns how many samples it was given."""
+        self.recovery.rejoin()
         cfg = self.now
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
-        phase = Phase(rest, cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
+        phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
-        self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, first)
+        self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
         self.trainers.open(cfg, self._waiting)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
@@ -157,7 +169,8 @@ class Coordinator:
             lambda finished: self._lr_scale(done + finished), self._waiting,
             self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
-        training.stop_at, self._training = stop_at, training
+        training.stop_at, training.ranges, self._training = stop_at, rest, training
+        self.cuts.watch(training)
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()
@@ -167,7 +180,7 @@ class Coordinator:
         self.step = policy.step
         self._barrier()
         self._training = None
-        self.record.close_phase(part, cfg.mode.name, training, first)
+        self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self.record.phases[-1].update(self.trainers.phase())
         self._progress()
         return policy.phase.samples
@@ -194,7 +207,9 @@ class Coordinator:
         self._evaluation = None
         return evaluation.metrics(self.dataset.splits[split].slice(0, samples).labels)
 
-    def _begin(self, training: bool, split: int, epoch: int, samples: int, batch: int, first: int = 0) -> None:
+    def _begin(
+        self, training: bool, split: int, epoch: int, samples: int, batch: int, rest: Ranges = ((0, 0),)
+    ) -> None:
         self._phase_number += 1
         self.started = True
         mode, home = policy_class(self.now.mode.name), self.now.home
@@ -202,14 +217,16 @@ class Coordinator:
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
             home == "servers" or (home == "replicas" and not training),
             mode.prefetch_rows and self.now.mode.prefetch > 0,
-            first,
+            rest[0][0], flat(rest),
         )
         self.log.info(eventlog.PHASE, message._asdict())
         self.members.tell("server", message._replace(served_dense=home != "workers"))
         self._barrier()
         if training:
             self.switcher.resumed()
+        self.recovery.begin()
         self.members.tell("worker", message)
+        self.recovery.begun = message
 
     def _barrier(self) -> None:
         """Wait until every shard has applied everything ordered so far."""
@@ -245,14 +262,19 @@ class Coordinator:
         return {
             **self.record.result(best, inspected),
             **self.trainers.result(),
+            **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
             "refused_frames": sum(refused) + sum(self.hub.refused.values()),
             "event_log_bytes": self.log.bytes,
+            **self.cuts.summary(),
+            **self.recovery.told(inspected),
         }
 
     def _progress(self) -> None:
         told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}
+        if self.switcher.auto is not None:
+            told["auto"] = self.switcher.auto.last
         self._event("progress", {**self.record.progress(self._training, self.step), **told})
 
     def _event(self, name: str, fields: dict[str, Any]) -> None:
@@ -265,8 +287,10 @@ class Coordinator:
         """Handle messages until a condition holds; False when the deadline passes first."""
         while not until():
             left = PROGRESS_SECONDS if deadline is None else min(PROGRESS_SECONDS, deadline - self.hub.now())
-            for channel, frame in self.hub.poll(max(0.0, left)):
+            for channel, frame in self.hub.poll(self.recovery.left(max(0.0, left))):
                 self._handle(channel, frame)
+            self.cuts.look()
+            self.recovery.look()
             if self._training is not None:
                 self.switcher.look()
                 self.trainers.look(self._training.policy)
@@ -310,28 +334,35 @@ class Coordinator:
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
             raise PeerGoneError("The launcher is gone.")
-        if not self.members.forget(channel) or self.stopped:
+        if self.recovery.joiner_lost(channel) or not self.members.forget(channel) or self.stopped:
             return
+        self.recovery.lost(channel)
         if not self._can_do_without(channel.peer):
             raise PeerGoneError(f"{channel.peer} is gone.")
-        self._give_up(channel.peer.index)
+        self._give_up(channel.peer)
 
     def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run goes on without a node: a worker, where the servers hold everything."""
-        allowed = self.cfg.cluster.lost_worker == "continue" and peer.role == "worker"
-        settled = self._gathered and (not self.now.collective_now or self.switcher.mover.moving)
-        return allowed and settled and bool(self.members.of("worker"))
+        """Whether the run goes on without a node: a worker, where the others or the servers hold everything."""
+        allowed = self.cfg.cluster.lost_worker != "end" and peer.role == "worker"
+        settled = self._gathered and (self.recovery.survivable or self.switcher.mover.moving)
+        others = bool(self.members.of("worker"))
+        return allowed and settled and (others or (self.recovery.replaces and self.now.home == "servers"))
 
-    def _give_up(self, worker: int) -> None:
+    def _give_up(self, peer: Peer) -> None:
+        worker = peer.index
         while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
-        self.losses.fence(worker, self._phase_number, batches)
+        if self._switcher is not None and self._switcher.auto is not None:
+            self._switcher.auto.controller.gone(worker)
+        self.losses.fence(worker, self._phase_number, batches, peer.epoch)
+        self.members.tell("worker", Absent(worker))
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):
                 self._grant_evaluation(self._waiting.popleft())
-        self._event("lost", {"process": f"W{worker}", "step": self._now_step, "batches": len(batches)})
+        told = {"step": self._now_step, "batches": len(batches), "shared": self.now.home == "workers"}
+        self._event("lost", {"process": f"W{worker}", "replaced": self.recovery.replaces, **told})
 
     @property
     def _now_step(self) -> int:
@@ -348,11 +379,18 @@ class Coordinator:
         else:
             self.members.hello(channel, hello)
 
+    def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
+        self.recovery.answered(channel, pong)
+
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
+        if ready.role == "worker" and self.recovery.came(channel, ready.number):
+            return
         self.members.authentic(channel, ready.role, ready.number)
         self.members.ready.add((ready.role, ready.number))
 
     def _on_take(self, channel: Channel, take: Take, _: Frame) -> None:
+        if self.recovery.early(channel, take.worker):
+            return
         self.members.authentic(channel, "worker", take.worker)
         self._take(take.worker)
 
@@ -378,6 +416,9 @@ class Coordinator:
     def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
         self.members.authentic(channel, "server", message.shard)
         announced = self._training is not None and self._training.staged(message)
+        if announced:
+            self.recovery.times.useful(f"W{message.worker}")
+            announced = self._training is None or self._training.asked(message.batch)
         if announced or (self.switcher.late.staged(message) and message.worker not in self.losses.gone):
             self._take(message.worker)
 
@@ -385,7 +426,8 @@ class Coordinator:
         self.members.authentic(channel, "server", message.shard)
         self.log.info(eventlog.CHECKSUM, message._asdict())
 
-    def _on_predictions(self, _: Channel, message: Predictions, frame: Frame) -> None:
+    def _on_predictions(self, channel: Channel, message: Predictions, frame: Frame) -> None:
+        self.members.authentic(channel, "worker", message.worker)
         if self._evaluation is not None and message.phase == self._phase_number:
             self._evaluation.put(message, frame.payload)
 
@@ -395,6 +437,13 @@ class Coordinator:
 
     def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:
         self._inspected[message.node] = message
+
+    def _on_saved(self, channel: Channel, message: Saved, _: Frame) -> None:
+        self.members.authentic(channel, "server", message.shard)
+        self.cuts.saved(message)
+
+    def _on_dense_saved(self, _: Channel, message: DenseSaved, frame: Frame) -> None:
+        self.cuts.dense(message, frame.payload.view(np.float32).copy())
 
     def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
         replicated = self.now.home == "workers"
@@ -417,5 +466,6 @@ class Coordinator:
         """Workers first, servers once those are gone: nobody is left talking to nobody."""
         self.stopped = True
         self.members.tell("worker", Stop(reason))
+        self.recovery.dismiss()
         self._pump(lambda: not self.members.of("worker"), self.hub.now() + GOODBYE_SECONDS)
         self.members.tell("server", Stop(reason))

@@ -14,8 +14,10 @@ from torch import Tensor
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Norms
+from gbactl.cluster.survival import Survival
 from gbactl.collective.base import Buckets, Collective
 from gbactl.collective.overlap import Filling
+from gbactl.collective.surviving import InterruptedSum
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_range
@@ -34,13 +36,13 @@ class Sides:
         """The side of this worker as a trainer (see trainer.py)."""
         return self.sides["replicas"]
 
-    def move(self, home: str, gives: bool) -> None:
+    def move(self, home: str, gives: bool, turn: int = 0) -> None:
         """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them.
 
-        It may be asked again, and `gives` then, where who was to give them died."""
+        `turn` is the same for all. It may be asked again, and `gives` then, where who was to give them died."""
         if self.now is not self.sides[home]:
             self.now.leave()
-            self.sides[home].take_over()
+            self.sides[home].take_over(turn)
         if home == "servers" and gives:
             self.sides["workers"].hand_over()
         self.now = self.sides[home]
@@ -55,14 +57,17 @@ class DenseSide(Protocol):
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
 
+    def packed(self) -> tuple[int, int, Any]:
+        """(optimizer steps, P, DenseBlock.packed) of what is held here, for a checkpoint."""
+
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
 
     def leave(self) -> None:
         """Let go of borrowed memory: somebody else holds the parameters from now on."""
 
-    def take_over(self) -> None:
-        """Get parameters and optimizer state from the servers."""
+    def take_over(self, turn: int) -> None:
+        """Get parameters and optimizer state from the servers; `turn` counts moves, the same for all workers."""
 
     def hand_over(self) -> None:
         """Give parameters and optimizer state to the servers."""
@@ -116,7 +121,7 @@ class ServedDense:
             self._held.release()
             self._held = None
 
-    def take_over(self) -> None:
+    def take_over(self, turn: int) -> None:
         """The servers have it."""
 
     def hand_over(self) -> None:
@@ -125,6 +130,10 @@ class ServedDense:
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
         return "", ""
+
+    def packed(self) -> tuple[int, int, Any]:
+        """See DenseSide: nothing is held here."""
+        return 0, 0, np.empty(0, np.float32)
 
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Push rows and dense slices."""
@@ -142,8 +151,9 @@ class ReplicatedDense:
 
     def __init__(
         self, flat: FlatModel, exchange: Exchange, collective: Collective, block: DenseBlock, buckets: int,
-        norms_every: int = 0,
+        norms_every: int = 0, survival: Survival | None = None,
     ) -> None:  # fmt: skip
+        self.survival = survival
         self.flat, self.exchange, self.collective, self.block = flat, exchange, collective, block
         self.norms_every = norms_every if exchange.index == 0 else 0  # all have the same sum: one tells
         self.gradient = np.zeros(flat.size, np.float32)
@@ -151,14 +161,16 @@ class ReplicatedDense:
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
         self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans)
         self._weight = np.float32(1.0)
-        self._begun = False
+        self._begun = self._again = False
 
     def leave(self) -> None:
         """See DenseSide."""
         self.flat.listen(None)
 
-    def take_over(self) -> None:
+    def take_over(self, turn: int) -> None:
         """See DenseSide."""
+        if self.survival is not None:
+            self.survival.renew(turn)
         size = self.flat.size
         shards = len(self.exchange.servers)
         for shard, (state, values) in enumerate(self.exchange.get_dense()):
@@ -173,6 +185,11 @@ class ReplicatedDense:
 
     def load(self, item: Item) -> None:
         """The model already holds it; its gradient is to be summed while it is computed."""
+        if self.survival is not None and item.phase.training:
+            self._again = not self.survival.begin(item)
+            if self._again:
+                self.flat.listen(None)
+                return
         if item.phase.training and item.grant.samples:
             self._weight = np.float32(item.grant.samples / item.phase.local_batch)
             self._begun = False
@@ -196,6 +213,25 @@ class ReplicatedDense:
             self.gradient[low:high] *= self._weight
         self._filling.filled(part)
 
+    def packed(self) -> tuple[int, int, Any]:
+        """See DenseSide."""
+        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+
+    def restored(self) -> None:
+        """The block holds what a checkpoint had: compute with that."""
+        self.flat.load(self.block.value.copy())
+
+    def _summed(self) -> bool:
+        """Wait for a step's sum. False where another batch of the step is this worker's, or nothing counts any more."""
+        try:
+            if self.survival is not None and self.survival.more():
+                self._filling.begin()
+                return False
+            self._filling.wait()
+        except InterruptedSum:
+            return False
+        return True
+
     def checksum(self) -> tuple[str, str]:
         """See DenseSide."""
         own = digest([self.block.value, *self.block.moments.values()])
@@ -204,6 +240,10 @@ class ReplicatedDense:
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Push rows and ask for the next batch's while the last buckets are summed; then take the step."""
         grant = item.grant
+        if self._again and self.survival is not None:
+            self.exchange.push(item, row_gradient, None)
+            self.survival.forward()
+            return
         if row_gradient is None:
             self.gradient[:] = 0.0
             self._filling.flush()
@@ -212,10 +252,13 @@ class ReplicatedDense:
             self._filling.flush()
             self.exchange.push(item, row_gradient, None)
         self.exchange.pull_ahead()
-        self._filling.wait()
+        if not self._summed():
+            return
         if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
             self.exchange.coordinator.send(Norms(grant.token, square, []))
+        if self.survival is not None:
+            self.survival.take(grant.token)
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)

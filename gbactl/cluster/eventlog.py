@@ -67,7 +67,7 @@ class JoinedRecord(NamedTuple):
 
 
 class StopRecord(NamedTuple):
-    """A phase was told to end at a batch, or where it was: a switch comes."""
+    """A phase was told to end before a batch: a switch comes."""
 
     batch: int
 
@@ -157,7 +157,7 @@ class EventLog:
         self._add(JOINED, (_in(worker, _WORKERS),))
 
     def stop(self, batch: int) -> None:
-        """Note that a phase is to end early, before the policy is told."""
+        """Note that a phase is to end early, before which batch."""
         self._add(STOP, (_in(batch, _NUMBERS),))
 
     def forgo(self, batches: int) -> None:

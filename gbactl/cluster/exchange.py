@@ -21,6 +21,7 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
     Abandon,
+    Absent,
     Ack,
     BeginPhase,
     CloseReplicas,
@@ -31,11 +32,14 @@ from gbactl.cluster.messages import (
     Inspect,
     MoveDense,
     OpenReplicas,
+    Ping,
+    Pong,
     Predictions,
     Pull,
     Push,
     PutDense,
     Rows,
+    SaveDense,
     Stop,
     Take,
     decode,
@@ -44,7 +48,7 @@ from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats, Unique
 
-Question = Inspect | MoveDense | OpenReplicas | CloseReplicas
+Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
 
 
 @dataclass(slots=True)
@@ -120,6 +124,9 @@ class Exchange:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
         self._stopped = False
+        #: called by the reading thread: a batch of a step at hand has come late; another worker is gone
+        self.on_more: Callable[[], None] = lambda: None
+        self.on_absent: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
     # -- the compute thread -------------------------------------------------------------------------
@@ -133,14 +140,15 @@ class Exchange:
     def next(self, answer: Callable[[Any], Any], lane: int = 0) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
-        Between batches the coordinator's questions are answered with `answer(question)`, each when every batch that
-        was granted before it is done: a batch of no samples may be among them, for which nobody waits.
+        Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
+        payload), each when every batch that was granted before it is done: a batch of no samples may be among them,
+        for which nobody waits.
         """
         with self._cv:
             self._done(lane)
             self.pull_ahead()
             self._cv.wait_for(lambda: self._due(lane))
-            while lane == 0 and self._asked() and not self._over():
+            while lane == 0 and self._asked() and not self.over():
                 self._reply(answer, self._questions.popleft()[0])
                 self._cv.wait_for(lambda: self._due(lane))
             if self.error is not None:
@@ -168,11 +176,11 @@ class Exchange:
             self._cv.acquire()
             self._answering = False
         if told is not None:
-            self.coordinator.send(told)
+            self.coordinator.send(*(told if type(told) is tuple else (told,)))
         self._cv.notify_all()
 
     def _due(self, lane: int) -> bool:
-        if self._over():
+        if self.over():
             return True
         if lane == 0 and self._asked():
             return True
@@ -236,7 +244,7 @@ class Exchange:
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, or the end of the run. Raises what ended it."""
         with self._cv:
-            self._cv.wait_for(lambda: condition() or self._over())
+            self._cv.wait_for(lambda: condition() or self.over())
             if self.error is not None:
                 raise self.error
 
@@ -245,6 +253,11 @@ class Exchange:
         with self._cv:
             for item in islice(self._queue, max(1, self.lanes - len(self._busy))):
                 self._pull(item)
+
+    def has_batch_of(self, step: int) -> bool:
+        """Whether the next batch is one of a step (or of one before it) that this worker is in already."""
+        queue = self._queue
+        return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
 
     def predictions(self, item: Item, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
@@ -260,7 +273,8 @@ class Exchange:
 
     # -- the reading thread -------------------------------------------------------------------------
 
-    def _over(self) -> bool:
+    def over(self) -> bool:
+        """Whether nothing is to be waited for any more."""
         return self._stopped or self.error is not None
 
     def _read(self) -> None:
@@ -285,6 +299,10 @@ class Exchange:
             self._begin(message)
         elif isinstance(message, Abandon):
             self._abandon(message.phase)
+        elif isinstance(message, Absent):
+            self.on_absent(message.worker)
+        elif isinstance(message, Ping):
+            self.coordinator.send(Pong(self.index, message.beat))
         elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
@@ -325,10 +343,25 @@ class Exchange:
         assert self._phase is not None
         batch, unique = self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
-        self._queue.append(item)
+        late = self._late(item)
+        if late:
+            self._queue.insert(late - 1, item)
+        else:
+            self._queue.append(item)
         self._granted_items += 1
-        if len(self._queue) + len(self._busy) <= self.lanes or self._phase.prefetch_rows or not self._phase.training:
+        first = len(self._queue) + len(self._busy) <= self.lanes
+        if late:
             self._pull(item)
+            self.on_more()
+        elif first or self._phase.prefetch_rows or not self._phase.training:
+            self._pull(item)
+
+    def _late(self, item: Item) -> int:
+        """1 + its place before batches of later steps, as where it was a dead worker's in `sync`; else 0."""
+        if self._phase is None or self._phase.served_dense or not item.phase.training:
+            return 0
+        later = [n for n, other in enumerate(self._queue) if other.grant.token > item.grant.token]
+        return 1 + later[0] if later else 0
 
     def _pull(self, item: Item) -> None:
         if item.pulled:

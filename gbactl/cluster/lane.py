@@ -76,10 +76,14 @@ class Lane:
         """Replicas differ; what is judged and summed up is what the servers hold."""
         return "", ""
 
+    def packed(self) -> tuple[int, int, Any]:
+        """See DenseSide: nothing of a replica is saved."""
+        return 0, 0, np.empty(0, np.float32)
+
     def leave(self) -> None:
         """See DenseSide."""
 
-    def take_over(self) -> None:
+    def take_over(self, turn: int) -> None:
         """See DenseSide."""
 
     def hand_over(self) -> None:

@@ -12,18 +12,26 @@ from gbactl.cluster.messages import Fence, Fenced
 
 
 class Losses:
-    """Which workers are gone, in the order in which they were missed."""
+    """Which workers are gone and have no successor, in the order in which they were missed."""
 
     def __init__(self, members: Members) -> None:
         self.members = members
         self.gone: list[int] = []
         self._closed: dict[int, set[int]] = {}
 
-    def fence(self, worker: int, phase: int, batches: list[int]) -> None:
+    def fence(self, worker: int, phase: int, batches: list[int], epoch: int = 0) -> None:
         """Tell every server that a worker is gone and that its parts of these batches are worth nothing."""
         self.gone.append(worker)
         self._closed[worker] = set()
-        self.members.tell("server", Fence(worker, phase, batches))
+        self.members.tell("server", Fence(worker, phase, batches, epoch))
+
+    def fencing(self, worker: int) -> bool:
+        """Whether some server has yet to close its door to a worker."""
+        return worker in self._closed
+
+    def returned(self, worker: int) -> None:
+        """Another process has taken its place."""
+        self.gone.remove(worker)
 
     def fenced(self, message: Fenced) -> bool:
         """A server has closed its door. Whether it was the last one."""

@@ -17,11 +17,15 @@ class Members:
         self.channels: dict[tuple[str, int], Channel] = {}
         self.addresses: dict[int, str] = {}
         self.ready: set[tuple[str, int]] = set()
+        self.settled = False  # everybody has come: whoever comes now takes somebody's place
+        self.joining: dict[int, Channel] = {}
         self._told: set[int] = set()
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """A node has come; workers learn the servers' addresses once all are known. Raises WireError."""
         node = (hello.role, hello.number)
+        if self.settled and hello.role == "worker" and self._joins(channel, hello.number):
+            return
         expected = 0 <= hello.number < self.expected.get(hello.role, 0)
         if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
             raise WireError(f"{channel.peer} does not belong to this run as {hello.role} {hello.number}.")
@@ -31,8 +35,26 @@ class Members:
         if len(self.addresses) == self.expected["server"]:
             self._tell_workers()
 
+    def _joins(self, channel: Channel, number: int) -> bool:
+        """A worker in the place of one that is gone: it is no member before it is admitted."""
+        vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
+        before = self.joining.get(number)
+        if not vacant or number != channel.peer.index or (before and before.peer.epoch >= channel.peer.epoch):
+            return False
+        self.joining[number] = channel
+        channel.send(Setup(self._servers()))
+        return True
+
+    def admit(self, number: int) -> Channel:
+        """A worker that was joining is a member from now on."""
+        channel = self.channels["worker", number] = self.joining.pop(number)
+        return channel
+
+    def _servers(self) -> list[str]:
+        return [self.addresses[s] for s in range(self.expected["server"])]
+
     def _tell_workers(self) -> None:
-        servers = [self.addresses[s] for s in range(self.expected["server"])]
+        servers = self._servers()
         for index, channel in self.of("worker").items():
             if index not in self._told:
                 self._told.add(index)

@@ -48,7 +48,8 @@ class Ready(NamedTuple):
 class BeginPhase(NamedTuple):
     """A phase (training or evaluation) starts; `number` stands in every later message of it.
 
-    It has `samples` of the split from `first_sample` on; batches and their samples count from there.
+    It has `samples` of the split from `first_sample` on; batches and their samples count from there. Where `ranges`
+    is not empty (see checkpoint/ranges.py), they count through those instead.
     """
 
     number: int
@@ -62,6 +63,7 @@ class BeginPhase(NamedTuple):
     served_dense: bool
     prefetch_rows: bool
     first_sample: int = 0
+    ranges: list[int] = []  # noqa: RUF012
 
 
 class Abandon(NamedTuple):
@@ -142,6 +144,10 @@ class SettleReplicas(NamedTuple):
 
 class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
+
+
+class Afresh(NamedTuple):
+    """To a server: the optimizer's state begins anew, parameters stay."""
 
 
 class DenseState(NamedTuple):
@@ -245,11 +251,14 @@ class DropPart(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """To a server: a worker is gone. Nothing of it counts from now on, and its parts of these batches are discarded."""
+    """To a server: a worker is gone. Nothing of it counts from now on, and its parts of these batches are discarded.
+
+    Whoever takes its place has a later `epoch` than this."""
 
     worker: int
     phase: int
     batches: list[int]
+    epoch: int = 0
 
 
 class Fenced(NamedTuple):
@@ -337,6 +346,77 @@ class Ack(NamedTuple):
     batch: int
 
 
+class Save(NamedTuple):
+    """To a server: write the shard as it is at this step into the checkpoint's folder `name`, `pace` bytes a second (0:
+    as fast as can be); `kind`: see Rhythm."""
+
+    number: int
+    step: int
+    name: str
+    kind: str
+    dense: bool
+    pace: float
+
+
+class Saved(NamedTuple):
+    """The answer to Save: a file of so many bytes and rows, with its checksums, is on the disk; or `error`, why not."""
+
+    shard: int
+    number: int
+    bytes: int
+    rows: int
+    sums: dict[str, str]
+    seconds: float
+    error: str
+
+
+class SaveDense(NamedTuple):
+    """To a worker: tell the dense parameters as they are behind the batches that it has now."""
+
+    number: int
+
+
+class DenseSaved(NamedTuple):
+    """The answer to SaveDense: payload float32 (see DenseBlock.packed) with `params` parameters, after `step` steps."""
+
+    number: int
+    step: int
+    params: int
+
+
+class Absent(NamedTuple):
+    """To a worker, in `sync`: another one is gone; nobody waits for it."""
+
+    worker: int
+
+
+class Numbered(NamedTuple):
+    """A message, of a `kind`, over a connection that may lose it (see reliable.py); its payload is this one's."""
+
+    number: int
+    kind: int
+    descriptor: bytes
+
+
+class Arrived(NamedTuple):
+    """Every numbered message below this one has come."""
+
+    below: int
+
+
+class Ping(NamedTuple):
+    """To a worker: answer with Pong at once, whatever you compute."""
+
+    beat: int
+
+
+class Pong(NamedTuple):
+    """A worker is alive."""
+
+    worker: int
+    beat: int
+
+
 class Event(NamedTuple):
     """To the launcher: something to show, log or act on."""
 
@@ -353,7 +433,9 @@ class Stop(NamedTuple):
 Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
-    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon
+    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
+    | Save | Saved | SaveDense | DenseSaved
+    | Ping | Pong | Absent | Numbered | Arrived
     | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)

@@ -44,7 +44,7 @@ def main() -> None:
     from gbactl.errors import GbactlError, PeerGoneError
 
     boot = bootstrap.Bootstrap.loads(line)
-    set_up_log(Path(boot.run_dir), str(boot.peer))
+    set_up_log(Path(boot.run_dir), boot.log_name)
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
     run = {"coordinator": bootstrap.run_coordinator, "server": bootstrap.run_server, "worker": bootstrap.run_worker}

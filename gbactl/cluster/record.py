@@ -30,11 +30,16 @@ class RunRecord:
         self.round: tuple[Round, int, int] | None = None
         self.last_gradient: float | None = None  # of the last phase, by `now`
         self._pause: float | None = None
+        self._fresh = False
         self.start()
 
     def start(self) -> None:
         """Everybody is ready."""
         self._began = self.now()
+
+    def go_on(self, seconds: float) -> None:
+        """It began so long ago: this run continues another."""
+        self._began = self.now() - seconds
 
     @property
     def seconds(self) -> float:
@@ -50,12 +55,17 @@ class RunRecord:
         """From the last gradient before a switch to the first one of the phase that goes on."""
         self._pause = milliseconds
 
+    def afresh(self) -> None:
+        """The optimizer's state begins anew with the next phase."""
+        self._fresh = True
+
     def close_phase(self, part: Round, mode: str, training: Training, first_sample: int) -> None:
         """A phase's last gradient is applied. EPS covers first hand-out to last; the drain stands beside it."""
         policy, clock = training.policy, training.clock
         self.ledger.add(policy.ledger)
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
         pause, self._pause = self._pause, None
+        fresh, self._fresh = self._fresh, False
         self.phases.append(
             {
                 "day": part.label,
@@ -63,6 +73,7 @@ class RunRecord:
                 "first_sample": first_sample,
                 "first_step": policy.phase.first_step,
                 "pause_ms": pause,
+                **({"fresh_optimizer": True} if fresh else {}),
                 "steps": policy.step - policy.phase.first_step,
                 "samples": policy.ledger.trained,
                 "seconds": clock.seconds,
@@ -110,7 +121,7 @@ class RunRecord:
             "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
             "phases": self.phases,
             "curve": self.curve,
-            **self.statistics.summary(),
+            **self.statistics.summary({name: v.counters for name, v in inspected.items()}),
             "checksums": checksums(inspected),
             "memory": {name: v.bytes for name, v in sorted(inspected.items()) if v.bytes},
         }

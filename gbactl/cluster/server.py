@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.saver import Saver
 from gbactl.cluster import frames
 from gbactl.cluster.centre import CentreSide
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    KIND,
     Ack,
+    Afresh,
     Barrier,
     BeginPhase,
     Checked,
@@ -37,26 +40,31 @@ from gbactl.cluster.messages import (
     PutDense,
     Reached,
     Rows,
+    Save,
     Staged,
     Stop,
     decode,
 )
 from gbactl.cluster.scheduling import settle_garbage
 from gbactl.errors import WireError
+from gbactl.faults.serving import Slowness
 from gbactl.store.part import Order, Part
 from gbactl.store.schedule import due
 from gbactl.store.shard import Shard
 
 HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)
+SLOWED = frozenset(KIND[message] for message in (Pull, Push, OrderStep))  # what a fault plan stretches
 log = logging.getLogger(__name__)
 
 
 class Server:
     """Serves one shard until the coordinator says stop or is gone."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0) -> None:
-        self.norms_every = norms_every
+    def __init__(
+        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: Saver | None = None
+    ) -> None:
+        self.norms_every, self.saver = norms_every, saver
         self.hub, self.coordinator, self.shard = hub, coordinator, shard
         self.index = shard.spec.shard
         low, high = shard.dense_range
@@ -64,32 +72,46 @@ class Server:
         self.phase, self.served_dense = -1, True
         self.refused: Counter[str] = Counter()
         self.stopped = False
+        self.fenced_frames = 0
+        self.slowness: Slowness | None = None
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
-        self._fenced: set[int] = set()
+        self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
         centre = CentreSide(shard)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, Pull: self._pull, Push: self._push, OrderStep: self._order,
-            Barrier: self._barrier, DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense,
+            **centre.handlers, Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
+            Save: self._save,
         }  # fmt: skip
 
     def run(self) -> None:
         """Serve until stopped."""
         settle_garbage()
         while not self.stopped:
-            for channel, frame in self.hub.poll(None):
-                self.handle(channel, frame)
+            for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
+                if self.slowness is not None and frame.kind in SLOWED:
+                    self.slowness.handle(frame.kind, self.handle, channel, frame)
+                else:
+                    self.handle(channel, frame)
+                self._save_on()
+            self._save_on()
+
+    def _save_on(self) -> None:
+        if self.saver is not None:
+            self.saver.advance()
 
     def handle(self, channel: Channel, frame: Frame) -> None:
         """Act on one frame; a malformed one is refused, counted and logged."""
         if frame.kind == frames.CLOSED:
             self.stopped |= channel is self.coordinator
             return
-        if channel.peer.role == "worker" and channel.peer.index in self._fenced:
+        if channel.peer.role == "worker" and channel.peer.epoch <= self._fenced.get(channel.peer.index, -1):
             frame.release()
+            self.fenced_frames += 1
+            channel.close()  # if it lives, it learns that it is out
             return
         try:
             message = decode(frame)
@@ -188,13 +210,16 @@ class Server:
         frame.release()
         channel.send(Ack(0, 0))
 
+    def _afresh(self, _: Channel, __: Afresh, frame: Frame) -> None:
+        self.shard.reset_optimizer()
+
     def _drop(self, _: Channel, drop: DropPart, frame: Frame) -> None:
         if drop.phase == self.phase:
             self.shard.drop(drop.batch)
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
         """A worker that the coordinator has given up may still have messages on their way: they come too late."""
-        self._fenced.add(fence.worker)
+        self._fenced[fence.worker] = fence.epoch
         self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
             for batch in fence.batches:
@@ -223,6 +248,9 @@ class Server:
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
         counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
+        counters |= {"fenced": self.fenced_frames} if self.fenced_frames else {}
+        counters |= getattr(self.hub, "counts", {})
+        counters |= {} if self.slowness is None else self.slowness.counters
         if inspect.what == "dense":
             block = self.shard.dense if self.served_dense else None
             checksum, told = "", str(0 if block is None else block.model_sum())
@@ -230,6 +258,11 @@ class Server:
             total = self.shard.model_sum(self.served_dense)
             checksum, told = self.shard.checksum(), "" if total is None else str(total)
         self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters))
+
+    def _save(self, _: Channel, save: Save, frame: Frame) -> None:
+        if self.saver is None:
+            raise WireError("a checkpoint in a run that has none")
+        self.saver.begin(save, save.dense)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

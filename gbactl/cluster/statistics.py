@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ class Statistics:
     loss_samples: int = 0
     pulled: dict[int, int] = field(default_factory=dict)
     observed: Observed | None = None
+    heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     def announced(
@@ -64,6 +66,8 @@ class Statistics:
         self.pulled[batch] = pulled
         if self.observed is not None:
             self.observed.add(worker, seconds, slowdown, samples)
+        if self.heard is not None:
+            self.heard(worker, samples, seconds)
 
     def usual(self, worker: int, samples: int) -> float:
         """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""
@@ -104,8 +108,8 @@ class Statistics:
         self.loss_sum, self.loss_samples = 0.0, 0
         return mean
 
-    def summary(self) -> dict[str, Any]:
-        """The part of result.json that this class knows."""
+    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+        """The part of result.json that this class knows; `counters` are the servers' own."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {
@@ -121,5 +125,5 @@ class Statistics:
                 }
                 for w, rate in sorted(self.workers.items())
             },
-            **({} if self.observed is None else {"faults": self.observed.summary()}),
+            **({} if self.observed is None else {"faults": self.observed.summary(counters)}),
         }

@@ -7,12 +7,15 @@ drain and before the next phase's first batch, and must be the same. A switch th
 
 from __future__ import annotations
 
+import functools
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster import eventlog
+from gbactl.cluster.auto import Auto
 from gbactl.cluster.late import Late
-from gbactl.cluster.messages import Abandon, Inspected
+from gbactl.cluster.messages import Abandon, Afresh, Inspected
 from gbactl.cluster.moving import Mover
 from gbactl.cluster.record import checksums
 from gbactl.cluster.training import Training
@@ -33,18 +36,22 @@ SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switc
 class Switcher:
     """Part of the coordinator. `rows`: the samples of each round."""
 
-    def __init__(self, coordinator: Coordinator, rows: list[int]) -> None:
+    def __init__(self, coordinator: Coordinator, rows: list[int], run_dir: Path) -> None:
         self.c, self.rows = coordinator, rows
         self.plan = Plan(coordinator.cfg, rows)
         self.late = Late(coordinator.cfg.cluster.servers)
         self.mover = Mover(coordinator.members, coordinator.losses, self._in_time)
         self._round = 0
         self._rest = 0
-        self._stopping = self._under_way = False
+        self._stopping = self._under_way = self._fresh = False
         self._drained: str | None = None
         self._last_gradient: float | None = None
         self._wish: dict[str, Any] = {}
         self._report: dict[str, Any] | None = None
+        tell = functools.partial(coordinator._event, "auto")
+        self.auto = Auto.of(coordinator.cfg, run_dir, lambda: coordinator.record.seconds, tell)
+        if self.auto is not None:
+            coordinator.record.statistics.heard = self.auto.heard
 
     # -- between two phases -------------------------------------------------------------------------
 
@@ -55,6 +62,7 @@ class Switcher:
         self._round = number
         self._tell(None)
         cfg = self.plan.take(self._position())
+        self._fresh = False
         if cfg is not None:
             self._under_way = True
             self._switch(cfg, first, inside)
@@ -72,7 +80,7 @@ class Switcher:
             self.c._event("switch", {**report, "state": "stayed", "why": why_not})
             return
         here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read}
-        self._report = {**report, **here, "state": "done"}
+        self._report = {**report, **here, "state": "done", **({"fresh_optimizer": True} if self._fresh else {})}
         self.c.now = cfg
         self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step})
 
@@ -86,9 +94,26 @@ class Switcher:
             return reason
         self._last_gradient = self.c.record.last_gradient if inside else None
         self._drained = self._sum("drained", {**servers, **workers})
-        if cfg.home != self.c.now.home and not self.mover.move(cfg.home, self.c.now.home):
-            return "a worker died while the dense parameters were moved"
+        home = self._afresh(cfg) if self.plan.fresh else self.c.now.home
+        if cfg.home != home and not self.mover.move(cfg.home, home):
+            note = "; the optimizer's state begins anew all the same" if self._fresh else ""
+            return f"a worker died while the dense parameters were moved{note}"
         return ""
+
+    def _afresh(self, cfg: RunConfig) -> str:
+        """Begin the optimizer's state anew, on the servers; returns where the dense parameters are then.
+
+        Raises ClusterError where a worker died meanwhile that `cfg` needs: there is no way back."""
+        if self.c.now.home != "servers":
+            self.mover.move("servers", self.c.now.home)
+            if reason := self._reason(cfg):
+                raise ClusterError(f"{reason}.")
+        self.c.members.tell("server", Afresh())
+        self.c._barrier()
+        self.c.log.info(eventlog.SWITCH, {"mode": mode_values(self.c.now), "step": self.c.step, "fresh": True})
+        self.c.record.afresh()
+        self._fresh, self._drained = True, None  # what is summed up before and after is not the same
+        return "servers"
 
     def _reason(self, cfg: RunConfig) -> str:
         """Why a switch that is due cannot be; empty if it can."""
@@ -131,6 +156,8 @@ class Switcher:
 
         Returns the global step that ends it if no batch can be told."""
         self._rest = policy.phase.samples
+        if self.auto is not None:
+            self.auto.begin(self.c.now.mode.name, policy)
         batch = self.plan.last_batch(policy, self._position())
         if batch is None:
             return self.plan.last_step()
@@ -144,10 +171,31 @@ class Switcher:
             return
         if training.clock.gradients is not None:
             self._tell(training.clock.gradients[0])
+        if self.auto is not None:
+            self._consult(self.auto, training)
         if not self._stopping and self.plan.called(self.c.record.seconds):
             self._stopping = True
             log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
             training.stop()
+
+    def _consult(self, auto: Auto, training: Training) -> None:
+        """Let switch=auto look, and ask for what it wants as anybody would."""
+        look = None if self._busy else auto.look(training)
+        if look is None:
+            return
+        to = auto.candidates[look.wanted]
+        obstacle = self._hindrance(to) if look.wanted != look.mode else ""
+        position = {"day": self.c.record.label, "step": training.policy.step, "samples": self._handed_out}
+        auto.note(look, position, obstacle)
+        if look.wanted != look.mode and not obstacle:
+            log.info("auto: %s", look.reason)
+            self.ask({"mode": mode_values(to)})
+
+    @property
+    def _handed_out(self) -> int:
+        """Samples so far, the phase that goes on included."""
+        training = self.c._training
+        return self.c.record.ledger.read + (0 if training is None else training.policy.ledger.read)
 
     def _tell(self, first: float | None) -> None:
         """A switch that was not told yet is done: its first gradient came at `first`, or never."""

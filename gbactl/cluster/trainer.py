@@ -17,6 +17,7 @@ from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.lane import Lane
 from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas
 from gbactl.collective.base import Collective
+from gbactl.collective.surviving import Surviving
 from gbactl.errors import ClusterError
 from gbactl.models.flat import FlatModel
 from gbactl.replicas import Rule, make
@@ -112,6 +113,8 @@ class TrainerDense(Lane):
             return CentreMeeting(self.replica, rule, self._notes, self._elastic)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
+        if isinstance(self.collective, Surviving):
+            self.collective.undeal()  # `sync` may have dealt its parts
         return RoundMeeting(self.replica, rule, self._notes, self.collective, float(self._trains))
 
     def stepped(self) -> None:
@@ -156,7 +159,7 @@ class TrainerDense(Lane):
         self.served.leave()
         self._evaluating = False
 
-    def take_over(self) -> None:
+    def take_over(self, turn: int) -> None:
         """See DenseSide: every trainer begins with what the servers hold."""
         self._fetch()
         self._fresh = self._common = True

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gbactl.checkpoint.ranges import Finished, Ranges
 from gbactl.cluster.eventlog import EventLog, OrderRecord
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
@@ -56,11 +57,16 @@ class Training:
         self.statistics, self.lr_scale, self.waiting = statistics, lr_scale, waiting
         self.clock, self.checksum_every = Clock(now), checksum_every
         self.reissued = 0
+        self.finished = Finished()
+        self.ranges: Ranges = ((0, policy.phase.samples),)
+        self.granted: Callable[[int, int], None] = lambda worker, token: None
+        self.ordered: Callable[[int], None] = lambda steps: None
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # when it was told to
         self._openings = -1
         self._parts: dict[int, dict[int, Staged]] = {}
         self._leaving: set[int] = set()
+        self._unasked: set[int] = set()
         self.servers = [channel for _, channel in sorted(members.of("server").items())]
         self.workers = members.of("worker")
 
@@ -74,11 +80,13 @@ class Training:
             if not self.take(worker):
                 self.waiting.append(worker)
 
-    def take(self, worker: int) -> bool:
+    def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
         grant = self.policy.take(worker)
         if grant is None:
             return False
+        if not asked:
+            self._unasked.add(grant.batch)
         self.clock.tick()
         if grant.samples:
             self.log.grant(worker, grant.batch, grant.token)
@@ -89,7 +97,13 @@ class Training:
                 grant.after, grant.divisor, scale, self.statistics.usual(worker, grant.samples),
             )
         )
+        self.granted(worker, grant.token)
         return True
+
+    @property
+    def unread(self) -> Ranges:
+        """What of the samples that the phase began with has no fate yet."""
+        return self.finished.unread(self.ranges, self.policy.phase.local_batch)
 
     def staged(self, message: Staged) -> bool:
         """A shard has its part of a gradient. True when it was the last one: the gradient is announced."""
@@ -122,6 +136,32 @@ class Training:
         self.reissued += len(self.policy.lost_worker(worker))
         self._carry_out(self.policy.poll(), before, -1)
         self.serve()
+        self._hand_out_unasked()
+
+    def _hand_out_unasked(self) -> None:
+        """Steps that others are in wait for what the dead worker left of them."""
+        for worker in sorted(self.policy.live):
+            while self.policy.owes(worker) and self.take(worker, asked=False):
+                pass
+
+    def asked(self, batch: int) -> bool:
+        """Whether a worker had asked for a batch: when it is announced, the worker wants the next one."""
+        if batch not in self._unasked:
+            return True
+        self._unasked.discard(batch)
+        return False
+
+    def joined(self, worker: int) -> None:
+        """A worker is there in the place of one that left; it shares what is left, if it has a part in the phase."""
+        self._leaving.discard(worker)
+        self.workers[worker] = self.members.of("worker")[worker]
+        if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
+            return
+        self.log.joined(worker)
+        before = self.policy.ledger.finished
+        self.policy.joined_worker(worker)
+        self._carry_out(self.policy.poll(), before, -1)
+        self.serve()
 
     def _announce(self, parts: list[Staged], samples: int) -> None:
         """A gradient is on every shard: let the policy decide, order what it decides."""
@@ -145,8 +185,8 @@ class Training:
 
     def stop(self, batch: int = 0) -> None:
         """The phase ends at a batch, or as soon as it can: a switch comes (see Policy.stop)."""
-        self.log.stop(batch)
         self.policy.stop(batch)
+        self.log.stop(self.policy.phase.batches)  # where it is depends on who has begun a step, which no log tells
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 
@@ -154,7 +194,9 @@ class Training:
         """Give up what is in flight: (worker, batch, shards that have their part) of what is still to come."""
         owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
         parts = self._parts
+        decayed = self.policy.ledger.decayed
         given_up = self.policy.forgo()
+        self.finished.forgo(given_up, self.policy.ledger.decayed - decayed)
         self.log.forgo(len(given_up))
         for batch in given_up:
             for channel in self.servers:
@@ -173,9 +215,12 @@ class Training:
             if isinstance(decision, Drop):
                 finished += decision.samples
                 self._drop(worker, decision)
+                self.finished.drop(decision)
             else:
                 self._order(decision, finished)
                 finished += sum(m.samples for m in decision.members)
+                self.finished.settle(decision)
+                self.ordered(decision.step + 1)
 
     def _drop(self, worker: int, drop: Drop) -> None:
         self.log.drop(worker, drop.batch)

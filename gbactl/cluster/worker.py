@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
 from gbactl.cluster.dense import DenseSide, Sides
 from gbactl.cluster.exchange import Exchange, Item, Question
-from gbactl.cluster.messages import BeginPhase, ClosedReplicas, Granted, Inspect, Inspected, Moved, MoveDense
+from gbactl.cluster.messages import BeginPhase, DenseSaved, Granted, Inspect, Inspected, Moved, MoveDense, SaveDense
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.cluster.turns import AnyTime, Turns
 from gbactl.data.dataset import Batch, Dataset, Split
@@ -37,7 +38,10 @@ def key_of(*parts: int) -> int:
 
 def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
     """What a batch's dropout is drawn from: its number within the day, also where a phase begins in its middle."""
-    return key_of(seed, phase.epoch, phase.split, phase.first_sample // phase.local_batch + batch)
+    start = batch * phase.local_batch
+    where = pieces(of_phase(phase.first_sample, phase.samples, phase.ranges), start, 1)
+    position = where[0][0] if where else phase.first_sample + start
+    return key_of(seed, phase.epoch, phase.split, position // phase.local_batch)
 
 
 class DataSource:
@@ -48,21 +52,25 @@ class DataSource:
         self.seed, self.shuffle = seed, shuffle
         self.phase: BeginPhase | None = None
         self.split: Split | None = None
+        self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
         """See exchange.Source."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
+        self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted) -> tuple[Batch, Unique]:
         """See exchange.Source."""
         assert self.phase is not None and self.split is not None
-        low = self.phase.first_sample + grant.start if grant.samples else 0
-        high = low + grant.samples
+        where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:
             key = key_of(self.seed, self.phase.epoch, self.phase.split)
-            batch = self.split.take(permuted(low, high, self.split.rows, key))
+            found = [permuted(low, high, self.split.rows, key) for low, high in where]
+            batch = self.split.take(found[0] if len(found) == 1 else np.concatenate(found))
+        elif len(where) == 1:
+            batch = self.split.slice(*where[0])
         else:
-            batch = self.split.slice(low, high)
+            batch = self.split.take(np.concatenate([np.arange(low, high) for low, high in where]))
         return batch, self.kernels.dedupe(batch.ids, self.dataset.schema.offsets, self.servers)
 
 
@@ -103,16 +111,21 @@ class Worker:
         """Who holds the dense parameters now."""
         return self.sides.now
 
-    def _answer(self, question: Question) -> Inspected | Moved | ClosedReplicas | None:
+    def _answer(self, question: Question) -> Any:
+        """The message that answers, or (message, payload), or nothing."""
+        if isinstance(question, SaveDense):
+            step, params, values = self.dense.packed()
+            return DenseSaved(question.number, step, params), values.view(np.uint8)
         if isinstance(question, MoveDense):
-            self.sides.move(question.home, question.giver == self.exchange.index)
+            self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)
         return self._inspect() if isinstance(question, Inspect) else self.sides.trainer.hear(question)
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
-        return Inspected(f"W{self.exchange.index}", checksum, total, memory, {})
+        counts = dict(getattr(self.exchange.hub, "counts", {}))  # see reliable.py
+        return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts)
 
     def _train(self, item: Item) -> None:
         if item.grant.samples == 0:

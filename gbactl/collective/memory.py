@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gbactl.collective.base import Vector, as_array
+from gbactl.collective.surviving import InterruptedSum, Surviving
 from gbactl.errors import ClusterError
+
+KEPT_ROUNDS = 16  # of those that are dealt: nobody is so far behind
 
 
 @dataclass
@@ -27,6 +31,7 @@ class _Round:
 class _Handle:
     key: tuple[str, int]
     buffer: Vector
+    parts: int = 0
 
 
 class MemoryGroup:
@@ -71,6 +76,26 @@ class MemoryGroup:
             if entry.taken == self.size:
                 del self.rounds[key]
 
+    def fill(self, key: tuple[str, int], part: int, vector: Vector) -> None:
+        """File a part of a round, whoever's it is."""
+        with self.changed:
+            self.rounds.setdefault(key, _Round()).parts[part] = vector
+            self.changed.notify_all()
+
+    def gather(self, key: tuple[str, int], parts: int, out: Vector, wanted: Callable[[], bool]) -> None:
+        """Sum a round's parts into `out` when all are there. Raises InterruptedSum, ClusterError."""
+        deadline = time.monotonic() + self.timeout
+        with self.changed:
+            entry = self.rounds.setdefault(key, _Round())
+            while not set(range(parts)) <= set(entry.parts):
+                if wanted():
+                    raise InterruptedSum
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"a part of all-reduce {key[0]} never came.")
+                self.changed.wait(0.05)
+            out[:] = sum_in_rank_order([entry.parts[part] for part in range(parts)])
+            self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
+
     def leave(self, rank: int) -> None:
         """Tell those who wait that `rank` will not come."""
         with self.changed:
@@ -86,16 +111,45 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
     return total
 
 
-class MemoryCollective:
+class MemoryCollective(Surviving):
     """One rank of a MemoryGroup."""
 
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
+        self.wanted: Callable[[], bool] = lambda: False
         self._rounds: dict[str, int] = {}
+        self._dealt: tuple[int, int | None, int] | None = None
+        self._generation = 0
+
+    def deal(self, number: int, part: int | None, parts: int) -> None:
+        """See Surviving."""
+        self._dealt = (number, part, parts)
+
+    def undeal(self) -> None:
+        """See Surviving."""
+        self._dealt = None
+
+    def leave_out(self, rank: int) -> None:
+        """See Surviving; nothing is ever overwritten here."""
+
+    def interrupt(self) -> None:
+        """See Surviving."""
+        with self.group.changed:
+            self.group.changed.notify_all()
+
+    def renew(self, generation: int) -> None:
+        """See Surviving."""
+        self._generation = generation
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
         array = as_array(buffer)
+        if self._dealt is not None:
+            number, part, parts = self._dealt
+            key = (f"{self._generation}/{name}", number)
+            if part is not None:
+                self.group.fill(key, part, array.copy())
+            return _Handle(key, array, parts)
         number = self._rounds.get(name, 0)
         self._rounds[name] = number + 1
         self.group.put((name, number), self.rank, array.copy())
@@ -103,7 +157,10 @@ class MemoryCollective:
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
-        self.group.take(handle.key, handle.buffer)
+        if handle.parts:
+            self.group.gather(handle.key, handle.parts, handle.buffer, self.wanted)
+        else:
+            self.group.take(handle.key, handle.buffer)
 
     def close(self) -> None:
         """See Collective.close."""

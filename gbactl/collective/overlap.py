@@ -47,9 +47,11 @@ class Filling:
     def wait(self) -> None:
         """Block until the vector holds the sums; then nothing is filled."""
         self.flush()
-        for handle in self._handles:
-            self.collective.wait(handle)
-        self.begin()
+        try:
+            for handle in self._handles:
+                self.collective.wait(handle)
+        finally:
+            self.begin()
 
     def _start(self) -> None:
         number, self._next = self._next, self._next - 1

@@ -6,8 +6,8 @@ because a rank that is a round ahead must not overwrite what a slower one still 
 computes ((x0 + x1) + x2) + ..., so all ranks and all runs get the same bits.
 
 A bucket's file is unlinked as soon as every rank has mapped it: whatever dies, the memory is released.
-Linux only (futex through libc). Each rank writes only its own line of counters; a counter is an aligned
-32-bit word, published by the system call that follows it.
+Linux only (futex through libc). A counter has one writer at a time and is an aligned 32-bit word, published by the
+system call that follows it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import os
 import platform
 import shutil
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ import numpy as np
 
 from gbactl.collective.base import Vector, as_array
 from gbactl.collective.meeting import Meeting
+from gbactl.collective.surviving import InterruptedSum, Surviving
 from gbactl.errors import ClusterError, ConfigError
 
 FUTEX_WAIT, FUTEX_WAKE, EVERYONE = 0, 1, 0x7FFFFFFF
@@ -40,13 +43,17 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+_ROOM_SECONDS = 2e-4
 _PATIENCE = _Timespec(0, 200_000_000)  # how often a waiting rank looks whether its peer still lives
 
 
 class _Line(ctypes.Structure):
-    """What one rank publishes: how many rounds it has written, and who it is."""
+    """Up to which round the part of this number is written; who the rank of this number is, and up to where it read."""
 
-    _fields_ = (("round", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("pad", ctypes.c_uint32 * 14))
+    _fields_ = (
+        ("round", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("done", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32 * 13),
+    )  # fmt: skip
 
 
 @dataclass
@@ -54,8 +61,9 @@ class _Bucket:
     length: int
     path: Path
     lines: list[Any]
-    slots: tuple[list[Vector], list[Vector]]  # two parities, one slot per rank
+    slots: tuple[list[Vector], list[Vector]]  # two parities, one slot per part
     round: int = 0
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ class _Handle:
     bucket: _Bucket
     round: int
     buffer: Vector
+    parts: int
 
 
 def alive(pid: int) -> bool:
@@ -75,12 +84,44 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-class SharedMemoryCollective:
-    """One rank of a group on this host. `folder` is private to the group and starts out empty."""
+class SharedMemoryCollective(Surviving):
+    """One rank of a group on this host. `folder` is private to the group and starts out empty.
+
+    Where parts are dealt a rank that dies breaks nothing: what it had put in counts, the rest others put in."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
+        self.wanted: Callable[[], bool] = lambda: False
+        self._root = folder
         self._buckets: dict[str, _Bucket] = {}
+        self._dealt: tuple[int, int | None, int] | None = None
+        self._absent: set[int] = set()
+
+    def deal(self, number: int, part: int | None, parts: int) -> None:
+        """See Surviving."""
+        self._dealt = (number, part, parts)
+
+    def undeal(self) -> None:
+        """See Surviving."""
+        self._dealt = None
+
+    def leave_out(self, rank: int) -> None:
+        """See Surviving."""
+        self._absent.add(rank)
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """See Surviving."""
+        for bucket in list(self._buckets.values()):
+            for line in bucket.lines:
+                _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
+
+    def renew(self, generation: int) -> None:
+        """See Surviving."""
+        self._buckets.clear()
+        self._absent.clear()
+        self.folder = self._root / str(generation)
+        self.folder.mkdir(exist_ok=True)
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start. Raises ClusterError when the host has too little shared memory."""
@@ -88,35 +129,57 @@ class SharedMemoryCollective:
         bucket = self._buckets.get(name) or self._open(name, len(array))
         if len(array) != bucket.length:
             raise ValueError(f"{name} has {bucket.length} floats in this group, not {len(array)}")
-        bucket.round += 1
-        bucket.slots[bucket.round & 1][self.rank][:] = array
-        mine = bucket.lines[self.rank]
-        mine.pid, mine.round = os.getpid(), bucket.round
-        _libc.syscall(FUTEX, ctypes.byref(mine), FUTEX_WAKE, EVERYONE, None)
-        return _Handle(name, bucket, bucket.round, array)
+        number, part, parts = self._dealt or (bucket.round + 1, self.rank, self.size)
+        bucket.round = number
+        if part is not None:
+            self._make_room(bucket, number)
+            bucket.slots[number & 1][part][:] = array
+            line = bucket.lines[part]
+            line.round = number
+            _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
+        return _Handle(name, bucket, number, array, parts)
+
+    def _make_room(self, bucket: _Bucket, number: int) -> None:
+        """A slot is free once everybody who lives has read what was in it two rounds before."""
+        for rank, line in enumerate(bucket.lines):
+            while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
+                time.sleep(_ROOM_SECONDS)
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
         parts = handle.bucket.slots[handle.round & 1]
-        for rank in range(self.size):
-            self._await(handle, rank)
-            if rank == 1:
+        for part in range(handle.parts):
+            self._await(handle, part)
+            if part == 1:
                 np.add(parts[0], parts[1], out=handle.buffer)
-            elif rank:
-                np.add(handle.buffer, parts[rank], out=handle.buffer)
-        if handle.round == 1:
-            handle.bucket.path.unlink(missing_ok=True)  # everyone has it mapped by now
+            elif part:
+                np.add(handle.buffer, parts[part], out=handle.buffer)
+        if handle.parts == 1:
+            np.copyto(handle.buffer, parts[0])
+        handle.bucket.lines[self.rank].done = handle.round
+        if handle.bucket.named:
+            self._forget_name(handle.bucket)
 
-    def _await(self, handle: _Handle, rank: int) -> None:
-        line = handle.bucket.lines[rank]
+    def _forget_name(self, bucket: _Bucket) -> None:
+        """Unlink a bucket's file once everyone has it mapped."""
+        if all(line.pid or rank in self._absent for rank, line in enumerate(bucket.lines)):
+            bucket.path.unlink(missing_ok=True)
+            bucket.named = False
+
+    def _await(self, handle: _Handle, part: int) -> None:
+        line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(
                 FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0
             )
-            gone = seen and slept and not alive(line.pid)
+            if self._dealt is not None:
+                if self.wanted():
+                    raise InterruptedSum
+                continue
+            gone = line.pid and slept and not alive(line.pid)
             if gone and line.round < handle.round:
                 raise ClusterError(
-                    f"all-reduce {handle.name} failed on rank {self.rank}: rank {rank} is gone."
+                    f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone."
                 )
 
     def _open(self, name: str, length: int) -> _Bucket:
@@ -139,6 +202,7 @@ class SharedMemoryCollective:
             np.frombuffer(memory, np.float32, length, LINE * self.size + stride * i)
             for i in range(2 * self.size)
         ]
+        lines[self.rank].pid = os.getpid()
         bucket = _Bucket(length, path, lines, (views[: self.size], views[self.size :]))
         return self._buckets.setdefault(name, bucket)
 

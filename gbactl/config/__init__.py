@@ -4,6 +4,7 @@ Only the launcher composes and checks; every other process reads the resolved re
 """
 
 from gbactl.config.groups import (
+    CheckpointConfig,
     ClusterConfig,
     CollectiveConfig,
     FaultsConfig,
@@ -21,6 +22,7 @@ from gbactl.config.run import RunConfig
 
 __all__ = [
     "ROW_L2_SCOPES",
+    "CheckpointConfig",
     "ClusterConfig",
     "CollectiveConfig",
     "FaultsConfig",

@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 
 from gbactl.config.groups import ModeConfig
 from gbactl.errors import ConfigError
-from gbactl.switching.schedule import name
 from gbactl.typed import matches, shown
 
 
@@ -20,12 +19,12 @@ def require(ok: bool, message: str) -> None:
 
 
 @contextlib.contextmanager
-def naming(number: int) -> Iterator[None]:
-    """An error within is that of an entry of the switch schedule (0: the first), and is told with its name."""
+def naming(where: str) -> Iterator[None]:
+    """An error within is that of `where`, an entry of the switch schedule or the like, and is told with its name."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{name(number)}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:

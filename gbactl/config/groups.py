@@ -28,7 +28,8 @@ class ClusterConfig:
     bind: str = "127.0.0.1"
     threads: int | None = None
     pin: str = "auto"
-    lost_worker: str = "end"
+    lost_worker: str = "replace"
+    hang_seconds: float = 10.0
     start_timeout: float = 60.0
 
 
@@ -116,10 +117,35 @@ class FaultsConfig:
 
 
 @dataclass
-class SwitchConfig:
-    """When the run goes on in another mode (see switching/schedule.py); `modes` are their resolved files.
+class CheckpointConfig:
+    """What is saved, how often, and what a lost server costs. Times in seconds; T, T_f, O_s, O_l and O_r of the
+    equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
 
-    `prepare`: the modes that it is started for beside those, servers (all that keep the dense part there) or all.
+    name: str = "none"
+    target_pls: float = 0.035
+    interval_seconds: float | None = None
+    interval_steps: int | None = None
+    job_seconds: float = 201600.0
+    mtbf_seconds: float = 100800.0
+    save_seconds: float = 324.0
+    load_seconds: float = 120.0
+    reschedule_seconds: float = 60.0
+    share: float = 0.125
+    large_tables: float = 0.9
+    base_every: int = 8
+    keep: int = 2
+    memory_mb: int = 256
+    mb_per_second: float = 20.0
+
+
+@dataclass
+class SwitchConfig:
+    """When the run goes on in another mode: by a schedule (none; see switching/schedule.py), or auto (see
+    switching/auto.py for `window` to `minimum_stay`; `every`: seconds between two looks; `changes`: keys of the mode
+    that the run does not begin in).
+
+    `modes` are resolved files: of the schedule's modes, or of auto's other one. `prepare`: the modes that the run is
+    started for beside those, servers (all that keep the dense part there) or all.
     """
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
@@ -127,3 +153,10 @@ class SwitchConfig:
     drain_seconds: float = 30.0
     prepare: str = "servers"
     checksum: str = "auto"
+    name: str = "none"
+    changes: dict[str, Any] | None = None
+    every: float = 2.0
+    window: float = 10.0
+    margin: float = 0.1
+    hysteresis: float = 0.1
+    minimum_stay: float = 30.0

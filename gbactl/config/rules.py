@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from gbactl.checkpoint.intervals import VARIANTS, estimate_of
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
+from gbactl.switching.auto import MODES
+from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
 
@@ -60,14 +63,57 @@ def _check_switches(cfg: RunConfig) -> None:
     choice("switch.checksum", switch.checksum, ("auto", "all"))
     require(0 <= switch.drain_seconds < float("inf"), "switch.drain_seconds must be 0 or more.")
     for number, phase in enumerate(cfg.phases[1:]):
-        with naming(number):
+        with naming(name(number)):
             check_switch(cfg, phase)
+    choice("switch", switch.name, ("none", "auto"))
+    if switch.name == "auto":
+        _check_auto(cfg)
+
+
+def _check_auto(cfg: RunConfig) -> None:
+    switch = cfg.switch
+    require(
+        cfg.mode.name in MODES,
+        f"switch=auto chooses between {' and '.join(MODES)}; type mode= one of these, not mode={cfg.mode.name}.",
+    )
+    require(not switch.schedule, "switch=auto follows no schedule; leave switch.schedule out, or type switch=none.")
+    for key in ("window", "every"):
+        require(0 < getattr(switch, key) < float("inf"), f"switch.{key} must be a positive number of seconds.")
+    for key in ("margin", "hysteresis", "minimum_stay"):
+        require(0 <= getattr(switch, key) < float("inf"), f"switch.{key} must be a number of at least 0.")
+    require("workers" not in (switch.changes or {}), "switch=auto keeps the workers; no workers in switch.changes.")
+    with naming("switch=auto"):
+        for candidate in cfg.candidates.values():
+            check_switch(cfg, candidate)
+
+
+def _check_checkpoint(cfg: RunConfig) -> None:
+    c = cfg.checkpoint
+    choice("checkpoint", c.name, VARIANTS)
+    require(0 < c.share <= 1, "checkpoint.share is the part of the rows that a save has, above 0 and at most 1.")
+    require(0 < c.large_tables <= 1, "checkpoint.large_tables is a part of all rows, above 0 and at most 1.")
+    require(c.keep >= 1, "checkpoint.keep must be at least 1.")
+    require(c.base_every >= 0, "checkpoint.base_every must be 0 (never) or more.")
+    require(c.mb_per_second >= 0, "checkpoint.mb_per_second must be 0 (as fast as can be) or more.")
+    require(c.memory_mb >= 1, "checkpoint.memory_mb must be at least 1.")
+    require(
+        c.interval_seconds is None or c.interval_steps is None,
+        "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",
+    )
+    require((c.interval_seconds or 1) > 0, "checkpoint.interval_seconds must be positive.")
+    require(c.interval_steps is None or c.interval_steps >= 1, "checkpoint.interval_steps must be at least 1.")
+    estimate_of(c, cfg.cluster.servers)
 
 
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
     choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
     require(cfg.mode.prefetch in (0, 1), "mode.prefetch is 0 or 1.")
+    require(
+        cfg.home != "replicas" or (cfg.checkpoint.name == "none" and cfg.resume is None),
+        f"A run with mode={cfg.mode.name} can be neither saved nor resumed: its replicas are no part of a checkpoint; "
+        "type checkpoint=none.",
+    )
     _check_batches(cfg)
 
 
@@ -76,7 +122,8 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster", cfg.cluster.name, ("local", "virtual"))
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
-    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue"))
+    choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
+    require(cfg.cluster.hang_seconds > 0, "cluster.hang_seconds must be positive.")
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     choice("precision", cfg.precision, ("fp32", "bf16"))
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
@@ -105,5 +152,6 @@ def check(cfg: RunConfig) -> RunConfig:
     _check_mode(cfg)
     _check_switches(cfg)
     _check_faults(cfg)
+    _check_checkpoint(cfg)
     cfg.cost.check()
     return cfg

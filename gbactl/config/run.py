@@ -9,6 +9,7 @@ from typing import Any
 
 from gbactl.config.build import build, naming, own_keys, require
 from gbactl.config.groups import (
+    CheckpointConfig,
     ClusterConfig,
     CollectiveConfig,
     FaultsConfig,
@@ -20,7 +21,8 @@ from gbactl.config.groups import (
     TrainConfig,
 )
 from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.switching.schedule import Entry, entries
+from gbactl.switching.auto import GBA, MODES, SYNC
+from gbactl.switching.schedule import Entry, entries, name
 from gbactl.virtual.spec import CostConfig
 
 
@@ -37,11 +39,13 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     switch: SwitchConfig = field(default_factory=SwitchConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     seed: int = 0
     precision: str = "fp32"
     run_dir: str | None = None
+    resume: str | None = None
 
     @property
     def local_batch(self) -> int:
@@ -63,13 +67,30 @@ class RunConfig:
     @functools.cached_property
     def phases(self) -> list[RunConfig]:
         """This configuration, then one for every entry of the switch schedule, in the entry's mode."""
-        files = self.switch.modes or [{} for _ in self.entries]
+        files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
 
     def _named(self, number: int, values: dict[str, Any]) -> RunConfig:
-        with naming(number):
+        with naming(name(number)):
             return self.in_mode(values)
+
+    @functools.cached_property
+    def candidates(self) -> dict[str, RunConfig]:
+        """What switch=auto chooses from, by mode: this configuration, and the other one's; {} without it."""
+        own = self.mode.name
+        if self.switch.name != "auto" or own not in MODES:
+            return {}
+        other = GBA if own == SYNC else SYNC
+        file = self.switch.modes[0] if self.switch.modes else {}
+        changes = {"sparse_divisor": self.mode.sparse_divisor, **(self.switch.changes or {})}
+        with naming("switch=auto"):
+            return {own: self, other: self.in_mode({**file, "name": other, **changes})}
+
+    @property
+    def possible(self) -> list[RunConfig]:
+        """Every way in which this run knows from its start that it may train."""
+        return [*self.phases, *(phase for phase in self.candidates.values() if phase is not self)]
 
     def in_mode(self, values: dict[str, Any]) -> RunConfig:
         """This configuration in another mode, whose keys `values` are, and `workers`, how many train then.
@@ -85,7 +106,7 @@ class RunConfig:
     @property
     def processes(self) -> int:
         """Workers that are started: as many as the phase with the most of them has."""
-        return max(phase.cluster.workers for phase in self.phases)
+        return max(phase.cluster.workers for phase in self.possible)
 
     @property
     def home(self) -> str:
@@ -100,13 +121,13 @@ class RunConfig:
     @property
     def collects(self) -> bool:
         """Whether the run is started with an all-reduce: some mode that it may come to needs one."""
-        return self.switch.prepare == "all" or any(phase.collective_now for phase in self.phases)
+        return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)
 
     @property
     def homes(self) -> set[str]:
         """Who may hold the dense parameters at any time: "servers", where they can always be put, and others."""
         more = {"workers"} if self.switch.prepare == "all" else set()
-        return {"servers", *more, *(phase.home for phase in self.phases)}
+        return {"servers", *more, *(phase.home for phase in self.possible)}
 
     def policy_options(self) -> PolicyOptions:
         """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""
@@ -131,4 +152,4 @@ class RunConfig:
     @property
     def lanes(self) -> int:
         """The most compute threads that a worker has in any phase."""
-        return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.phases))
+        return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))

@@ -6,6 +6,7 @@ About 2 us a number; no generator, no state. Bits agree between machines up to t
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from statistics import NormalDist
 
@@ -45,8 +46,25 @@ def pareto(u: float, shape: float | None = None) -> float:
     return (a - 1.0) * math.expm1(-math.log1p(-u) / a)
 
 
+def weibull(u: float, shape: float | None = None) -> float:
+    """Weibull with a shape (1: exponential; below 1: failures come in bursts), scaled to mean 1."""
+    k = shape or 1.0
+    return math.pow(-math.log1p(-u), 1.0 / k) / math.gamma(1.0 + 1.0 / k)
+
+
+def gamma(u: float, shape: float | None = None) -> float:
+    """Gamma with a shape (1: exponential), scaled to mean 1; drawn by rejection from what `u` seeds."""
+    k = shape or 1.0
+    return random.Random(int(u * 2.0**52)).gammavariate(k, 1.0 / k)
+
+
 DISTRIBUTIONS: dict[str, Callable[[float, float | None], float]] = {
     "exponential": exponential,
     "lognormal": lognormal,
     "pareto": pareto,
+}
+INTERVALS: dict[str, Callable[[float, float | None], float]] = {
+    "exponential": exponential,
+    "weibull": weibull,
+    "gamma": gamma,
 }

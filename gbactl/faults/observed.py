@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gbactl.faults import serving
 from gbactl.faults.hogs import hogged, worker_cores
 from gbactl.faults.plan import FaultPlan
 
@@ -85,10 +86,13 @@ class Observed:
             return 0.0
         return self.reference(worker) or 0.0
 
-    def summary(self) -> dict[str, Any]:
-        """result.json's `faults`: the plans, and for every worker that has one what was injected and observed."""
+    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+        """result.json's `faults`: the plans, and for every process that has one what was injected and observed.
+
+        `counters`: what the servers counted."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
-        return {"plans": self.plan.told(), "workers": workers}
+        servers = serving.summary(self.plan, counters or {})
+        return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {})}
 
     def _worker(self, worker: int) -> dict[str, float | None]:
         sums, reference = self._workers.get(worker), self.reference(worker)
@@ -100,11 +104,12 @@ class Observed:
 
 
 def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """For MLflow: fault_injected/W1 and fault_observed/W1 of a result, as far as they are known."""
-    workers = (result.get("faults") or {}).get("workers") or {}
+    """For MLflow: fault_injected/W1 and fault_observed/W1 (or S0) of a result, as far as they are known."""
+    faults = result.get("faults") or {}
+    processes = {**(faults.get("workers") or {}), **(faults.get("servers") or {})}
     return {
-        f"fault_{name}/{worker}": values[name]
-        for worker, values in workers.items()
+        f"fault_{name}/{process}": values[name]
+        for process, values in processes.items()
         for name in ("injected", "observed")
         if values.get(name) is not None
     }

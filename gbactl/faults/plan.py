@@ -1,6 +1,6 @@
-"""The fault plan: by what factor a worker's batch is slower. Pure, seeded; about 3 us a batch and fault.
+"""The fault plan: by what factor a worker's batch, or a server's message, is slower. Pure, seeded; 3 us each.
 
-Several faults of one worker multiply. Nothing here has a clock or a memory: local and virtual runs of one
+Several faults of one process multiply. Nothing here has a clock or a memory: local and virtual runs of one
 seed slow the same batches by the same factors.
 """
 
@@ -8,33 +8,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gbactl.faults import failures
 from gbactl.faults.choice import choose
 from gbactl.faults.draws import key_of
 from gbactl.faults.spec import Fault, Hog, parse
+from gbactl.faults.weather import Messages
 
 if TYPE_CHECKING:
     from gbactl.config import FaultsConfig, RunConfig
 
+_SERVERS = 2  # keeps the servers' draws apart from those of the workers
+
 
 class FaultPlan:
-    """`seed` is the run's, unless the plan has its own; `workers` is how many there are. Raises ConfigError."""
+    """`seed` is the run's, unless the plan has its own; so many workers and servers. Raises ConfigError."""
 
-    def __init__(self, cfg: FaultsConfig, seed: int, workers: int) -> None:
+    def __init__(self, cfg: FaultsConfig, seed: int, workers: int, servers: int = 0) -> None:
         self.seed = seed if cfg.seed is None else cfg.seed
         self.faults = parse(cfg.plans)
-        self.chosen = tuple(
-            choose(fault.workers, workers, f"faults.plans[{place}]", self.seed, place)
-            for place, fault in enumerate(self.faults)
+        places = [(fault, f"faults.plans[{place}]", place) for place, fault in enumerate(self.faults)]
+        self.chosen = tuple(choose(fault.workers, workers, at, self.seed, place) for fault, at, place in places)
+        self.servers = tuple(
+            choose(fault.servers, servers, at, self.seed, place, kind="server") for fault, at, place in places
         )
-        self._of: list[list[tuple[Fault, int]]] = [[] for _ in range(workers)]
-        for place, (fault, chosen) in enumerate(zip(self.faults, self.chosen, strict=True)):
-            for worker in chosen if not isinstance(fault, Hog) else ():
-                self._of[worker].append((fault, key_of(self.seed, place, worker)))
+        self._of: dict[str, list[tuple[Fault, int]]] = {}
+        for place, fault in enumerate(self.faults):
+            for worker in self.chosen[place] if fault.slows else ():
+                self._of.setdefault(f"W{worker}", []).append((fault.of(worker), key_of(self.seed, place, worker)))
+            for server in self.servers[place] if fault.slows else ():
+                self._of.setdefault(f"S{server}", []).append((fault, key_of(self.seed, place, _SERVERS, server)))
 
     @classmethod
     def of(cls, cfg: RunConfig) -> FaultPlan:
         """The plan of a run."""
-        return cls(cfg.faults, cfg.seed, cfg.processes)
+        return cls(cfg.faults, cfg.seed, cfg.processes, cfg.cluster.servers)
 
     def factor(self, worker: int, turn: int, seconds: float) -> float:
         """How many times slower, at least 1, the worker's batch `turn` is that begins `seconds` into training.
@@ -42,19 +49,28 @@ class FaultPlan:
         `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not
         slowed.
         """
+        return self.factor_of(f"W{worker}", turn, seconds)
+
+    def factor_of(self, process: str, turn: int, seconds: float) -> float:
+        """The same of any process, W1 or S0; a server's turns are the pulls, pushes and orders that it handles."""
         product = 1.0
-        for fault, key in self._of[worker]:
+        for fault, key in self._of.get(process, ()):
             product *= fault.at(key, turn, seconds)
         return product
 
     def slows(self, worker: int) -> bool:
         """Whether the worker's factor can be other than 1."""
-        return bool(self._of[worker])
+        return f"W{worker}" in self._of
 
     @property
     def slowed(self) -> frozenset[int]:
         """Workers with a factor."""
-        return frozenset(worker for worker, faults in enumerate(self._of) if faults)
+        return frozenset(int(process[1:]) for process in self._of if process[0] == "W")
+
+    @property
+    def slowed_servers(self) -> frozenset[int]:
+        """Servers with a factor."""
+        return frozenset(int(process[1:]) for process in self._of if process[0] == "S")
 
     @property
     def hogs(self) -> list[tuple[Hog, tuple[int, ...]]]:
@@ -62,7 +78,31 @@ class FaultPlan:
         pairs = zip(self.faults, self.chosen, strict=True)
         return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, Hog)]
 
+    def messages(self, worker: int) -> list[tuple[Messages, int]]:
+        """What happens to a worker's messages: plans, each with a key of the worker's own."""
+        return [
+            (fault, key_of(self.seed, place, worker))
+            for place, fault in enumerate(self.faults)
+            if isinstance(fault, Messages) and worker in self.chosen[place]
+        ]
+
+    @property
+    def stormy(self) -> bool:
+        """Whether messages are lost, delayed, duplicated or reordered."""
+        return any(isinstance(fault, Messages) for fault in self.faults)
+
+    @property
+    def fails(self) -> bool:
+        """Whether it kills or stops anybody."""
+        return any(isinstance(fault, failures.Failure) for fault in self.faults)
+
     def told(self) -> list[dict[str, Any]]:
-        """The plans with their defaults and the workers that were chosen."""
-        pairs = zip(self.faults, self.chosen, strict=True)
-        return [{**f.told(), **({} if f.workers is None else {"workers": list(c)})} for f, c in pairs]
+        """The plans with their defaults and the workers and servers that were chosen."""
+        return [
+            {
+                **fault.told(),
+                **({} if fault.workers is None else {"workers": list(workers)}),
+                **({} if fault.servers is None else {"servers": list(servers)}),
+            }
+            for fault, workers, servers in zip(self.faults, self.chosen, self.servers, strict=True)
+        ]

@@ -1,74 +1,24 @@
 """The kinds of faults as they stand in the configuration: typed, checked, each error in one sentence. Pure.
 
-A kind answers `at`: the factor by which a batch is slower. To add one: a dataclass here with @kind("name").
+A kind answers `at`: the factor by which a batch is slower, or does something else and slows nobody (`slows`
+is False). To add one: a dataclass with @kind("name"), here or in a file that plan.py imports.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from gbactl.errors import ConfigError
 from gbactl.faults import draws
+from gbactl.faults.base import KINDS, Fault, Workers, drawn, kind, require, slows, typed, window
+from gbactl.faults.trace import Trace
 from gbactl.typed import matches, shown
 
-Workers = list[int] | int | float | str
-_KINDS: dict[str, type[Fault]] = {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One plan of the list. `workers`: indices, "all", how many, or a share like 1/8."""
-
-    kind: ClassVar[str] = ""
-    workers: Workers | None = "all"
-
-    def check(self, where: str) -> None:
-        """Raise ConfigError for values that cannot be; `where` is for instance faults.plans[0]."""
-
-    def at(self, key: int, turn: int, seconds: float) -> float:
-        """The factor, at least 1, of the batch `turn` of a worker begun `seconds` into training.
-
-        `key` is the worker's own in this plan; what is random depends on (key, turn) alone.
-        """
-        return 1.0
-
-    def told(self) -> dict[str, Any]:
-        """As a user types it, with the defaults filled in."""
-        values = {_typed(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
-        return {"kind": self.kind, **values}
-
-
-F = TypeVar("F", bound=type[Fault])
-
-
-def kind(name: str) -> Callable[[F], F]:
-    """Class decorator: make a fault known as `kind: name`."""
-
-    def register(cls: F) -> F:
-        cls.kind = name
-        _KINDS[name] = cls
-        return cls
-
-    return register
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise ConfigError(message)
-
-
-def _slows(where: str, name: str, value: float) -> None:
-    _require(1 <= value < math.inf, f"{where}.{name}={value} must be a number of at least 1: 4 is four times slower.")
-
-
-def _window(where: str, begin: float, end: float | None) -> None:
-    _require(begin >= 0, f"{where}.from={begin} must be 0 or more seconds.")
-    _require(end is None or end > begin, f"{where}.until={end} must be later than from={begin}, or null: to the end.")
-
+__all__ = ["Constant", "Fault", "Hog", "Periodic", "Random", "Trace", "Window", "parse"]
 
 @kind("constant")
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +29,7 @@ class Constant(Fault):
 
     def check(self, where: str) -> None:
         """See Fault."""
-        _slows(where, "factor", self.factor)
+        slows(where, "factor", self.factor)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -98,11 +48,11 @@ class Periodic(Fault):
 
     def check(self, where: str) -> None:
         """See Fault."""
-        _slows(where, "factor", self.factor)
+        slows(where, "factor", self.factor)
         given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
-        _require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
-        _require(given[0] > 0, f"{where}: a period must be positive.")
-        _require(0 < self.duty <= 1, f"{where}.duty={self.duty} is a share of the period above 0, at most 1.")
+        require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
+        require(given[0] > 0, f"{where}: a period must be positive.")
+        require(0 < self.duty <= 1, f"{where}.duty={self.duty} is a share of the period above 0, at most 1.")
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -126,17 +76,8 @@ class Random(Fault):
 
     def check(self, where: str) -> None:
         """See Fault."""
-        names = tuple(draws.DISTRIBUTIONS)
-        _require(
-            self.distribution in names,
-            f"{where}.distribution={self.distribution} is not known; type one of: {', '.join(names)}.",
-        )
-        _slows(where, "mean", self.mean)
-        for name, owner in (("sigma", "lognormal"), ("shape", "pareto")):
-            value = getattr(self, name)
-            _require(value is None or self.distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
-        _require(self.sigma is None or self.sigma > 0, f"{where}.sigma={self.sigma} must be positive.")
-        _require(self.shape is None or self.shape > 1, f"{where}.shape={self.shape} must be above 1: there is no mean.")
+        drawn(where, self.distribution, self.sigma, self.shape)
+        slows(where, "mean", self.mean)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -155,8 +96,8 @@ class Window(Fault):
 
     def check(self, where: str) -> None:
         """See Fault."""
-        _slows(where, "factor", self.factor)
-        _window(where, self.from_, self.until)
+        slows(where, "factor", self.factor)
+        window(where, self.from_, self.until)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -166,8 +107,9 @@ class Window(Fault):
 @kind("hog")
 @dataclass(frozen=True, kw_only=True)
 class Hog(Fault):
-    """Busy processes that really take the CPU, on cores by number or on those of some workers; `at` is 1."""
+    """Busy processes that really take the CPU, on cores by number or on those of some workers."""
 
+    slows: ClassVar[bool] = False
     workers: Workers | None = None
     cores: list[int] | None = None
     processes: int = 1
@@ -176,20 +118,16 @@ class Hog(Fault):
 
     def check(self, where: str) -> None:
         """See Fault."""
-        _require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
-        _require(self.processes >= 1, f"{where}.processes must be at least 1 (on every core that is meant).")
-        _require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
-        _window(where, self.from_, self.until)
-
-
-def _typed(field: str) -> str:
-    """`from_` is typed `from`."""
-    return field.rstrip("_")
+        require(self.servers is None, f"{where}: a hog is for the cores of workers, or for cores; servers have none.")
+        require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
+        require(self.processes >= 1, f"{where}.processes must be at least 1 (on every core that is meant).")
+        require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
+        window(where, self.from_, self.until)
 
 
 def _hints(cls: type[Fault]) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    return {_typed(field.name): hints[field.name] for field in dataclasses.fields(cls)}
+    return {typed(field.name): hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def parse(plans: Sequence[Mapping[str, Any]]) -> list[Fault]:
@@ -198,22 +136,25 @@ def parse(plans: Sequence[Mapping[str, Any]]) -> list[Fault]:
 
 
 def _one(values: Mapping[str, Any], where: str) -> Fault:
-    cls = _KINDS.get(str(values.get("kind")))
+    cls = KINDS.get(str(values.get("kind")))
     if cls is None:
-        raise ConfigError(f"{where} has kind {values.get('kind')!r}; type kind: one of: {', '.join(sorted(_KINDS))}.")
+        raise ConfigError(f"{where} has kind {values.get('kind')!r}; type kind: one of: {', '.join(sorted(KINDS))}.")
     hints, given = _hints(cls), {name: value for name, value in values.items() if name != "kind"}
     strange = sorted(set(given) - set(hints))
-    _require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
+    require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
     for name, value in given.items():
         hint = hints[name]
-        sort = 'indices, a number, a share like 1/8, or "all"' if name == "workers" else shown(hint)
-        _require(matches(value, hint), f"{where}.{name}={value!r} is not {sort}.")
+        chosen = name in ("workers", "servers")
+        sort = 'indices, a number, a share like 1/8, or "all"' if chosen else shown(hint)
+        require(matches(value, hint), f"{where}.{name}={value!r} is not {sort}.")
     missing = [
-        _typed(field.name)
+        typed(field.name)
         for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and _typed(field.name) not in given
+        if field.default is dataclasses.MISSING and typed(field.name) not in given
     ]
-    _require(not missing, f"{where} (kind {cls.kind}) needs {', '.join(missing)}.")
+    require(not missing, f"{where} (kind {cls.kind}) needs {', '.join(missing)}.")
+    if "servers" in given:
+        given = {"workers": None, **given}
     made = cls(**{f"{name}_" if name == "from" else name: value for name, value in given.items()})
     made.check(where)
     return made

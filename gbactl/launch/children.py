@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from gbactl.cluster.addresses import address_of, listen, local
 from gbactl.cluster.bootstrap import Bootstrap
@@ -79,7 +80,13 @@ class Children:
     def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
         self.running: list[Child] = []
+        self.buried: list[Child] = []  # gone, or taken for gone; nobody waits for them
+        self.settled = False  # everybody has come: from now on the coordinator judges who may be lost
         self.coordinator = ""
+        self._environments: list[dict[str, str]] = []
+        self._places: list[tuple[int, int, int]] = []
+        self._board: BinaryIO | None = None
+        self._epochs: Counter[int] = Counter()
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
@@ -92,24 +99,44 @@ class Children:
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
         """Workers that must share the cores get a place each (see cluster/turns.py)."""
-        cores = available_cores()
-        places = sharing(len(environments), cores) if self.cfg.cluster.pin == "auto" else []
-        with open_board(len(cores)) as board:
-            for index, environment in enumerate(environments):
-                place = (board.fileno(), cores.index(places[index]), places[index]) if places else None
-                self._spawn("worker", index, self.cfg.threads, environment, place=place)
+        cores, self._environments = available_cores(), environments
+        own = sharing(len(environments), cores) if self.cfg.cluster.pin == "auto" else []
+        self._board = board = open_board(len(cores))
+        self._places = [(board.fileno(), cores.index(core), core) for core in own]
+        for index in range(len(environments)):
+            self._start_worker(index)
+
+    def _start_worker(self, index: int) -> None:
+        place = self._places[index] if self._places else None
+        self._spawn(
+            "worker", index, self.cfg.threads, self._environments[index], place=place, epoch=self._epochs[index]
+        )
+
+    def bury(self, name: str, kill: bool = False) -> None:
+        """A worker is gone for the run: nothing that becomes of it is a failure. It may still be a process, which
+        hangs: `kill` it where it could write into what others share."""
+        found = [child for child in self.running if child.name == name]
+        for child in found if kill else ():
+            child.process.kill()
+        self.buried += found
+        self.running = [child for child in self.running if child.name != name]
+
+    def succeed(self, name: str) -> None:
+        """Start a worker in the place of one that is buried."""
+        self._epochs[int(name[1:])] += 1
+        self._start_worker(int(name[1:]))
 
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
-        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None,
+        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, epoch: int = 0,
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd, place,
+            dict(self.config), fd, place, epoch,
         )  # fmt: skip
         name = str(boot.peer)
-        log = self.run_dir / "logs" / f"{name}.log"
+        log = self.run_dir / "logs" / f"{boot.log_name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
@@ -124,10 +151,10 @@ class Children:
     def failure(self) -> tuple[str, bool] | None:
         """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed.
 
-        None while only workers did and the coordinator goes on without them.
+        None while only workers did that the coordinator may do without.
         """
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        if self.cfg.cluster.lost_worker == "continue" and not self.ended():
+        if self.settled and self.cfg.cluster.lost_worker != "end" and not self.ended():
             coordinator_lives = self.running[0].process.poll() is None
             if coordinator_lives and all(child.name.startswith("W") for child, _ in ended):
                 return None
@@ -147,6 +174,8 @@ class Children:
 
     def stop(self) -> None:
         """Terminate, then kill, whatever still runs; reap all."""
+        for child in self.buried:
+            child.process.kill()
         for child in self.running:
             if child.process.poll() is None:
                 child.process.terminate()
@@ -154,8 +183,10 @@ class Children:
             for child in self.running:
                 if child.process.poll() is None:
                     child.process.kill()
-        for child in self.running:
+        for child in (*self.running, *self.buried):
             child.process.wait()
+        if self._board is not None:
+            self._board.close()
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:

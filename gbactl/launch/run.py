@@ -13,6 +13,7 @@ from typing import Any
 
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
+from gbactl.cluster.auto import NAME as AUTO
 from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
@@ -26,7 +27,11 @@ from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
+from gbactl.launch.continued import EXPECTED, Continued, saying
+from gbactl.launch.injuries import Injuries
 from gbactl.launch.show import Show
+from gbactl.launch.successors import Successors
+from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
 from gbactl.switching.plan import Plan
@@ -52,11 +57,14 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
-    Plan(cfg, [dataset.splits[part.split].rows for part in rounds(dataset, cfg.train)])  # what can never come is told
-    run_dir = rundir.create(cfg)
+    plan = rounds(dataset, cfg.train)
+    Plan(cfg, [dataset.splits[part.split].rows for part in plan])  # what can never come is told
+    job = Continued.of(cfg, dataset, len(plan))
+    run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
-    with _sigterm_raises():
-        result = Run(cfg, dataset, run_dir, show, hogs).go()
+    with rundir.lock(run_dir), _sigterm_raises():
+        job.begin(run_dir, cfg)
+        result = Run(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
@@ -88,13 +96,19 @@ def _sigterm_raises() -> Iterator[None]:
 class Run:
     """The launcher's side of one run."""
 
-    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs) -> None:
+    def __init__(
+        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs, job: Continued | None = None
+    ) -> None:
+        self.job = job or Continued()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
+        self.injected: list[dict[str, Any]] = []
+        self.injuries: Injuries | None = None
+        self.successors: Successors | None = None
         self.switches: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
@@ -121,6 +135,7 @@ class Run:
             return
         children = Children(self.cfg, self.run_dir, self.key, self.dataset.path, to_dict(self.cfg))
         try:
+            self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
             with self._collective() as environments:
                 children.start(environments)
                 self._follow(children)
@@ -164,10 +179,16 @@ class Run:
                     if frame.kind != 0:
                         self._event(unpack(frame.kind, frame.descriptor))
                 self._check(children, failure, over)
+                self._look()
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
+
+    def _look(self) -> None:
+        for each in (self.injuries, self.successors):
+            if each is not None:
+                each.look()
 
     def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
         """Connect to the coordinator; where that fails, what became of it is the better story."""
@@ -199,6 +220,8 @@ class Run:
     def _event(self, event: Event) -> None:
         if self.control is not None:
             self.control.heard(event)
+        if self.successors is not None:
+            self.successors.heard(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.progress(event.fields)
@@ -210,12 +233,39 @@ class Run:
             self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
         elif event.name == "lost":
             self.lost.append(event.fields)
-            self.show.say(f"  {event.fields['process']} is gone; the others go on, its batches are handed out again.")
+            more = ", and another one takes its place" if event.fields["replaced"] else ""
+            self.show.say(
+                f"  {event.fields['process']} is gone; the others go on, its batches are handed out again{more}."
+            )
+        elif event.name == "joined":
+            self.show.say(f"  step {event.fields['step']}: {event.fields['process']} is back.")
+        elif event.name == "inject":
+            self._injected(event.fields)
         elif event.name == "switch":
             self._switched(event.fields)
+        elif event.name == "auto":
+            self._looked(event.fields)
+        elif event.name == "checkpoint":
+            self._saved(event.fields)
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+
+    def _saved(self, fields: dict[str, Any]) -> None:
+        """A checkpoint exists, or could not be written; or what is expected of them."""
+        if fields["state"] == "saved":
+            metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
+            self._log(metrics, fields["samples"])
+            return
+        if fields["state"] == "planned":
+            self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
+        self.show.say(f"  {saying(fields)}")
+    def _injected(self, fields: dict[str, Any]) -> None:
+        """The fault plan strikes; what was done is written down at once."""
+        pid = None if self.injuries is None else self.injuries.inflict(fields)
+        done = self.injuries is None or pid is not None
+        self.injected.append({**fields, "pid": pid, "done": done})
+        rundir.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """A switch was done, or could not be."""
@@ -227,6 +277,12 @@ class Run:
             if self.tracked is not None:
                 self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
             self.show.say(f"  step {fields['step']}: {answer(fields)}")
+
+    def _looked(self, fields: dict[str, Any]) -> None:
+        """switch=auto looked at the workers."""
+        self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
+        if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
+            self.show.say(f"  step {fields['step']}: {fields['reason']}.")
 
     def _log_progress(self, fields: dict[str, Any]) -> None:
         metrics = {"loss": fields["loss"], "eps_now": fields["eps"], "samples": float(fields["samples"])}
@@ -245,8 +301,9 @@ class Run:
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend()}
         name = t.run_name or self.run_dir.name
         self.tracked = TrackedRun(
-            tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say
-        )
+            tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say,
+            resumed=self.job.tracked if self.job.same_run else None,
+        )  # fmt: skip
 
     def _log(self, metrics: dict[str, float | None], step: int) -> None:
         if self.tracked is not None:
@@ -293,9 +350,13 @@ class Run:
     def _finish_tracking(self, status: str, result: dict[str, Any], written: Path) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
-            self._log({**metrics_of(result), **fault_metrics(result)}, result["samples"]["read"])
+            found: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
+            self._log(found, result["samples"]["read"])
+            if result.get("recovery"):
+                self.tracked.tag(gbactl_failures=failed_in_short(result))
         plots = self._plots(result) if status == "FINISHED" else []
-        for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *self.run_dir.glob(rundir.FAULTS)):
+        more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
+        for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

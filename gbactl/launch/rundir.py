@@ -6,8 +6,11 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import UsageError
@@ -16,6 +19,8 @@ from gbactl.faults.plan import FaultPlan
 RESULT = "result.json"
 CONFIG = "config.yaml"
 FAULTS = "faults.json"
+LOG = "events.log"
+LOCK = ".run.lock"
 
 
 def create(cfg: RunConfig) -> Path:
@@ -36,6 +41,37 @@ def create(cfg: RunConfig) -> Path:
     return path.resolve()
 
 
+def reopen(path: Path, cfg: RunConfig) -> Path:
+    """A run's directory again, for its next part; what the parts before left is kept under numbered names."""
+    part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
+    for name in ("logs", CONFIG, RESULT, LOG):
+        stem, dot, suffix = name.partition(".")
+        if (path / name).exists():
+            (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
+    (path / "logs").mkdir()
+    write_config(path, cfg)
+    return path.resolve()
+
+
+def lock(path: Path) -> FileLock:
+    """Held while a run works in its directory. Raises UsageError if one does."""
+    held = FileLock(path / LOCK, thread_local=False)
+    try:
+        held.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(f"The run in {path} is still going on; wait for its end, or end it.") from error
+    return held
+
+
+def tracked_as(path: Path) -> str | None:
+    """The MLflow id of the run that was in a directory, if its result tells."""
+    try:
+        found = json.loads((path / RESULT).read_text()).get("run_id")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def write_config(path: Path, cfg: RunConfig) -> None:
     """The resolved configuration, as YAML that `gbactl train` understands."""
     import yaml
@@ -43,11 +79,14 @@ def write_config(path: Path, cfg: RunConfig) -> None:
     (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
 
 
-def write_faults(path: Path, cfg: RunConfig) -> None:
-    """faults.json: the plans, their defaults filled in and their workers chosen; none where there are no faults."""
+def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
+    """faults.json: the plans, their defaults filled in and their processes chosen; none where there are no faults.
+
+    `injected`: the kills and hangs so far."""
     plan = FaultPlan.of(cfg)
     if plan.faults:
-        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told()}, indent=2) + "\n")
+        more = {"injected": list(injected)} if injected else {}
+        (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told(), **more}, indent=2) + "\n")
 
 
 def plain(value: Any) -> Any:

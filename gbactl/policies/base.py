@@ -128,6 +128,10 @@ class Policy(ABC):
             self.reissue.append(batch)
         return back
 
+    def owes(self, worker: int) -> bool:
+        """Whether a worker that does not ask has to be handed a batch: one of a step that it is in already."""
+        return False
+
     def joined_worker(self, worker: int) -> None:
         """A worker is there (again) and may take batches."""
         self.live.add(worker)

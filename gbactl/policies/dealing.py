@@ -62,6 +62,11 @@ class Dealer:
         self._give(worker, share[1:])
         return share[0]
 
+    def owes(self, worker: int) -> bool:
+        """Whether a worker has a card left of a turn that it has begun."""
+        hand = self._hands.get(worker)
+        return bool(hand and hand[0].turn < self._turn[worker])
+
     def lose(self, worker: int, leased: list[int]) -> None:
         """Deal what a dead worker computed, held or had still to take of turns that others have begun."""
         turn = self._turn.pop(worker, None)

@@ -86,6 +86,10 @@ class SyncPolicy(Policy):
         self.dealer.lose(worker, back)
         return back
 
+    def owes(self, worker: int) -> bool:
+        """See Policy: what a dead worker left of the steps that this one has begun."""
+        return self.dealer.owes(worker)
+
     def joined_worker(self, worker: int) -> None:
         """A joiner shares the steps that nobody has begun."""
         super().joined_worker(worker)

@@ -18,8 +18,11 @@ from gbactl.store.shard import Shard
 class Captures:
     """The pulls of one phase as they come due."""
 
-    def __init__(self, gradients: Gradients, shards: list[Shard], pulls: Pulls, version: int) -> None:
-        self.gradients, self.shards, self.pulls = gradients, shards, pulls
+    def __init__(
+        self, gradients: Gradients, shards: list[Shard], pulls: Pulls, version: int, replica: Floats | None = None
+    ) -> None:
+        """`replica`: the dense vector where it is not the shards'."""
+        self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
         self.version = version
         self._held: dict[int, Pulled] = {}
         self._dense: dict[int, Floats] = {}
@@ -69,5 +72,8 @@ class Captures:
         if shard not in self._dense:
             low, high = self.shards[shard].dense_range
             self._dense[shard] = np.empty(high - low, np.float32)
-            self.shards[shard].pull_dense(self._dense[shard])
+            if self.replica is None:
+                self.shards[shard].pull_dense(self._dense[shard])
+            else:
+                np.copyto(self._dense[shard], self.replica[low:high])
         return self._dense[shard]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gbactl.errors import EventLogError
 from gbactl.policies import Step
 from gbactl.replay.divergence import Divergence, DivergenceError, named
 from gbactl.replay.recording import PhaseRecord, Recording
+from gbactl.replay.replica import Replica
+from gbactl.store.checksum import MODULUS
 from gbactl.store.part import Order
 from gbactl.store.shard import Shard
 
@@ -52,9 +56,19 @@ class Checks:
                 self._report(number, step, [], f"at the end of phase {phase.begin.number}, after step {step}")
         self._agreed = step
 
+    def model(self, replica: Replica, logged: dict[str, Any]) -> None:
+        """Before and after a switch: the model of shards and workers together, if it was summed up."""
+        own = replica.model_sum(logged["of"] == "dense")
+        if not logged["model"] or own is None:
+            return
+        self.compared += 1
+        if f"{own % MODULUS:016x}" != logged["model"]:
+            self._report(-1, logged["step"], [], f"at a switch, {logged['when']}, after step {logged['step']}")
+
     def _report(self, shard: int, step: int, members: list[tuple[int, int]], where: str) -> None:
         since = "the start" if self._agreed < 0 else f"step {self._agreed}"
-        text = f"Shard {shard} is not as logged {where}; the last checksum that agreed was at {since}."
+        what = "The model" if shard < 0 else f"Shard {shard}"
+        text = f"{what} is not as logged {where}; the last checksum that agreed was at {since}."
         workers, batches = tuple(w for w, _ in members), tuple(b for _, b in members)
         found = Divergence("bits", step, text, shard, workers, batches)
         if not self.lenient:

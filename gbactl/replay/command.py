@@ -89,6 +89,7 @@ def _run(replayer: Replayer) -> Divergence | None:
 def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) -> Path | None:
     if path is None and not wanted:
         return None
+    replayer.replica.move("servers")
     target = path or run_dir / f"replay-{replayer.step}.npz"
     keep.write(target, replayer.cfg, replayer.shards)
     return target

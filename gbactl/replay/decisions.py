@@ -116,10 +116,19 @@ class Decisions:
             self._part(f"The log goes on, but the policy {_shown(self._due[0])}", [])
 
     def _finish(self) -> None:
+        self._join()
         if self.policy.idle and not self._finished:
             self._finished = True
             before = self.policy.ledger.finished
             self._expect(self.policy.finish(), before, -1)
+
+    def _join(self) -> None:
+        """Where everybody takes part in every step, those without a batch of the last one, too: no log has that."""
+        policy = self.policy
+        if policy.dense_on == "workers" and policy.ledger.read == policy.phase.samples:
+            for worker in (*policy.phase.workers, *policy.phase.joiners):
+                while policy.take(worker) is not None:
+                    pass
 
     def _expect(self, decisions: Sequence[Decision], finished: int, worker: int) -> None:
         for decision in decisions:

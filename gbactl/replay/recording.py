@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
@@ -19,7 +19,7 @@ from gbactl.replay.pulls import Pulls
 
 REPLAYED = "async, gba, bsp, hop_bs and hop_bw"
 _HEADER = {"config": dict, "data": str, "machine": str, "cpu_flags": str, "torch": str, "threads": int}
-_PHASE = get_type_hints(BeginPhase)
+_PHASE = {key: get_origin(kind) or kind for key, kind in get_type_hints(BeginPhase).items()}
 
 
 @dataclass
@@ -88,21 +88,27 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
         cfg = from_dict(header["config"])
     except (ConfigError, TypeError, ValueError) as error:
         raise EventLogError(f"{path} holds a configuration that this gbactl does not know: {error}") from error
-    _served(cfg)
+    _summed(cfg, cfg)
+    if cfg.resume is not None:
+        raise EventLogError(f"{path} is that of a run that went on from a checkpoint; such a run cannot be replayed.")
     return cfg
 
 
-def _served(*cfgs: RunConfig) -> None:
+def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
+    """Raise EventLogError for phases whose dense sums nobody knows the order of: of gradients, or of replicas."""
     replicas = [phase.mode.name for cfg in cfgs for phase in cfg.phases if phase.home == "replicas"]
     if replicas:
         raise EventLogError(
             f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
             f"accounting and checksums in result.json check it instead; runs of {REPLAYED} can be replayed."
         )
-    if any(phase.home != "servers" for cfg in cfgs for phase in cfg.phases):
+    known = run.cluster.name == "virtual" or run.collective.name == "shm" or run.processes <= 2
+    if not known and any(phase.home != "servers" for cfg in cfgs for phase in cfg.phases):
         raise EventLogError(
-            f"A run with phases of mode=sync cannot be replayed; runs of {REPLAYED} can. All of a sync run follows "
-            "from its seed: type the same gbactl train again and compare the checksums in result.json."
+            f"A run with phases of mode=sync cannot be replayed where {run.collective.name} sums the gradients of "
+            f"{run.processes} workers in an order of its own; with collective=shm it can, and runs of {REPLAYED} can. "
+            "All of a sync run follows from its seed: type the same gbactl train again and compare the checksums in "
+            "result.json."
         )
 
 
@@ -162,7 +168,7 @@ def _switched(recording: Recording, fields: dict[str, Any]) -> RunConfig:
         check_switch(recording.cfg, cfg)
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EventLogError(f"{recording.path} switches to {fields.get('mode')}, which cannot be: {error}") from error
-    _served(cfg)
+    _summed(recording.cfg, cfg)
     return cfg
 
 

@@ -27,6 +27,7 @@ from gbactl.replay.checks import Checks
 from gbactl.replay.decisions import Decisions
 from gbactl.replay.gradients import Gradients
 from gbactl.replay.recording import PhaseRecord, Recording
+from gbactl.replay.replica import Replica
 from gbactl.store.part import Order
 from gbactl.store.schedule import factor
 
@@ -42,6 +43,7 @@ class Replayer:
         self.cfg = recording.cfg
         self.gradients = Gradients(self.cfg, dataset)
         self.shards = self.gradients.shards()
+        self.replica = Replica(self.gradients, self.shards)
         self.checks = Checks(recording, lenient)
         self.computed, self.dropped, self.step = 0, 0, 0
         self._ledger = Ledger()
@@ -60,8 +62,12 @@ class Replayer:
 
     def _handle(self, record: Record) -> None:
         if isinstance(record, InfoRecord):
-            if record.kind in (eventlog.PHASE, eventlog.END):
+            if record.kind in (eventlog.PHASE, eventlog.END, eventlog.SWITCH):
                 self._close()
+            if record.kind == eventlog.SWITCH and record.fields.get("fresh"):
+                self._afresh()
+            if record.kind == eventlog.CHECKSUM and "model" in record.fields:
+                self.checks.model(self.replica, record.fields)
             if record.kind == eventlog.PHASE:
                 self._begin(next(self._phases))
             return
@@ -75,6 +81,12 @@ class Replayer:
         else:
             decisions.undisturbed()
             self._happened(decisions, record)
+
+    def _afresh(self) -> None:
+        """The optimizer's state begins anew, on the servers."""
+        self.replica.move("servers")
+        for shard in self.shards:
+            shard.reset_optimizer()
 
     def _happened(self, decisions: Decisions, record: Record) -> None:
         if isinstance(record, GrantRecord):
@@ -103,16 +115,18 @@ class Replayer:
             shard.begin_phase()
         if not begin.training:
             return
-        cfg = phase.cfg
+        cfg, processes = phase.cfg, self.cfg.processes
         self._check(phase)
         shape = Phase(
             begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
-            tuple(range(cfg.cluster.workers)),
+            tuple(range(cfg.cluster.workers)), tuple(range(cfg.cluster.workers, processes)),
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished
         self._phase, self._decisions = phase, Decisions(policy, lambda finished: self._lr_scale(done + finished))
-        self._captures = Captures(self.gradients, self.shards, phase.pulls, self.step)
+        self.replica.move(cfg.home)
+        dense = self.replica.block.value if cfg.home == "workers" else None
+        self._captures = Captures(self.gradients, self.shards, phase.pulls, self.step, dense)
         self.gradients.begin(begin)
 
     def _check(self, phase: PhaseRecord) -> None:
@@ -136,7 +150,10 @@ class Replayer:
 
     def _compute(self, record: AnnounceRecord) -> None:
         assert self._captures is not None
-        for shard, part in zip(self.shards, self._captures.gradient(record), strict=True):
+        parts = self._captures.gradient(record)
+        if self.replica.home == "workers":
+            self.replica.take(record.batch, parts)
+        for shard, part in zip(self.shards, parts, strict=True):
             shard.stage(record.batch, part)
         self.computed += 1
 
@@ -151,6 +168,8 @@ class Replayer:
         assert self._captures is not None
         self._captures.leave()
         self.checks.apply(self.shards, store_order(step, lr_scale), step)
+        if self.replica.home == "workers":
+            self.replica.step(step, lr_scale, self.cfg.processes)
         self.step += 1
         if self.progress is not None:
             self.progress(self.step, self.until)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gbactl.errors import UsageError
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
+from gbactl.report.failures import Failure, failures
 from gbactl.report.pairs import (
     TAGS,
     Configuration,
@@ -59,6 +60,7 @@ class Report:
     slowdowns: tuple[Slowdown, ...] = ()
     on: str = "auc"
     varied: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 def compare(
@@ -80,7 +82,7 @@ def compare(
     for run in usable:
         members[tuple(value_of(run, key) for key in keys)].append(run)
     chosen, rule, columns = _baseline(members, baseline), pairing(on, keys, members), _columns(usable, on, metrics)
-    groups, notes, slowed = [], [], []
+    groups, notes, slowed, failed = [], list[str](), list[Slowdown](), list[Failure]()
     for key in sorted(members, key=lambda key: (chosen is None or key[0] != chosen, natural(key))):
         found, said = None, _mixture(members[key], keys)
         if chosen is not None and key[0] != chosen:
@@ -89,8 +91,10 @@ def compare(
         notes += [f"{', '.join(key)}: {note}" for note in said]
         groups.append(_group(key, members[key], columns, found))
         slowed += slowdowns(key, members[key])
+        failed += failures(key, members[key])
     below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable))
-    return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, tuple(slowed), on, rule.varied)
+    more = (tuple(slowed), on, rule.varied, tuple(failed))
+    return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, *more)
 
 
 def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Column, ...]:

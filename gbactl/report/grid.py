@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from gbactl.report import failures as failed
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, cell, difference_cell
 from gbactl.report.compare import Report
 
@@ -35,7 +36,7 @@ def grid(report: Report) -> list[GridColumn]:
 
 
 def slowdown_grid(report: Report) -> list[GridColumn]:
-    """A line a faulty worker: the factor that was injected, the one observed, what is between; [] without faults."""
+    """A line a faulty process: the factor that was injected, the one observed, what is between; [] without faults."""
     lines = report.slowdowns
     if not lines:
         return []
@@ -49,9 +50,19 @@ def slowdown_grid(report: Report) -> list[GridColumn]:
     return [*made, GridColumn("error %", errors)]
 
 
+def failure_grid(report: Report) -> list[GridColumn]:
+    """A line for what happened to a process: how often in a run, how soon it was mended, and what it cost."""
+    lines = report.failures
+    made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
+    made.append(GridColumn("failed", tuple(Cell(f"{each.process} {each.failure}") for each in lines), key=True))
+    made.append(GridColumn("n", tuple(Cell(str(each.n)) for each in lines)))
+    return [*made, *(GridColumn(c.title, tuple(cell(c, each.stats) for each in lines)) for c in failed.COLUMNS)]
+
+
 def grids(report: Report) -> list[list[GridColumn]]:
-    """The comparison, and below it the slow-downs where there are any."""
-    return [grid(report), *([slowdown_grid(report)] if report.slowdowns else [])]
+    """The comparison, and below it the slow-downs and the failures where there are any."""
+    slowed = [slowdown_grid(report)] if report.slowdowns else []
+    return [grid(report), *slowed, *([failure_grid(report)] if report.failures else [])]
 
 
 def _but_for(report: Report) -> str:
@@ -73,8 +84,13 @@ def sentences(report: Report) -> list[str]:
         )
     if report.slowdowns:
         said.append(
-            "slowed: how many times slower faults made a worker, as injected and as the run shows it (seconds per "
-            "sample over those of workers without a fault)."
+            "slowed: how many times slower faults made a process, as injected and as the run shows it (seconds per "
+            "sample, a server's per message, over those of processes without a fault)."
+        )
+    if report.failures:
+        said.append(
+            "failed: what became of a process; seconds from the failure (from when it was noticed, where it was not "
+            "injected) until it was noticed, until another was ready in its place, until that one's first gradient."
         )
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gbactl.report.compare import Group, Report
+from gbactl.report.failures import KINDS
 from gbactl.report.grid import GridColumn, grids, sentences
 from gbactl.report.stats import Stat
 
@@ -109,6 +110,9 @@ def csv(report: Report) -> str:
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)
+    if report.failures:
+        out.write("\n")
+        _failures(report, writer)
     return out.getvalue()
 
 
@@ -119,6 +123,13 @@ def _slowdowns(report: Report, writer: Any) -> None:
     for each in report.slowdowns:
         numbers = _numbers({"injected": each.injected, "observed": each.observed}, ["injected", "observed"])
         writer.writerow([*each.key, each.workers, each.n, *numbers, "" if each.error is None else each.error])
+
+
+def _failures(report: Report, writer: Any) -> None:
+    """The third table."""
+    writer.writerow([*report.by, "process", "failure", "n", *(f"{k}_{p}" for k in KINDS for p in ("mean", "sd"))])
+    for each in report.failures:
+        writer.writerow([*each.key, each.process, each.failure, each.n, *_numbers(each.stats, list(KINDS))])
 
 
 def _difference(group: Group) -> list[object]:

@@ -1,4 +1,4 @@
-"""Slow-down of faulty workers, injected beside observed: lines of a second table, for runs that have faults. Pure."""
+"""Slow-down of faulty workers and servers, injected beside observed: a second table, for runs with faults. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gbactl.report.runs import Run
 from gbactl.report.stats import Stat, stat
 
 KINDS = ("injected", "observed")
-MOST_LINES = 8  # workers of a group that get a line each; more share one
-_METRIC = re.compile(rf"fault_({'|'.join(KINDS)})/W(\d+)")
+MOST_LINES = 8  # workers (or servers) of a group that get a line each; more share one
+_METRIC = re.compile(rf"fault_({'|'.join(KINDS)})/([WS]\d+)")
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """One line: a group's worker, or all its faulty workers; `n` runs. Factors, None where they are not known."""
+    """One line: a group's worker or server, or all its faulty ones; `n` runs. Factors, None where not known."""
 
     key: tuple[str, ...]
     workers: str
@@ -35,25 +35,30 @@ class Slowdown:
 def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[Slowdown]:
     """The lines of one group; none where no run has faults."""
     found = [_of(run.metrics) for run in runs]
-    workers = sorted({worker for each in found for worker in each})
-    if not workers:
-        return []
-    if len(workers) > MOST_LINES:
-        return [_line(key, f"{len(workers)} workers", workers, found)]
-    return [_line(key, f"W{worker}", [worker], found) for worker in workers]
+    names = sorted({name for each in found for name in each}, key=lambda name: (name[0] != "W", int(name[1:])))
+    workers, servers = ([name for name in names if name[0] == letter] for letter in "WS")
+    return [*_lines(key, "workers", workers, found), *_lines(key, "servers", servers, found)]
 
 
-def _of(metrics: Mapping[str, float]) -> dict[int, dict[str, float]]:
-    made: dict[int, dict[str, float]] = {}
+def _lines(
+    key: tuple[str, ...], what: str, names: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
+) -> list[Slowdown]:
+    if len(names) > MOST_LINES:
+        return [_line(key, f"{len(names)} {what}", names, found)]
+    return [_line(key, name, [name], found) for name in names]
+
+
+def _of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    made: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         matched = _METRIC.fullmatch(name)
         if matched is not None:
-            made.setdefault(int(matched[2]), {})[matched[1]] = value
+            made.setdefault(matched[2], {})[matched[1]] = value
     return made
 
 
 def _line(
-    key: tuple[str, ...], name: str, workers: Sequence[int], found: Sequence[Mapping[int, Mapping[str, float]]]
+    key: tuple[str, ...], name: str, workers: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
 ) -> Slowdown:
     """A run's value is the mean over the line's workers."""
     stats = []

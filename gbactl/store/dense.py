@@ -72,6 +72,10 @@ class DenseBlock:
         """Optimizer steps taken."""
         return self._optimizer.step
 
+    def reset_optimizer(self) -> None:
+        """Back to the optimizer's state before the first step; value and running statistics stay."""
+        self._optimizer.reset()
+
     def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
         """One step from a sum: parameters with total / divisor, buffers with total / weight_sum."""
         self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)

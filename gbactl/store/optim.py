@@ -92,6 +92,14 @@ class RowOptimizer:
             self.moments = {name: zeros(shape) for name in MOMENTS["adam"]}
         self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
 
+    def reset(self) -> None:
+        """Back to the state before the first step; the table stays."""
+        start = 0.0 if self.spec.name == "adam" else self.spec.initial_accumulator
+        for moment in self.moments.values():
+            moment.fill(start)
+        if self.counts is not None:
+            self.counts.fill(0)
+
     def listed(
         self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
@@ -118,6 +126,12 @@ class DenseOptimizer:
         self.step = 0
         self._rule = self.spec.rule()
         self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
+
+    def reset(self) -> None:
+        """Back to the state before the first step; the vector stays."""
+        self.step = 0
+        for moment in self.moments.values():
+            moment.fill(0.0 if self.spec.name == "adam" else self.spec.initial_accumulator)
 
     def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
         """One step with (sum of weight * gradient, in order) / divisor; weights must not be 0."""

@@ -54,6 +54,10 @@ class RowBlock:
             return self._touches
         return self.counts if self._slot is None else None
 
+    def reset_optimizer(self) -> None:
+        """Back to the optimizer's state before the first step; the rows stay."""
+        self._optimizer.reset()
+
     def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float) -> None:
         """One step from (index int32[n] distinct, grad f32[n, W], weight > 0) parts, summed in order."""
         per_row: Floats | None = None

@@ -7,7 +7,7 @@ batch not staged yet. A step from one gradient is one pass without copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Shard:
         self._notes = PullNotes(self.rows.touches) if spec.row_staleness == "row" else None
         self._staged: dict[int, Part] = {}
         self._applied: set[int] = set()
+        self.watcher: Callable[[list[RowPart]], None] | None = None  # hears of rows before they change
 
     def _make_dense(self) -> DenseBlock | None:
         spec, (lo, hi) = self.spec, self.dense_range
@@ -177,6 +178,8 @@ class Shard:
         if dense and len(dense) != len(live):
             raise ValueError(f"Step {order.step}: some gradients have a dense part and some have none.")
         if rows:
+            if self.watcher is not None:
+                self.watcher(rows)
             self.rows.apply(rows, order.divisor, order.lr_scale)
         if dense:
             self.dense_block().apply_parts(dense, order.divisor, order.weight_sum, order.lr_scale)
@@ -208,6 +211,12 @@ class Shard:
         self._applied.clear()
         if self._notes is not None:
             self._notes.forget()
+
+    def reset_optimizer(self) -> None:
+        """Begin the optimizer's state anew; parameters and version stay."""
+        self.rows.reset_optimizer()
+        if self.dense is not None:
+            self.dense.reset_optimizer()
 
     def dense_state(self) -> dict[str, Any]:
         """Copies of the dense slice, its moments and step. Raises ValueError without a dense block."""

@@ -88,7 +88,7 @@ def _gone(run_dir: Path) -> str:
     if (run_dir / RESULT).is_file():
         return f"The run in {run_dir} has ended; type gbactl train to start another."
     if _virtual(run_dir):
-        return f"The run in {run_dir} is virtual: it follows its switch.schedule and cannot be asked."
+        return f"The run in {run_dir} is virtual: it follows its switch.schedule, or switch=auto, and cannot be asked."
     return f"The run in {run_dir} is not running (it has just begun, or was killed)."
 
 

@@ -20,9 +20,9 @@ def train_switching(overrides: list[str]) -> None:
     from gbactl.launch.run import train
 
     def job(cfg: RunConfig) -> Any:
-        if not cfg.switch.schedule:
+        if not cfg.switch.schedule and not cfg.candidates:
             raise UsageError(
-                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', or "
+                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
                 "--run RUN --to MODE for a run that goes on already."
             )
         return train(cfg)

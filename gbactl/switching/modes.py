@@ -25,5 +25,9 @@ def legend() -> str:
 
 def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
     """The first mode, and where each other one began."""
-    told = [f"{each['to']} from {each['day']}, sample {each['first_sample']}" for each in switches]
+    told = [
+        f"{each['to']} from {each['day']}, sample {each['first_sample']}"
+        f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
+        for each in switches
+    ]
     return "; ".join([first, *told])

@@ -30,12 +30,18 @@ class Plan:
         self.entries, self.phases = cfg.entries, cfg.phases
         self.points = located(self.entries, rows)
         self.asked: RunConfig | None = None
+        self.fresh = False  # whether the optimizer's state begins anew with what was taken last
         self._next = 0
 
     @property
     def next(self) -> Entry | None:
         """The entry that comes next."""
         return self.entries[self._next] if self._next < len(self.entries) else None
+
+    @property
+    def taken(self) -> int:
+        """How many entries have come."""
+        return self._next
 
     @property
     def coming(self) -> str:
@@ -46,10 +52,10 @@ class Plan:
 
     def take(self, at: Position) -> RunConfig | None:
         """What rules from here on, if anything is due: the last entry, or what was asked."""
-        found = None
+        found, self.fresh = None, False
         while (entry := self.next) is not None and self._due(entry, at):
             self._next += 1
-            found = self.phases[self._next]
+            found, self.fresh = self.phases[self._next], self.fresh or entry.fresh
         found, self.asked = self.asked or found, None
         return found
 

@@ -2,7 +2,8 @@
 
 An entry is {at: {UNIT: X}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml. Units: day (or
 epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples. Hand-out
-goes on from such a point to the next whole global batch, so that no step is left partial.
+goes on from such a point to the next whole global batch, so that no step is left partial. With fresh_optimizer: true
+the optimizer's state begins anew there, as after a restart that kept the parameters alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from gbactl.errors import ConfigError
 
-FIELDS = ("at", "to", "set")
+FIELDS = ("at", "to", "set", "fresh_optimizer")
 UNITS = ("day", "epoch", "samples", "step", "seconds", "fraction")
 _FAMILY = {"epoch": "day"}
 _EXAMPLE = "type {at: {day: 2}, to: gba}"
@@ -21,12 +22,13 @@ _EXAMPLE = "type {at: {day: 2}, to: gba}"
 
 @dataclass(frozen=True)
 class Entry:
-    """From `value` `unit`s on, mode `to` with `changes`."""
+    """From `value` `unit`s on, mode `to` with `changes`; `fresh`: the optimizer's state begins anew."""
 
     unit: str
     value: float
     to: str
     changes: Mapping[str, Any]
+    fresh: bool = False
 
 
 def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
@@ -51,14 +53,16 @@ def name(number: int) -> str:
 def _entry(number: int, raw: Mapping[str, Any]) -> Entry:
     where = name(number)
     if not isinstance(raw, Mapping) or not {"at", "to"} <= set(raw) <= set(FIELDS):
-        raise ConfigError(f"{where} needs `at` and `to` and may have `set`; {_EXAMPLE}.")
-    at, changes = raw["at"], raw.get("set") or {}
+        raise ConfigError(f"{where} needs `at` and `to` and may have `set` and `fresh_optimizer`; {_EXAMPLE}.")
+    at, changes, fresh = raw["at"], raw.get("set") or {}, raw.get("fresh_optimizer", False)
     if not isinstance(at, Mapping) or len(at) != 1 or next(iter(at)) not in UNITS:
         raise ConfigError(f"{where}.at is {at}, which is none of: {', '.join(UNITS)}; {_EXAMPLE}.")
     unit, value = next(iter(at.items()))
     if not isinstance(changes, Mapping):
         raise ConfigError(f"{where}.set is {changes}; type set: {{KEY: VALUE}}, keys as in conf/mode/{raw['to']}.yaml.")
-    return Entry(str(unit), _value(where, str(unit), value), str(raw["to"]), dict(changes))
+    if type(fresh) is not bool:
+        raise ConfigError(f"{where}.fresh_optimizer is {fresh}; type true or false.")
+    return Entry(str(unit), _value(where, str(unit), value), str(raw["to"]), dict(changes), fresh)
 
 
 def _value(where: str, unit: str, value: Any) -> float:

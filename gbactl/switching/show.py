@@ -23,8 +23,8 @@ def answer(found: dict[str, Any]) -> str:
         return f"The run is in {to} already, with these options; nothing was done."
     if state == "accepted":
         return f"The run goes on in {to} as soon as what is in flight has arrived."
-    pause = found.get("pause_ms")
-    return f"The run goes on in {to} from step {found['step']} on{_pause(pause)}."
+    fresh = ", its optimizer's state begun anew" if found.get("fresh_optimizer") else ""
+    return f"The run goes on in {to} from step {found['step']} on{_pause(found.get('pause_ms'))}{fresh}."
 
 
 def _pause(milliseconds: float | None) -> str:
@@ -51,6 +51,8 @@ def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     lost = "".join(f", W{worker} is lost" for worker in found["lost"])
     yield "workers", f"{found['live']}{lost}"
     yield "each", " ".join(f"{name}:{rate:,.0f}" for name, rate in found["workers"].items()) or "-"
+    if look := found.get("auto"):
+        yield "auto", f"sync {look['sync']:,.0f}, gba {look['gba']:,.0f} samples/s: {look['reason']}"
     for each in found["switches"]:
         yield "switch", _switch(each)
 

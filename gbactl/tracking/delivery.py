@@ -73,6 +73,9 @@ class Delivery:
             self._sender.artifact(Path(record["path"]))
         elif record["kind"] == "tags":
             self._sender.tag(record["tags"])
+        elif record["kind"] == "reopen":
+            self._sender.reopen()
+            self.done = False
         elif record["kind"] == "finish":
             self._sender.finish(record["status"], record["end_ms"])
             self.done = True

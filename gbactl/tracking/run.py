@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from gbactl.tracking.backlog import Backlog, Record
+from gbactl.tracking.backlog import Backlog, Contents, Record
 from gbactl.tracking.delivery import Delivery
 from gbactl.tracking.sender import MlflowSender, Sender
 
@@ -65,17 +65,26 @@ class TrackedRun:
         run_dir: Path,
         sender: Sender | None = None,
         warn: Callable[[str], None] | None = None,
+        resumed: str | None = None,
     ) -> None:
-        """`params`: the flattened configuration. `warn` gets a sentence when the store goes away."""
+        """`params`: the flattened configuration. `warn` gets a sentence when the store goes away. `resumed`: go on as
+        this run, or as the one of the directory's backlog ("")."""
         self._uri, self._run_dir = uri, Path(run_dir)
         self._local_id = uuid.uuid4().hex
         self._warn = warn or logging.getLogger("gbactl.tracking").warning
         self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
         self._lock.acquire(timeout=5)
-        self._delivery = Delivery(sender or MlflowSender(uri), Backlog(self._run_dir))
-        first = _run_record(self._local_id, experiment, run_name, params, tags)
+        backlog = Backlog(self._run_dir)
+        old = backlog.read() if resumed is not None and backlog.path.exists() else Contents()
+        known = None if resumed is None else resumed or old.run_id
+        self._delivery = Delivery(sender or MlflowSender(uri), backlog, old.records)
+        first = _run_record(self._local_id, experiment, run_name, {} if known else params, tags)
         self._start_ms: int = first["start_ms"]
-        self._delivery.add([first | {"uri": uri}])
+        if not old.records:
+            self._delivery.add([first | {"uri": uri}])
+        if known:
+            self._delivery.resume(known, old.sent)
+            self._delivery.add([{"kind": "reopen"}, {"kind": "tags", "tags": first["tags"]}])
         self._queue: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._tried, self._ending = threading.Event(), threading.Event()
         self._warned, self._pause, self._next_try = False, 1.0, 0.0

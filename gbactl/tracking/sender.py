@@ -35,6 +35,9 @@ class Sender(Protocol):
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags, old ones of the same names included."""
 
+    def reopen(self) -> None:
+        """The run goes on after it was finished, or was cut off."""
+
     def finish(self, status: str, end_ms: int) -> None:
         """FINISHED, FAILED or KILLED."""
 
@@ -85,6 +88,10 @@ class MlflowSender:
         from mlflow.entities import RunTag
 
         self._live().log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def reopen(self) -> None:
+        """See Sender."""
+        self._live().update_run(self._run_id, status="RUNNING")
 
     def finish(self, status: str, end_ms: int) -> None:
         """See Sender."""

@@ -21,6 +21,7 @@ class CostModel:
     def __init__(self, cfg: CostConfig, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
         self.server_message = cfg.server_message_us * _US
+        self.restart = cfg.restart_us * _US
         self.coordinator_message = cfg.coordinator_message_us * _US
         self.local_latency, self.latency = cfg.local_latency_us * _US, cfg.latency_us * _US
         self.local_bandwidth, self.bandwidth = cfg.local_bandwidth_gbit * _GBIT, cfg.bandwidth_gbit * _GBIT
@@ -75,8 +76,9 @@ class CostModel:
         On cores of its own that is little and hides in the ring's time; workers that share cores do it in turn."""
         if workers == 1:
             return 0.0
-        sent = 2 * (workers - 1) / workers * floats
-        return self.cfg.allreduce_work_us * _US + self.cfg.allreduce_float_ns * sent * _NS
+        messages = 2 * (workers - 1)
+        fixed = self.cfg.allreduce_work_us + self.cfg.allreduce_message_us * messages
+        return fixed * _US + self.cfg.allreduce_float_ns * messages / workers * floats * _NS
 
     def ring(self, nbytes: int, workers: int, hosts: int) -> float:
         """An all-reduce of `nbytes` in a ring: each sends 2 (N-1) messages of bytes / N."""

@@ -42,6 +42,9 @@ class Side(Protocol):
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of what a worker holds."""
 
+    def packed(self) -> tuple[int, int, Floats]:
+        """(optimizer steps, P, DenseBlock.packed) of what workers hold, for a checkpoint."""
+
     def leave(self) -> None:
         """Somebody else holds the dense vector from now on."""
 

@@ -95,6 +95,10 @@ class ServedSide:
         """See worker.Side."""
         return "", ""
 
+    def packed(self) -> tuple[int, int, Floats]:
+        """See worker.Side: nothing is held here."""
+        return 0, 0, np.empty(0, np.float32)
+
     def leave(self) -> None:
         """See worker.Side."""
         self.compute.come_home()
@@ -199,6 +203,10 @@ class ReplicatedSide:
         seconds = self.ring.work(self.flat.size)
         for worker in there:
             worker.host.cores.run(seconds, worker.free)
+
+    def packed(self) -> tuple[int, int, Floats]:
+        """See worker.Side."""
+        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
         """See worker.Side; computed once a step for all."""

@@ -114,6 +114,9 @@ class VirtualHub:
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = Process(host.cores)
         self.refused: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # what a fault plan did to messages
+        self.waits = 0.0  # seconds in which nothing happens that are waited for, where somebody may hang
+        self._waited = 0.0
         self._seconds = seconds
         self._inbox: deque[tuple[Channel, Frame]] = deque()
 
@@ -129,12 +132,17 @@ class VirtualHub:
         events = self.events
         deadline = float("inf") if timeout is None else events.now + timeout
         while not self._inbox:
+            if not len(events) and self._waited < self.waits and deadline < float("inf"):
+                self._waited += deadline - events.now
+                events.wait(deadline)
+                return []
             if not len(events):
                 raise ClusterError("Nothing is left to happen in the virtual cluster; this is a bug, please report it.")
             if events.next_time > deadline:
                 events.wait(deadline)
                 return []
             events.step()
+        self._waited = 0.0
         return [self._inbox.popleft()]
 
     def now(self) -> float:

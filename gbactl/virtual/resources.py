@@ -101,7 +101,9 @@ class Process:
         self._queue: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
         self._urgent: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
         self._busy = False
+        self._begun = 0.0
         self.busy_seconds = 0.0
+        self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
 
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
         """Do a job after those that are here; `cost()` is asked for when its turn comes."""
@@ -122,9 +124,18 @@ class Process:
             cost, done, args = line.popleft()
             seconds = cost()
             self.busy_seconds += seconds
+            self._begun = self.cores.events.now
             self.cores.run(seconds, self._done, done, args)
 
     def _done(self, done: Done, args: tuple[Any, ...]) -> None:
+        events = self.cores.events
+        wait = 0.0 if self.stretch is None else self.stretch(events.now - self._begun)
+        if wait > 0.0:
+            events.after(wait, self._finished, done, args)
+        else:
+            self._finished(done, args)
+
+    def _finished(self, done: Done, args: tuple[Any, ...]) -> None:
         done(*args)
         self._busy = False
         self._next()

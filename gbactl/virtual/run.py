@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.checkpoint.saver import Saver
+from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import header, optimizer, shard_spec
 from gbactl.cluster.messages import Event, Hello, Ready
@@ -19,6 +22,7 @@ from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.plan import FaultPlan
+from gbactl.faults.serving import Slowness
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
@@ -32,6 +36,8 @@ from gbactl.virtual.cost import CostModel
 from gbactl.virtual.crew import Crew
 from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide
 from gbactl.virtual.events import Events
+from gbactl.virtual.failing import Failing
+from gbactl.virtual.lossy import LossyNetwork
 from gbactl.virtual.network import Host, Network, VirtualHub
 from gbactl.virtual.rounds import Rounds
 from gbactl.virtual.server import VirtualServer
@@ -87,14 +93,18 @@ class VirtualCluster:
     """One run's nodes. `run()` returns when the result has been told."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:
-        self.cfg, self.dataset, self.events = cfg, dataset, Events()
+        self.cfg, self.dataset, self.run_dir, self.events = cfg, dataset, run_dir, Events()
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
-        self.network = Network(self.events, self.cost)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
+        self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
+        plan = FaultPlan.of(cfg)
+        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts)
+        self.network = lossy if plan.stormy else Network(self.events, self.cost)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.coordinator.launcher = Launcher(listen)
+        self.failing = Failing(self)
+        self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
 
@@ -106,8 +116,22 @@ class VirtualCluster:
         for worker in self.workers:
             worker.coordinator.send(Hello("worker", worker.index, "", 0))
             worker.coordinator.send(Ready("worker", worker.index))
-            worker.start(max(phase.mode.prefetch for phase in self.cfg.phases))
+            worker.start(self.ahead)
         self.coordinator.run()
+
+    @property
+    def ahead(self) -> int:
+        """Batches that a worker asks for early."""
+        return max(phase.mode.prefetch for phase in self.cfg.possible)
+
+    def _heard(self, listen: Listen, event: Event) -> None:
+        listen(event)
+        self.failing.heard(event)
+
+    def wire(self, worker: VirtualWorker) -> None:
+        """Connect a worker with everybody."""
+        servers = [self.network.connect(worker, server) for server in self.servers]
+        worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> Compute:
         from gbactl.models.compute import GradientComputer
@@ -119,7 +143,17 @@ class VirtualCluster:
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
-        return VirtualServer(self.hub, Shard(self._spec(shard)), host, self.network, norms)
+        made = Shard(self._spec(shard))
+        if self.cfg.resume is not None:
+            load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home == "servers")
+
+        def saver(tell: Callable[[Any], None]) -> Saver | None:
+            return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
+
+        server = VirtualServer(self.hub, made, host, self.network, norms, saver)
+        server.served_dense = self.cfg.home == "servers"
+        server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
+        return server
 
     def _spec(self, shard: int) -> ShardSpec:
         spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
@@ -134,8 +168,7 @@ class VirtualCluster:
         crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self._sides())
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
-            servers = [self.network.connect(worker, server) for server in self.servers]
-            worker.connect(self.network.connect(worker, self.hub), servers)
+            self.wire(worker)
         return workers
 
     def _sides(self) -> Sides:
@@ -143,6 +176,9 @@ class VirtualCluster:
         replicated = None
         if "workers" in cfg.homes:
             block = self._block(flat.initial() if flat.buffers else flat.vector)
+            if cfg.resume is not None:
+                load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+                flat.load(block.value.copy())
             ring = Ring(self.cost, cfg.processes, hosts)
             replicated = ReplicatedSide(self.compute, block, ring, cfg.train.norms_every)
         rounds = Rounds(self.events, self.cost, cfg.processes, hosts)

@@ -6,15 +6,18 @@ step sets free are served before anything else, as the real server does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.saver import Saver
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
+    Afresh,
     BeginPhase,
     DenseState,
     DropPart,
@@ -29,6 +32,7 @@ from gbactl.cluster.messages import (
     kind_of,
 )
 from gbactl.cluster.server import Server
+from gbactl.faults.serving import Slowness
 from gbactl.kernels.base import Floats
 from gbactl.store.shard import Shard
 from gbactl.virtual.network import Host, Network, VirtualChannel, VirtualHub
@@ -58,14 +62,33 @@ def aligned(floats: int) -> Floats:
 class VirtualServer(Server):
     """One shard; also a Node of the network."""
 
-    def __init__(self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int) -> None:
+    def __init__(
+        self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
+        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
+    ) -> None:  # fmt: skip
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
-        super().__init__(hub, network.connect(self, hub), shard, norms_every)
+        self.network = network
+        channel = network.connect(self, hub)
+        super().__init__(hub, channel, shard, norms_every, saver_of(channel.send))
         self.process = Process(host.cores)
         self._sizes: dict[int, int] = {}
         self._paid: Pull | None = None
         self._dense: tuple[int, Floats] | None = None
         self._packed: tuple[int, Floats] | None = None
+        self._stretched = False
+
+    def slow(self, slowness: Slowness | None) -> None:
+        """Stretch pulls, pushes and orders as a fault plan says; waiting takes no core."""
+        self.slowness = slowness
+        self.process.stretch = None if slowness is None else self._stretch
+
+    def _stretch(self, busy: float) -> float:
+        if self.slowness is None or not self._stretched:
+            return 0.0
+        self._stretched = False
+        factor = self.slowness.factor(self.network.events.now - busy)
+        self.slowness.count(factor, busy, (factor - 1.0) * busy)
+        return (factor - 1.0) * busy
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """See network.Node."""
@@ -74,6 +97,7 @@ class VirtualServer(Server):
     def _seconds(self, message: Any) -> float:
         """What handling a message costs, but for serving a pull that has to wait; asked for when its turn has come."""
         seconds = self.cost.server_message
+        self._stretched = isinstance(message, Pull | Push | OrderStep)
         if isinstance(message, Pull):
             if message.after <= self.shard.version:
                 self._paid = message
@@ -100,6 +124,10 @@ class VirtualServer(Server):
         self._sizes.clear()
         self._dense = self._packed = None  # it may have been moved
 
+    def _afresh(self, channel: Any, afresh: Afresh, frame: Frame) -> None:
+        super()._afresh(channel, afresh, frame)
+        self._packed = None
+
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
         """All workers get the same copy."""
         block, version = self.shard.dense_block(), self.shard.version
@@ -111,8 +139,12 @@ class VirtualServer(Server):
         if pull is self._paid:
             self._answer(channel, pull, frame)
         else:
-            seconds = self.cost.pull(pull.rows, self._dense_floats(pull))
-            self.process.first(lambda: seconds, self._answer, channel, pull, frame)
+            self.process.first(lambda: self._late(pull), self._answer, channel, pull, frame)
+
+    def _late(self, pull: Pull) -> float:
+        """What serving a pull costs that had to wait."""
+        self._stretched = True
+        return self.cost.pull(pull.rows, self._dense_floats(pull))
 
     def _dense_floats(self, pull: Pull) -> int:
         """How much of the dense slice has to travel."""

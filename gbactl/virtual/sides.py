@@ -29,7 +29,8 @@ class TrainerSide:
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
         """See worker.Sides."""
-        if worker.index not in self._trainers:
+        made = self._trainers.get(worker.index)
+        if made is None or made.worker is not worker:  # another in its place
             made = VirtualTrainer(worker, self._make_block(), self.compute.cuts, self._rounds)
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
@@ -59,6 +60,10 @@ class TrainerSide:
     def checksum(self) -> tuple[str, str]:
         """Replicas differ; what is judged is what the servers hold."""
         return "", ""
+
+    def packed(self) -> tuple[int, int, Floats]:
+        """See worker.Side: nothing of a replica is saved."""
+        return 0, 0, np.empty(0, np.float32)
 
     def leave(self) -> None:
         """See worker.Side."""

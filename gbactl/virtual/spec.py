@@ -43,8 +43,10 @@ class CostConfig:
     bandwidth_gbit: float = 32.0
     allreduce_us: float = 1000.0
     allreduce_work_us: float = 0.0
+    allreduce_message_us: float = 0.0
     allreduce_float_ns: float = 0.0
     overlap: float = 0.0
+    restart_us: float = 3_000_000.0
 
     def check(self) -> None:
         """Raises ConfigError, with the key to type, on values that cannot work."""

@@ -132,6 +132,8 @@ class VirtualTrainer:
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
         """A lane's local step; the lane is free for its next batch, or stands still for an exchange."""
+        if self.worker.holds(self.step, gradient, divisor, lr_scale):
+            return
         self.replica.step(gradient, divisor, lr_scale)
         if self.replica.iterations - self._first >= self._next:
             self._next += self._pace.k
@@ -164,6 +166,8 @@ class VirtualTrainer:
             self._wake(self._generation)
 
     def _wake(self, generation: int) -> None:
+        if self.worker.holds(self._wake, generation):
+            return
         if generation == self._generation:
             self._generation += 1
             self._pausing = False
@@ -192,6 +196,8 @@ class VirtualTrainer:
         worker.host.cores.run(seconds, call, *args)
 
     def _offer(self, began: float, done: Done) -> None:
+        if self.worker.holds(self._offer, began, done):
+            return
         met = self._encounter
         if isinstance(met, RoundEncounter):
             vector = met.offer(self._leaving)
@@ -214,6 +220,8 @@ class VirtualTrainer:
             self._arrived()
 
     def _answered(self, began: float, done: Done) -> None:
+        if self.worker.holds(self._answered, began, done):
+            return
         self._encounter.receive(self._centre, began, 8.0 * len(self._centre))
         done(False)
 

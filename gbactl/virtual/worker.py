@@ -12,12 +12,13 @@ import numpy as np
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.exchange import Question
-from gbactl.cluster.frames import Frame
+from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.messages import (
     Abandon,
     Ack,
     BeginPhase,
     Centre,
+    DenseSaved,
     DenseState,
     Granted,
     Inspect,
@@ -25,25 +26,30 @@ from gbactl.cluster.messages import (
     Moved,
     MoveDense,
     OpenReplicas,
+    Ping,
+    Pong,
     Predictions,
     Pull,
     Rows,
+    SaveDense,
     Stop,
     Take,
 )
 from gbactl.kernels.base import Floats
 from gbactl.virtual.crew import Crew
 from gbactl.virtual.item import Item
+from gbactl.virtual.mortal import Mortal
 from gbactl.virtual.moves import Moves
 from gbactl.virtual.network import Host, VirtualChannel
 from gbactl.virtual.server import Answer
 
 
-class VirtualWorker:
+class VirtualWorker(Mortal):
     """One worker; a Node of the network."""
 
-    def __init__(self, index: int, host: Host, crew: Crew) -> None:
-        self.index, self.peer, self.host, self.crew = index, Peer("worker", index), host, crew
+    def __init__(self, index: int, host: Host, crew: Crew, epoch: int = 0) -> None:
+        self.index, self.peer, self.host, self.crew = index, Peer("worker", index, epoch), host, crew
+        super().__init__()
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
         self.moves = Moves(self.servers)
@@ -57,12 +63,12 @@ class VirtualWorker:
         self._granted_items = self._gone_items = 0
         self._have_dense: list[int] = []
         self._phase: BeginPhase | None = None
-        self._stopped = False
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """The channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers, self.moves = coordinator, servers, Moves(servers)
+        self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
         self._have_dense = [-1] * len(servers)
 
@@ -79,6 +85,8 @@ class VirtualWorker:
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """See network.Node."""
+        if self.holds(self.receive, channel, frame):
+            return
         message = frame.message
         if isinstance(message, Rows):
             assert isinstance(frame, Answer)
@@ -98,10 +106,10 @@ class VirtualWorker:
             self.moves.came(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
             self.moves.acked()
-        elif isinstance(message, Stop):
-            self._stopped = True
-            for each in (*self.servers, self.coordinator):
-                each.close()
+        elif isinstance(message, Ping):
+            self.coordinator.send(Pong(self.index, message.beat))
+        elif isinstance(message, Stop) or frame.kind == CLOSED:
+            self.die()
 
     def _begin_phase(self, phase: BeginPhase) -> None:
         if self._phase is not None and phase.served_dense != self._phase.served_dense:
@@ -159,6 +167,8 @@ class VirtualWorker:
 
     def free(self) -> None:
         """A lane can begin its next batch."""
+        if self.holds(self.free):
+            return
         self.busy -= 1
         self.pull_ahead()
         self._go_on()
@@ -187,6 +197,10 @@ class VirtualWorker:
         """Do what is asked; what takes time keeps the worker busy until it is done."""
         if isinstance(question, Inspect):
             self.coordinator.send(self._inspected())
+            return
+        if isinstance(question, SaveDense):
+            step, params, values = self.crew.sides.now.packed()
+            self.coordinator.send(DenseSaved(question.number, step, params), values.view(np.uint8))
             return
         self.busy += 1
         if isinstance(question, MoveDense):
@@ -238,6 +252,8 @@ class VirtualWorker:
         self.host.cores.run(seconds, self._computed, item)
 
     def _evaluated(self, item: Item) -> None:
+        if self.holds(self._evaluated, item):
+            return
         grant, compute = item.grant, self.crew.compute
         compute.load(item)
         message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
@@ -248,6 +264,8 @@ class VirtualWorker:
 
     def _computed(self, item: Item) -> None:
         """The job is done; what the fault plan adds comes now."""
+        if self.holds(self._computed, item):
+            return
         events = self.crew.events
         self._first = item.began if self._first is None else self._first
         item.slowdown = self.crew.plan.factor(self.index, self._turn, item.began - self._first)
@@ -258,6 +276,8 @@ class VirtualWorker:
             self._finish(item)
 
     def _finish(self, item: Item) -> None:
+        if self.holds(self._finish, item):
+            return
         item.seconds = self.crew.events.now - item.began
         self.crew.sides.now.finish(self, item)
 

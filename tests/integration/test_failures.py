@@ -51,8 +51,9 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
 )
 def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: Path, mode: str, victim: str) -> None:
     launched = launcher.start(
-        *LONG, f"mode={mode}", f"collective={collective()}", f"tracking.uri=sqlite:///{store}", tracking=True
-    )
+        *LONG, f"mode={mode}", f"collective={collective()}", "cluster.lost_worker=end",
+        f"tracking.uri=sqlite:///{store}", tracking=True,
+    )  # fmt: skip
     launched.training()
     pid = launched.node(victim)
     done = ends_after(launched, lambda: os.kill(pid, signal.SIGKILL))

@@ -117,3 +117,19 @@ def test_a_run_is_found_by_its_id_and_damage_is_named(launcher: Launcher, tmp_pa
     assert damaged.returncode == 1 and "is damaged at byte " in damaged.stderr
     unknown = replay(launcher, "no-such-run")
     assert unknown.returncode == 2 and "There is no run no-such-run" in unknown.stderr
+
+
+def test_a_run_with_sync_phases_comes_out_again(launcher: Launcher, tmp_path: Path) -> None:
+    """Four processes whose gradients are added up in shared memory, in their order; there, back and there again."""
+    data = splits(tmp_path / "data", rows=5000)
+    entries = "[{at: {samples: 1500}, to: gba}, {at: {fraction: 0.5}, to: sync}, {at: {samples: 8000}, to: bsp}]"
+    hard = [each for each in HARD if not each.startswith("mode.")]
+    files = [f"data.{name}={data[name]}" for name in ("train", "validation", "test")]
+    result = launcher.train(
+        *hard, *SIZES, *files, "mode=sync", "collective=shm", f"switch.schedule={entries}", small=False
+    )
+    assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "sync", "bsp"]
+    done = replay(launcher, result["run_dir"])
+    assert done.returncode == 0, done.stderr
+    found = verdict(done)
+    assert found["identical"] and found["steps"] == result["global_step"]

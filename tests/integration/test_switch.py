@@ -144,14 +144,17 @@ def draining(launched: Launched) -> None:
     wait_for(lambda: "a switch to" in path.read_text())
 
 
-@pytest.mark.parametrize("lost", ["end", "continue"])
-def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str) -> None:
-    """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it."""
-    launched = launcher.start(*LONG, "data.rows_per_day=40000", "mode=gba", f"cluster.lost_worker={lost}")
+@pytest.mark.parametrize(("lost", "to"), [("end", "bsp"), ("continue", "bsp"), ("continue", "sync")])
+def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
+    """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it.
+
+    Only sync needs it: then the run stays where it was."""
+    more = () if to == "bsp" else ("switch.prepare=all", f"collective={collective()}")
+    launched = launcher.start(*LONG, "data.rows_per_day=40000", "mode=gba", f"cluster.lost_worker={lost}", *more)
     launched.training()
     victim = launched.node("W1")
     os.kill(victim, signal.SIGSTOP)
-    client = asked(launched, launcher, "bsp")
+    client = asked(launched, launcher, to)
     draining(launched)
     os.kill(victim, signal.SIGKILL)
     out, err = client.communicate(timeout=SECONDS)
@@ -159,8 +162,10 @@ def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str) -> None:
     if lost == "end":
         assert done.code == 1 and "W1" in done.err and client.returncode == 1 and "ended" in err
     else:
-        assert json.loads(out)["state"] == "done"
-        assert [p["mode"] for p in done.result["phases"]] == ["gba", "bsp"]
+        said_last = json.loads(out)
+        assert said_last["state"] == ("done" if to == "bsp" else "stayed")
+        assert to == "bsp" or "W1 died, and sync needs every worker" in said_last["why"]
+        assert [p["mode"] for p in done.result["phases"]] == ["gba", to if to == "bsp" else "gba"]
         assert done.result["samples"]["read"] == 40000
     assert launched.left_behind() == []
 
@@ -183,6 +188,27 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     stopped(launched)
     client.communicate(timeout=SECONDS)
     assert client.returncode == 1
+
+
+@pytest.mark.parametrize("end", ["kill", "ctrl-c"])
+def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launcher: Launcher, end: str) -> None:
+    """Everybody waits in the all-reduce for a worker that has stopped; another wish is refused meanwhile."""
+    launched = launcher.start(*LONG, "mode=sync", "switch.prepare=all", f"collective={collective()}")
+    launched.training()
+    victim = launched.node("W1")
+    os.kill(victim, signal.SIGSTOP)
+    client = asked(launched, launcher, "gba")
+    draining(launched)
+    other = switch(launcher, "--run", str(launched.run_dir), "--to", "async")
+    assert other.returncode == 1 and "another switch is under way" in other.stdout
+    if end == "ctrl-c":
+        stopped(launched)
+    else:
+        os.kill(victim, signal.SIGKILL)
+        done = launched.finish(SECONDS)
+        assert done.code == 1 and "W1" in done.err and launched.left_behind() == []
+    _, err = client.communicate(timeout=SECONDS)
+    assert client.returncode == 1 and "ended" in err
 
 
 def test_a_hung_worker_is_given_up_and_does_not_keep_a_switch(launcher: Launcher) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import Bootstrap, header, serve, work
+from gbactl.cluster.channel import Hub
 from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.memory import MemoryHub
 from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.reliable import exposed
 from gbactl.cluster.server import Server
 from gbactl.collective.memory import MemoryGroup
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import open_dataset
+from gbactl.errors import PeerGoneError, WireError
+from gbactl.faults.plan import FaultPlan
 
 LIMIT_SECONDS = 60.0
 
@@ -34,26 +40,58 @@ def run_in_memory(
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
     dataset, group = open_dataset(data), MemoryGroup(cfg.processes)
-    hub = MemoryHub(network, Peer("coordinator", 0))
+    plan = FaultPlan.of(cfg)
+
+    def open_hub(peer: Peer) -> Hub:
+        return exposed(MemoryHub(network, peer), peer, plan)
+
+    hub = open_hub(Peer("coordinator", 0))
     coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
     launcher = MemoryHub(network, Peer("launcher", 0))
     to_coordinator = launcher.connect("C")
     for message in (Hello("launcher", 0, "", 0), *wishes):
         to_coordinator.send(message)
     errors: list[BaseException] = []
+    events: list[Event] = []
+    over = threading.Event()
+    epochs: Counter[int] = Counter()
 
     def boot(role: str, index: int) -> Bootstrap:
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int) -> None:
-        mine = MemoryHub(network, Peer("server", index))
+        mine = open_hub(Peer("server", index))
         serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
 
-    def worker(index: int) -> None:
-        mine = MemoryHub(network, Peer("worker", index))
-        with contextlib.suppress(Killed):
-            work(mine, mine.connect("C"), boot("worker", index), cfg, dataset, group.member(index))
+    def worker(index: int, epoch: int = 0) -> None:
+        mine = open_hub(Peer("worker", index, epoch))
+        booted = replace(boot("worker", index), epoch=epoch)
+        try:
+            work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))
+        except Killed:
+            pass
+        except (PeerGoneError, WireError):
+            if not epochs[index]:  # else it was given up, or came when the run was over
+                raise
         mine.close()
+
+    def listen() -> None:
+        """The launcher: starts who takes a dead worker's place."""
+        while not over.is_set():
+            for _, frame in launcher.poll(0.02):
+                event = unpack(frame.kind, frame.descriptor) if frame.kind else None
+                if isinstance(event, Event):
+                    events.append(event)
+                    if event.name == "lost" and event.fields["replaced"]:
+                        index = int(event.fields["process"][1:])
+                        epochs[index] += 1
+                        successor = threading.Thread(target=guarded, args=(worker, index, epochs[index]), daemon=True)
+                        threads.append(successor)
+                        successor.start()
+
+    def coordinate() -> None:
+        coordinator.run()
+        hub.close()
 
     def guarded(run: Any, *args: Any) -> None:
         try:
@@ -62,19 +100,23 @@ def run_in_memory(
             errors.append(error)
             hub.close()
 
-    threads = [threading.Thread(target=guarded, args=(coordinator.run,), daemon=True)]
+    threads = [threading.Thread(target=guarded, args=(coordinate,), daemon=True)]
     for role, count in ((server, cfg.cluster.servers), (worker, cfg.processes)):
         threads += [threading.Thread(target=guarded, args=(role, i), daemon=True) for i in range(count)]
-    for thread in threads:
+    listener = threading.Thread(target=listen, daemon=True)
+    for thread in (*threads, listener):
         thread.start()
+    deadline = time.monotonic() + LIMIT_SECONDS
     for thread in threads:
-        thread.join(LIMIT_SECONDS)
+        while thread.is_alive() and time.monotonic() < deadline and not errors:
+            thread.join(0.05)
+    over.set()
+    listener.join()
     if errors:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "the cluster did not end"
-    events = [unpack(frame.kind, frame.descriptor) for _, frame in launcher.poll(0) if frame.kind]
     if told is not None:
         told += events
-    results = [e.fields for e in events if isinstance(e, Event) and e.name == "result"]
+    results = [event.fields for event in events if event.name == "result"]
     assert len(results) == 1
     return results[0]

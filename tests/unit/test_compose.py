@@ -20,7 +20,7 @@ GROUPS = [path for path in FILES if len(path.parts) == 2]
 def test_the_tree_is_where_it_is_looked_for() -> None:
     assert Path("train.yaml") in FILES
     assert {path.parts[0] for path in GROUPS} == {
-        "cost", "faults",
+        "checkpoint", "cost", "faults", "switch",
         "mode", "data", "model", "optim", "cluster", "collective", "tracking", "experiment",
     }  # fmt: skip
 
@@ -31,7 +31,7 @@ def test_every_file_of_a_group_composes(path: Path) -> None:
     cfg = compose([f"{group}={option}"])
     assert isinstance(cfg, RunConfig)
     own = yaml.safe_load((conf_dir() / path).read_text()) or {}
-    if group in ("mode", "model", "optim", "cluster", "collective", "data"):
+    if group in ("mode", "model", "optim", "cluster", "collective", "data", "switch", "checkpoint"):
         chosen = getattr(cfg, group)
         chosen = chosen if isinstance(chosen, dict) else dataclasses.asdict(chosen)
         assert chosen["name"] == own["name"]

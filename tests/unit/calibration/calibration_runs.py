@@ -13,7 +13,7 @@ DATA = {
 MACHINE = CostConfig(
     cores=2, batch_us=300.0, sample_us=20.0, server_message_us=50.0, row_pull_ns=60.0, row_apply_ns=200.0,
     dense_pull_ns=0.6, dense_apply_ns=0.4, dense_step_ns=1.4, coordinator_message_us=70.0, allreduce_us=900.0,
-    allreduce_work_us=600.0, allreduce_float_ns=400.0,
+    allreduce_work_us=600.0, allreduce_message_us=100.0, allreduce_float_ns=400.0,
 )  # fmt: skip
 
 

@@ -29,14 +29,15 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  train      train a click model on a cluster in one of the modes
-  switch     change the mode of a training, by a schedule or while it runs
-  report     compare runs: mean, deviation, paired differences
-  replay     execute a run again from its event log, bit for bit
-  calibrate  measure this machine for the virtual cluster
-  data       prepare and describe data sets
-  doctor     check this machine: what is there, what to do
-  ui         open the MLflow UI on the right store
+  train       train a click model on a cluster in one of the modes
+  switch      change the mode of a training, by a schedule or while it runs
+  report      compare runs: mean, deviation, paired differences
+  replay      execute a run again from its event log, bit for bit
+  checkpoint  list, check and export what a run has saved
+  calibrate   measure this machine for the virtual cluster
+  data        prepare and describe data sets
+  doctor      check this machine: what is there, what to do
+  ui          open the MLflow UI on the right store
 """
 
 
@@ -53,7 +54,10 @@ def test_the_surface_of_the_command() -> None:
     assert gbactl_command("-h").stdout == done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "switch", "report", "replay", "calibrate", "data", "doctor", "ui"])
+VERBS = ["train", "switch", "report", "replay", "checkpoint", "calibrate", "data", "doctor", "ui"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_and_needs_nothing_heavy_for_it(verb: str) -> None:
     code = f"""
 import sys

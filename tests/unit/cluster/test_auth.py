@@ -11,7 +11,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.errors import WireError
 
 KEY, OTHER = auth.new_key(), auth.new_key()
-ME = Peer("worker", 3)
+ME = Peer("worker", 3, 2)
 
 
 def exchange(listener_key: bytes, connector_key: bytes) -> tuple[Peer, auth.SessionKeys, auth.SessionKeys]:
@@ -66,7 +66,7 @@ def test_a_listeners_proof_opens_no_door() -> None:
     listener, connector = auth.nonce(), auth.nonce()
     words = auth.answer(KEY, auth.greeting(listener), ME, connector)
     _, proof, _ = auth.accept(KEY, listener, words)
-    mirrored = auth.ANSWER.pack(auth.ROLES.index(ME.role), ME.index, listener, proof)
+    mirrored = auth.ANSWER.pack(auth.ROLES.index(ME.role), ME.index, ME.epoch, listener, proof)
     with pytest.raises(WireError):
         auth.accept(KEY, connector, mirrored)
 

@@ -339,4 +339,9 @@ def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another()
     assert at.told(at.c_hub) == [] and at.shard.staged == (5,)
     at.push(0, [1, 2], worker=1)
     assert at.told(at.c_hub) == [Staged(0, 1, 1, 0, *TOLD)]
-    assert at.told(at.w_hubs[0]) == []
+    assert at.told(at.w_hubs[0]) == [frames.CLOSED]  # if it lives, it learns that it is out
+    assert at.server.fenced_frames == 2
+    successor = MemoryHub(at.w_hubs[0].network, Peer("worker", 0, 1)).connect("S0")
+    at.workers[0] = successor
+    at.push(1, [4], worker=0)
+    assert at.told(at.c_hub) == [Staged(0, 0, 1, 1, *TOLD)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gbactl.cluster.messages import MESSAGES
 
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    bytes: st.binary(max_size=20),
     str: st.text(max_size=20),
     int: st.integers(-(1 << 62) + 1, (1 << 62) - 1),
     bool: st.booleans(),

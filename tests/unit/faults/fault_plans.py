@@ -16,10 +16,19 @@ EVERY_KIND: tuple[dict[str, Any], ...] = (
     {"kind": "random", "distribution": "pareto", "mean": 2.0, "shape": 1.5},
     {"kind": "window", "factor": 8, "from": 1, "until": 2},
     {"kind": "window", "factor": 8},
+    {"kind": "trace", "points": [[0.0, 1.0], [2.0, 4.0], [3.0, 1.5]], "period": 4.0},
+    {"kind": "trace", "points": [[0.0, 2.0, 1.0], [1.0, 3.0, 2.0]], "distribution": "pareto", "shape": 3.0},
+    {"kind": "constant", "factor": 4, "servers": [0]},
+    {"kind": "kill", "workers": [1], "step": 20},
+    {"kind": "kill", "servers": [0], "coordinator": True, "mtbf": 30.0, "distribution": "weibull", "shape": 0.7},
+    {"kind": "hang", "workers": "random", "time": 2.5, "seconds": 3.0},
+    {"kind": "messages", "drop": 0.1, "delay": 0.2, "delay_seconds": 0.01},
     {"kind": "hog", "workers": [0], "processes": 2, "from": 1.0, "until": 3.0},
 )
 
 
-def plan(*plans: dict[str, Any], seed: int = 0, workers: int = 4, own_seed: int | None = None) -> FaultPlan:
+def plan(
+    *plans: dict[str, Any], seed: int = 0, workers: int = 4, own_seed: int | None = None, servers: int = 2
+) -> FaultPlan:
     """`own_seed` is faults.seed."""
-    return FaultPlan(FaultsConfig(own_seed, list(plans)), seed, workers)
+    return FaultPlan(FaultsConfig(own_seed, list(plans)), seed, workers, servers)

@@ -37,7 +37,8 @@ def test_free_composition_on_the_command_line() -> None:
 def test_the_default_slows_nobody() -> None:
     assert compose([]).faults.plans == []
     assert {path.stem for path in conf_dir().glob("faults/*.yaml")} >= {
-        "none", "one_slow", "eighth_slow", "periodic", "lognormal", "pareto", "burst", "hog",
+        "none", "one_slow", "eighth_slow", "periodic", "lognormal", "pareto", "burst", "trace", "hog",
+        "slow_server", "kill_worker", "hang_worker", "kill_server", "kill_coordinator", "messages",
     }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def test_every_group_can_be_chosen_and_has_a_comment_a_key(path: Any) -> None:
         path.stem == "none"
     )
     for line in path.read_text().splitlines():
-        assert "#" in line or line.strip() in ("plans:",) or line.strip().startswith("- kind: ")
+        assert "#" in line or line.strip() == "plans:" or line.strip().startswith("- kind: ")
 
 
 def test_the_factors() -> None:
@@ -62,10 +63,10 @@ def test_the_factors() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, r"\[0\] has kind None; type kind: one of: constant, hog, periodic, random, window"),
+    ({}, r"\[0\] has kind None; type kind: one of: constant, hang, hog, kill, messages, periodic, random, trace"),
     ({"kind": "slow"}, r"has kind 'slow'; type kind: one of"),
     ({"kind": "constant"}, r"\(kind constant\) needs factor"),
-    ({"kind": "constant", "factor": 2, "duty": 1}, r"has no key duty; keys are: workers, factor"),
+    ({"kind": "constant", "factor": 2, "duty": 1}, r"has no key duty; keys are: workers, servers, factor"),
     ({"kind": "constant", "factor": "x"}, r"factor='x' is not a number"),
     ({"kind": "constant", "factor": 0.5}, r"factor=0\.5 must be a number of at least 1"),
     ({"kind": "constant", "factor": float("nan")}, "at least 1"),
@@ -85,6 +86,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "random", "distribution": "lognormal", "mean": 2, "sigma": 0.0}, r"sigma=0\.0 must be positive"),
     ({"kind": "window", "factor": 2, "from": -1}, r"from=-1 must be 0 or more"),
     ({"kind": "window", "factor": 2, "from": 3, "until": 3}, r"until=3 must be later than from=3"),
+    ({"kind": "constant", "factor": 2, "servers": [2]}, r"servers has no server 2; servers are numbered 0 to 1"),
+    ({"kind": "constant", "factor": 2, "servers": "x"}, r"plans\[0\]\.servers='x' is not understood"),
+    ({"kind": "hog", "servers": [0]}, "servers have none"),
     ({"kind": "hog"}, "needs one of workers and cores"),
     ({"kind": "hog", "workers": [0], "cores": [0]}, "needs one of workers and cores"),
     ({"kind": "hog", "cores": []}, "at least one core"),

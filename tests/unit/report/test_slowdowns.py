@@ -46,6 +46,11 @@ def test_a_line_a_worker_in_numeric_order_with_means_over_runs() -> None:
     assert lines[2].error == 0.0
 
 
+def test_servers_have_lines_of_their_own_after_the_workers() -> None:
+    lines = slowdowns(("gba",), [faulty(run("gba", 1, 0.8), S0=(3.0, 3.1), W11=(4.0, 4.1))])
+    assert [line.workers for line in lines] == ["W11", "S0"]
+
+
 def test_many_workers_share_a_line() -> None:
     workers = {f"W{i}": (2.0 + i % 2, 3.0) for i in range(MOST_LINES + 2)}
     (line,) = slowdowns(("gba",), [faulty(run("gba", 1, 0.8), **workers)])

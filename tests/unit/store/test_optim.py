@@ -157,3 +157,28 @@ def test_golden_steps(kernels: Kernels, name: str) -> None:
         assert rows[0].tolist() == [dense[0]] * 2
         seen.append(float(dense[0]))
     assert seen == plain == case["values"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_a_reset_begins_anew_from_the_same_values(name: str) -> None:
+    """Rows and vector step as those of a new optimizer do."""
+    from gbactl.kernels import load
+
+    spec = OptimizerSpec(name, 0.1, initial_accumulator=0.5 if "adagrad" in name else 0.0)
+    table, vector = np.ones((3, 2), np.float32), np.ones(4, np.float32)
+    rows, dense = RowOptimizer(spec, table, load()), DenseOptimizer(spec, vector, load())
+
+    def step(rows: RowOptimizer, dense: DenseOptimizer) -> None:
+        rows.listed(np.array([0, 2], np.int32), np.full((2, 2), 0.3, np.float32))
+        dense.apply([(np.full(4, 0.3, np.float32), 1.0)], 1.0)
+
+    step(rows, dense)
+    rows.reset()
+    dense.reset()
+    again, whole = table.copy(), vector.copy()
+    assert again[0, 0] != 1.0
+    fresh = RowOptimizer(spec, again, load()), DenseOptimizer(spec, whole, load())
+    step(rows, dense)
+    step(*fresh)
+    assert np.array_equal(table, again) and np.array_equal(vector, whole)
+    assert dense.step == 1

@@ -45,10 +45,10 @@ def config(first: str, to: str, lost: str = "continue") -> RunConfig:
 def dies_when_moving(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     plain = Sides.move
 
-    def move(self: Any, home: str, gives: bool) -> None:
+    def move(self: Any, home: str, gives: bool, turn: int = 0) -> None:
         if self.now.exchange.index == victim:
             raise Killed
-        plain(self, home, gives)
+        plain(self, home, gives, turn)
 
     monkeypatch.setattr(Sides, "move", move)
 

@@ -55,6 +55,10 @@ class MemoryStore:
         self._reach()
         self.tags |= tags
 
+    def reopen(self) -> None:
+        self._reach()
+        self.status = "RUNNING"
+
     def finish(self, status: str, end_ms: int) -> None:
         self._reach()
         self.status = status
@@ -227,3 +231,30 @@ def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
     run.tag(gbactl_phases="sync; gba from day 1, sample 0")
     assert run.finish("FINISHED") is None
     assert store.tags["gbactl.phases"] == "sync; gba from day 1, sample 0"
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_run_goes_on_as_the_same_one(tmp_path: Path, cut_off: bool) -> None:
+    """Its id is known, or stands in the backlog of one that was killed, of which nothing is lost."""
+    store = MemoryStore()
+    first = start(tmp_path, store)
+    first.log({"auc": 0.7}, step=1, seconds=1.0)
+    run_id = first.run_id
+    if cut_off:
+        until(lambda: bool(store.rows))
+        store.broken = True
+        first.log({"auc": 0.75}, step=2, seconds=2.0)
+    left = first.finish("KILLED", 2.0)
+    assert (left is None) == (not cut_off)
+    first._lock.release()
+    store.broken = False
+    known = "" if cut_off else run_id
+    again = TrackedRun("memory", "e", "r", {"seed": 4}, {"t": "2"}, tmp_path, sender=store, resumed=known)
+    again.log({"auc": 0.8}, step=3, seconds=0.5)
+    until(lambda: store.status == "RUNNING")
+    assert again.run_id == run_id
+    assert again.finish("FINISHED") is None
+    assert store.status == "FINISHED" and store.tags["t"] == "2"
+    assert store.params.get("seed") != "4", "parameters of a run stand"
+    assert sorted(store.rows.values()) == ([0.7, 0.75, 0.8] if cut_off else [0.7, 0.8])
+    assert not (tmp_path / FILE_NAME).exists()

@@ -1,0 +1,145 @@
+"""Study 2: samples that always sync, always async, always gba and auto train in a day of load. Costs two seconds."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from done import Done  # noqa: E402  (a script beside this folder, not a package)
+
+from gbactl.report.stats import Difference, paired  # noqa: E402
+
+HOURS = 24
+TARGET_SHARE, TARGET_AUC = 0.95, 0.0005
+CHOICES = ("sync", "gba")  # what auto chooses from
+Curve = list[tuple[float, float]]
+
+
+def curve(result: Mapping[str, Any]) -> Curve:
+    """(virtual seconds, samples) of a run, from its start."""
+    return [(0.0, 0.0), *((point["seconds"], float(point["samples"])) for point in result["curve"])]
+
+
+def at(points: Curve, seconds: float) -> float:
+    """Samples at a moment. Raises SystemExit where the run had ended before."""
+    place = bisect.bisect_left([time for time, _ in points], seconds)
+    if place == len(points):
+        raise SystemExit(f"A run ended after {points[-1][0]:.0f} s, before {seconds:.0f} s; give it more samples.")
+    if place == 0:
+        return points[0][1]
+    (begin, before), (end, after) = points[place - 1], points[place]
+    return before + (after - before) * (seconds - begin) / (end - begin)
+
+
+def hour_of(options: Mapping[str, str]) -> float:
+    """Virtual seconds of an hour: the scale of a cell's load trace."""
+    return float(yaml.safe_load(options["faults.plans"])[0]["scale"])
+
+
+def by_hour(points: Curve, hour: float) -> list[float]:
+    """Samples in every hour of the day."""
+    marks = [at(points, hour * number) for number in range(HOURS + 1)]
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+Days = dict[str, dict[str, list[float]]]
+
+
+def days(cells: Iterable[Done]) -> Days:
+    """line -> seed -> samples by hour."""
+    found: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
+    for cell in cells:
+        found[cell.options["line"]][cell.seed] = by_hour(curve(cell.result), hour_of(cell.options))
+    return dict(found)
+
+
+def hindsight(found: Days) -> dict[str, float]:
+    """seed -> samples a day of whoever knows before each hour which mode delivers more, and switches for nothing."""
+    return {
+        seed: sum(max(hours) for hours in zip(*(found[mode][seed] for mode in CHOICES), strict=True))
+        for seed in found[CHOICES[0]]
+    }
+
+
+def aucs(cells: Iterable[Done]) -> dict[str, dict[str, float]]:
+    """line -> seed -> AUC at the end of the run, of the same samples for all."""
+    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for cell in cells:
+        found[cell.options["line"]][cell.seed] = float(cell.result["auc"])
+    return dict(found)
+
+
+def table(cells: Sequence[Done]) -> str:
+    """Markdown: a way to train a line."""
+    found, best, quality = days(cells), hindsight(days(cells)), aucs(cells)
+    lines = [
+        "| trained | samples a day | of the best in hindsight | AUC minus all-sync | switches |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for line, by_seed in found.items():
+        per_day = statistics.fmean(sum(hours) for hours in by_seed.values())
+        share = statistics.fmean(sum(hours) / best[seed] for seed, hours in by_seed.items())
+        auc = paired([(quality["sync"][seed], value) for seed, value in quality[line].items()])
+        switched = [len(of_the_day(cell)) for cell in cells if cell.options["line"] == line]
+        cut = f"{share:.3f}" if line != "auto" or share < TARGET_SHARE else f"**{share:.3f}**"
+        lines.append(f"| {line} | {per_day:,.0f} | {cut} | {_auc(auc, line)} | {statistics.fmean(switched):.1f} |")
+    lines.append(f"| best in hindsight | {statistics.fmean(best.values()):,.0f} | 1 | - | - |")
+    notes = [
+        f"- n = {len(best)} seeds. Samples a day: in {HOURS} hours; AUC: at the end, of the same samples for all.",
+        f"- best in hindsight: in every hour the better of {' and '.join(CHOICES)}, switches for nothing.",
+        f"- bold: at least {TARGET_SHARE} of it; an interval inside +-{TARGET_AUC}.",
+    ]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _auc(each: Difference | None, line: str) -> str:
+    if each is None or line == "sync":
+        return "0"
+    text = f"{each.mean:+.4f}" + ("" if each.half is None else f" +-{each.half:.4f}")
+    return f"**{text}**" if each.half is not None and abs(each.mean) + each.half <= TARGET_AUC else text
+
+
+def of_the_day(cell: Done) -> list[dict[str, Any]]:
+    """The looks of auto that led to a switch within the day."""
+    looks = (cell.result.get("auto") or {}).get("switched", [])
+    return [look for look in looks if look["at"] < HOURS * hour_of(cell.options)]
+
+
+def decisions(cells: Iterable[Done]) -> str:
+    """Markdown: what auto did when, with the numbers that led to it; of the first seed."""
+    cell = next(each for each in cells if each.options["line"] == "auto")
+    lines = ["| hour | from | to | sync | gba | why |", "| ---: | --- | --- | ---: | ---: | --- |"]
+    for look in of_the_day(cell):
+        hour = look["at"] / hour_of(cell.options)
+        numbers = f"{look['sync']:,.0f} | {look['gba']:,.0f}"
+        lines.append(f"| {hour:.1f} | {look['mode']} | {look['wanted']} | {numbers} | {look['reason']} |")
+    notes = [f"- seed {cell.seed}; {cell.result['auto']['looks']} looks; samples/s that each mode promises."]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def plot(found: Days, path: Path) -> None:
+    """Samples by hour, mean over the seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for line, by_seed in found.items():
+        means = [statistics.fmean(hour) for hour in zip(*by_seed.values(), strict=True)]
+        axes.stairs(means, range(HOURS + 1), label=line, linewidth=2.0 if line == "auto" else 1.2)
+    axes.set_xlabel("hour of the day")
+    axes.set_ylabel("samples in an hour")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)

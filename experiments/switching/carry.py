@@ -1,0 +1,82 @@
+"""Study 1: what a switch does to next-day AUC, optimizer state kept or begun anew, against all-sync. Costs a second."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from done import Done  # noqa: E402  (a script beside this folder, not a package)
+
+from gbactl.report.stats import Difference, paired  # noqa: E402
+
+TARGET = 0.0005
+DIRECTIONS = {"to": "sync -> {}", "from": "{} -> sync"}
+Aucs = dict[str, dict[str, Sequence[float]]]
+
+
+def after(result: Mapping[str, Sequence[Mapping[str, float]]]) -> list[float]:
+    """The AUC of every day (or epoch) of a run's second half, that after the switch, on the next one."""
+    judged = [phase["auc"] for phase in result["phases"] if "auc" in phase]
+    return judged[len(judged) // 2 :]
+
+
+def by_line(cells: Iterable[Done]) -> Aucs:
+    """line -> seed -> AUCs after the switch."""
+    found: Aucs = {}
+    for cell in cells:
+        found.setdefault(cell.options["line"], {})[cell.seed] = after(cell.result)
+    return found
+
+
+def modes(found: Aucs) -> list[str]:
+    """The modes beside sync, in their order."""
+    return list(dict.fromkeys(line.split("-")[1] for line in found if line.startswith(tuple(DIRECTIONS))))
+
+
+def difference(found: Aucs, line: str, base: str, day: int) -> Difference | None:
+    """A line's AUC minus another's, over the seeds that both have; `day` counts from the switch, -1 is the last."""
+    mine, other = found.get(line, {}), found.get(base, {})
+    return paired([(other[seed][day], mine[seed][day]) for seed in mine if seed in other])
+
+
+def shown(each: Difference | None, bold: bool = False) -> str:
+    """+.0003 +-.0001; bold where the interval lies inside the target."""
+    if each is None:
+        return "-"
+    if each.half is None:
+        return f"{each.mean:+.4f}"
+    text = f"{each.mean:+.4f} +-{each.half:.4f}"
+    return f"**{text}**" if bold and abs(each.mean) + each.half <= TARGET else text
+
+
+def table(found: Aucs) -> str:
+    """Markdown: a switch a line."""
+    heads = ("kept, first", "kept, last", "anew, first", "anew, last", "kept - anew, first")
+    lines = [f"| switch | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for prefix, name in DIRECTIONS.items():
+        for mode in modes(found):
+            kept, anew = f"{prefix}-{mode}", f"{prefix}-{mode}-anew"
+            cells = [difference(found, line, "sync", day) for line in (kept, anew) for day in (0, -1)]
+            own = difference(found, kept, anew, 0)
+            told = [shown(each, bold=True) for each in cells] + [shown(own)]
+            lines.append(f"| {name.format(mode.replace('_prefetch_0', ', prefetch 0'))} | {' | '.join(told)} |")
+    seeds = len(found["sync"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"- AUC minus that of all-sync of the same seed, first and last day (epoch) after the switch; n = {seeds}.",
+            f"- +-: half of a 95 % interval; bold: it lies inside +-{TARGET}.",
+            "- kept: optimizer state goes on; anew: it begins anew, as after a restart that kept the parameters alone.",
+            f"- AUC of all-sync: {_mean(found, 0):.5f} and {_mean(found, -1):.5f}.",
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def _mean(found: Aucs, day: int) -> float:
+    values = [aucs[day] for aucs in found["sync"].values()]
+    return sum(values) / len(values)

@@ -1,0 +1,204 @@
+"""Study 3: how long nobody trains at a switch, beside stopping and starting by hand.
+
+    .venv/bin/python experiments/switching/pauses.py      # the restarts; kept in runs/studies/switching/
+
+By hand: Ctrl-C, all processes gone; the parameters and optimizer state written to a file; a new run in the other mode,
+to its first step; the file read. gbactl has no checkpoints here yet, so this script writes and reads a file of their
+size (`save`, `load`); once it has, they are to be replaced by its own. Takes 15 to 30 s a cell; nothing else may run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import done  # noqa: E402  (scripts beside this folder, not a package)
+import study  # noqa: E402
+
+from gbactl.cluster import eventlog  # noqa: E402
+from gbactl.compose import compose  # noqa: E402
+from gbactl.data.dataset import open_dataset  # noqa: E402
+from gbactl.data.prepare import prepare  # noqa: E402
+from gbactl.errors import EventLogError  # noqa: E402
+from gbactl.models import row_width  # noqa: E402
+from gbactl.store.optim import MOMENTS  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+STEPS, LOOK_SECONDS, LIMIT_SECONDS = 10, 0.005, 300.0
+HEADS = (
+    "rows", "workers", "pause, ms: median", "largest", "bound", "restart, s: stop", "save", "start", "load", "all",
+    "restart / pause",
+)  # fmt: skip
+LEAST_MS, LEAST_STEPS, TARGET = 300.0, 3, 50
+
+
+def orders(path: Path) -> int:
+    """Steps in an event log that is still being written."""
+    count = 0
+    try:
+        for record in eventlog.read(path):
+            count += isinstance(record, eventlog.OrderRecord)
+    except EventLogError:  # not there yet, or cut off where it is being written
+        pass
+    return count
+
+
+def start(cell: study.Cell, mode: str, folder: Path) -> subprocess.Popen[bytes]:
+    """A training of a cell in a mode, untracked."""
+    rest = [override for override in cell.overrides if not override.startswith("mode=")]
+    arguments = [*rest, f"mode={mode}", "switch.prepare=all", f"run_dir={folder}", "tracking.enabled=false"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "gbactl", "train", *arguments],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait(process: subprocess.Popen[bytes], until: Callable[[], bool], name: str) -> None:
+    """Raises SystemExit when the process ends before, or after LIMIT_SECONDS."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not until():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"{name}\ncame to no step; look into runs/studies/switching.")
+        time.sleep(LOOK_SECONDS)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C, until all is gone."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    process.wait(LIMIT_SECONDS)
+
+
+def state_of(cell: study.Cell) -> tuple[int, int]:
+    """(rows, floats a row) of a cell's tables with their optimizer state."""
+    cfg = compose(list(cell.overrides))
+    schema = open_dataset(prepare(cfg.data)).schema
+    return schema.rows, row_width(cfg.model) * (1 + len(MOMENTS[cfg.optim.name]))
+
+
+def save(path: Path, rows: int, floats: int) -> None:
+    """What a checkpoint has to write: all of it, to the disk."""
+    with path.open("wb") as file:
+        np.save(file, np.zeros((rows, floats), np.float32))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load(path: Path) -> None:
+    """What a new run has to read; from the page cache, as soon after writing."""
+    np.load(path)
+
+
+def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
+    """Seconds of every part of a restart by hand, sync -> gba."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rows, floats = state_of(cell)
+    file, marks = folder / "state.npy", [0.0]
+    before = start(cell, "sync", folder / "before")
+    after: subprocess.Popen[bytes] | None = None
+    try:
+        wait(before, lambda: orders(folder / "before" / "events.log") >= STEPS, cell.name)
+        marks = [time.monotonic()]
+        stop(before)
+        marks.append(time.monotonic())
+        save(file, rows, floats)
+        marks.append(time.monotonic())
+        after = start(cell, "gba", folder / "after")
+        wait(after, lambda: orders(folder / "after" / "events.log") >= 1, cell.name)
+        marks.append(time.monotonic())
+        load(file)
+        marks.append(time.monotonic())
+    finally:
+        for process in (before, after):
+            if process is not None:
+                stop(process)
+        file.unlink(missing_ok=True)
+    parts = [end - begin for begin, end in itertools.pairwise(marks)]
+    return {**dict(zip(("stop", "save", "start", "load"), parts, strict=True)), "table_rows": float(rows)}
+
+
+def kept(cell: study.Cell) -> Path:
+    """Where a cell's measurement is."""
+    return study.folder_of(cell, study.code_version()) / "restart.json"
+
+
+def measured() -> dict[tuple[str, str], dict[str, float]]:
+    """(rows, workers) -> seconds of a restart. Raises SystemExit where one was not measured."""
+    found = {}
+    for cell in done.part(SWEEP, "restarts").cells:
+        if not kept(cell).exists():
+            raise SystemExit(f"{cell.name}\nwas not measured; type: make switching")
+        found[key_of(done.options(cell.overrides))] = json.loads(kept(cell).read_text())
+    return found
+
+
+def key_of(options: dict[str, str]) -> tuple[str, str]:
+    """(rows, workers) of a cell."""
+    return options["rows"], options["cluster.workers"]
+
+
+def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
+    """(milliseconds of every pause, milliseconds of a step of the slower mode), by the coordinator's clock."""
+    phases = result["phases"]
+    steps: dict[str, list[float]] = {}
+    for phase in phases:
+        if phase["steps"] > 1:
+            steps.setdefault(phase["mode"], []).append(1000.0 * phase["seconds"] / phase["steps"])
+    slower = max(statistics.median(each) for each in steps.values())
+    return [phase["pause_ms"] for phase in phases if phase["pause_ms"] is not None], slower
+
+
+def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, float]]) -> str:
+    """Markdown: tables and workers a line."""
+    lines = [
+        f"| {' | '.join(HEADS)} |",
+        "| --- |" + " ---: |" * (len(HEADS) - 1),
+    ]  # fmt: skip
+    for cell in cells:
+        (each, slower), by_hand = pauses(cell.result), restarts[key_of(cell.options)]
+        bound, median, largest = max(LEAST_MS, LEAST_STEPS * slower), statistics.median(each), max(each)
+        parts = [by_hand[name] for name in ("stop", "save", "start", "load")]
+        ratio = 1000.0 * sum(parts) / median
+        met = f"**{largest:.0f}**" if largest <= bound else f"{largest:.0f}"
+        cut = f"**{ratio:.0f}**" if ratio >= TARGET else f"{ratio:.0f}"
+        seconds = " | ".join(f"{part:.2f}" for part in [*parts, sum(parts)])
+        rows, workers = key_of(cell.options)
+        lines.append(f"| {rows} | {workers} | {median:.0f} | {met} | {bound:.0f} | {seconds} | {cut} |")
+    notes = [
+        "- pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
+        f"- bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
+        "- restart: Ctrl-C to all processes gone; a file of the tables' size written; a new run to its first step; the "
+        "file read. gbactl's own checkpoints are not in it yet.",
+    ]  # fmt: skip
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def main() -> None:
+    """Measure what was not measured yet."""
+    cells = done.part(SWEEP, "restarts").cells
+    for number, cell in enumerate(cells, 1):
+        path = kept(cell)
+        if not path.exists():
+            found = restart(cell, path.parent)
+            path.write_text(json.dumps(found) + "\n")
+        print(f"restarts {number}/{len(cells)}  {' '.join(key_of(done.options(cell.overrides)))}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

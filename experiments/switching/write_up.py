@@ -1,0 +1,72 @@
+"""Write results.md: the tables of the three studies, each with what made it.
+
+    .venv/bin/python experiments/switching/write_up.py
+
+Costs a few seconds; reads runs/studies/. Part of `make switching`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import busy_day  # noqa: E402  (scripts beside this one, not a package)
+import carry  # noqa: E402
+import done  # noqa: E402
+import pauses  # noqa: E402
+import study  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+
+
+def cells(part: str) -> list[done.Done]:
+    """The finished cells of a part."""
+    return done.done(SWEEP, part, "switching")
+
+
+def origin(part: str) -> str:
+    """How many runs of which seeds, from which code."""
+    found = done.part(SWEEP, part).cells
+    seeds = ", ".join(done.seeds(found))
+    return f"{part}: {len(found)} runs, seeds {seeds}, code version {study.code_version()}.\n"
+
+
+def carried(part: str) -> list[str]:
+    """Study 1 on some data, or why it is not there."""
+    missing = done.part(SWEEP, part).missing
+    if missing:
+        return [f"Left out: {missing} was not set.\n"]
+    return [origin(part), carry.table(carry.by_line(cells(part)))]
+
+
+def day() -> list[str]:
+    """Study 2."""
+    found = cells("day")
+    busy_day.plot(busy_day.days(found), HERE / "day.png")
+    return [
+        origin("day"),
+        busy_day.table(found),
+        "![samples by hour](day.png)\n",
+        "What auto decided:\n",
+        busy_day.decisions(found),
+    ]
+
+
+def main() -> None:
+    """Write the file."""
+    size = "" if done.size() == "default" else f" SIZE={done.size()}"
+    text = [
+        f"# Results\n\nWritten by `make switching{size}`; questions and answers are in README.md.\n",
+        "## 1. AUC after a switch: synthetic\n", *carried("carry"),
+        "## 1. AUC after a switch: Frappe\n", *carried("carry_frappe"),
+        "## 2. A day on a shared cluster\n", *day(),
+        "## 3. Pauses\n", origin("pauses"), pauses.table(cells("pauses"), pauses.measured()),
+    ]  # fmt: skip
+    (HERE / "results.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Makes a checkpoint exist once every server's part is there: dense part, manifest, pruning; in a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.manifest import Entry, Manifest
+from gbactl.checkpoint.tensorfile import sync_folder, write_tensors
+from gbactl.kernels.base import Floats
+from gbactl.store.optim import MOMENTS, OptimizerSpec
+
+DENSE = "dense.safetensors"
+log = logging.getLogger(__name__)
+
+
+class Closing:
+    """Begins at once. `dense`: (optimizer steps, P, packed values) where workers hold them; `keep` checkpoints stay.
+
+    `inline`: done when the constructor returns, in no other thread."""
+
+    def __init__(
+        self, folder: Folder, manifest: Manifest, dense: tuple[int, int, Floats] | None, optimizer: str, keep: int,
+        inline: bool = False,
+    ) -> None:  # fmt: skip
+        self.folder, self.manifest, self.keep = folder, manifest, keep
+        self.dense, self.optimizer = dense, optimizer
+        self.error, self.over = "", False
+        if inline:
+            self._run()
+        else:
+            threading.Thread(target=self._run, name="checkpoint", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._close()
+        except Exception as error:  # told to the launcher; training goes on
+            self.error = f"{self.manifest.name} could not be written ({getattr(error, 'strerror', None) or error})"
+        self.over = True
+
+    def _close(self) -> None:
+        path = self.folder.path / self.manifest.name
+        if self.dense is not None:
+            tensors = unpacked(*self.dense, self.optimizer)
+            written = write_tensors(path / DENSE, tensors, {"gbactl": "1"})
+            self.manifest.files.append(Entry(DENSE, -1, written.bytes, 0, written.sums))
+        manifests.write(path, self.manifest)
+        sync_folder(self.folder.path)
+        try:
+            self.folder.keep(self.keep)
+        except OSError as error:  # the checkpoint is good all the same
+            log.warning("what may go stays: %s", error)
+
+
+def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:
+    """What DenseBlock.packed made of a whole vector with `params` P parameters, as DenseBlock.state has it."""
+    names = MOMENTS[OptimizerSpec(optimizer).for_dense().name]
+    size = len(values) - params * len(names)
+    found: dict[str, NDArray[Any]] = {"dense.value": values[:size]}
+    for number, name in enumerate(names):
+        low = size + number * params
+        found[f"dense.moment.{name}"] = values[low : low + params]
+    return {**found, "dense.step": np.array([step], np.int64)}

@@ -1,0 +1,76 @@
+"""What `gbactl checkpoint` does and prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint import resume
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.manifest import Manifest
+from gbactl.errors import CheckpointError
+
+
+def show_list(run: str, as_json: bool) -> None:
+    """One line a checkpoint. Raises UsageError for no such run."""
+    folder = Folder(resume.folder_of(run))
+    names = folder.names()
+    for name in names:
+        try:
+            told = row(manifests.read(folder.path / name))
+        except CheckpointError as error:
+            told = {"name": name, "error": str(error)}
+        print(json.dumps(told) if as_json else line(told))
+    if not names:
+        print(f"{folder.path} holds no complete checkpoint.", file=sys.stderr)
+
+
+def row(manifest: Manifest) -> dict[str, Any]:
+    """What is told of a checkpoint."""
+    position = manifest.position
+    return {
+        "name": manifest.name, "step": manifest.step, "kind": manifest.kind, "at": position.get("label", ""),
+        "samples": position.get("ledger", {}).get("read"), "mode": position.get("mode", {}).get("name"),
+        "servers": manifest.shards, "bytes": manifest.bytes, "rests_on": manifest.base,
+    }  # fmt: skip
+
+
+def line(told: dict[str, Any]) -> str:
+    """A row for a person."""
+    if "error" in told:
+        return f"{told['name']}  {told['error']}"
+    base = f", on {len(told['rests_on'])} before it" if told["rests_on"] else ""
+    return (
+        f"{told['name']}  step {told['step']}  {told['at']}  {told['samples']:,} samples  {told['mode']}, "
+        f"{told['servers']} servers  {told['bytes'] / 1e6:,.1f} MB  {told['kind']}{base}"
+    )
+
+
+def verify_all(run: str) -> None:
+    """Check every checkpoint. Raises CheckpointError, after telling of all, if one is not good."""
+    folder = Folder(resume.folder_of(run))
+    bad = 0
+    for name in folder.names():
+        try:
+            folder.verified(name)
+            print(f"{name}  good")
+        except CheckpointError as error:
+            bad += 1
+            print(f"{name}  {error}")
+    if not folder.names():
+        raise CheckpointError(f"{folder.path} holds no complete checkpoint.")
+    if bad:
+        told = f"{bad} of {len(folder.names())} checkpoints"
+        raise CheckpointError(f"{told} are not good; resume uses the newest that is.")
+
+
+def export_newest(run: str, out: Path | None) -> None:
+    """Write the model's files, tell their names. Raises CheckpointError, UsageError."""
+    from gbactl.checkpoint.export import export
+
+    chain = resume.find(run)
+    for path in export(chain, out or resume.run_of(chain) / "export"):
+        print(path)

@@ -1,0 +1,276 @@
+"""The coordinator's part of checkpoints: when one is due, at which step, and that it exists once all of it is there.
+
+"Checkpoint at step k" goes to every server right behind the order of step k - 1, so all of them save the same
+moment. Where workers hold the dense part, one of them is asked for it right behind its batch of that step. A cut
+costs the coordinator a message to and from every server; a thread writes the manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gbactl import __version__
+from gbactl.checkpoint import folder as folders
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint import position as positions
+from gbactl.checkpoint.closing import Closing
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.intervals import Estimate, estimate_of, rhythm_of
+from gbactl.checkpoint.manifest import Entry, Manifest
+from gbactl.checkpoint.pls import PlsCounter
+from gbactl.checkpoint.position import Position
+from gbactl.checkpoint.ranges import Ranges
+from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
+from gbactl.cluster.plan import EarlyStopping
+from gbactl.config import mode_values, to_dict
+from gbactl.kernels.base import Floats
+from gbactl.models import row_width
+
+if TYPE_CHECKING:
+    from gbactl.cluster.coordinator import Coordinator
+    from gbactl.cluster.training import Training
+
+log = logging.getLogger(__name__)
+LAST_SECONDS = 600.0  # how long the end of a run waits for its last checkpoint
+
+
+@dataclass
+class Cut:
+    """A checkpoint under way: what it will say, and who has told that its part is on the disk."""
+
+    manifest: Manifest
+    samples: int
+    began: float
+    with_dense: bool
+    parts: dict[int, Saved] = field(default_factory=dict)
+    closing: Closing | None = None
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be, if somebody's part failed."""
+        return next((part.error for part in self.parts.values() if part.error), "")
+
+
+class Cuts:
+    """Part of the coordinator."""
+
+    def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
+        self.c, cfg = coordinator, coordinator.cfg
+        self.on = cfg.checkpoint.name != "none"
+        self.folder = Folder(run_dir / folders.NAME)
+        self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
+        self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
+        self.pls = PlsCounter(0, cfg.cluster.servers)
+        self.stopping = EarlyStopping(cfg.train.patience)
+        self.results: list[dict[str, Any]] = []
+        self.resumed: Position | None = None
+        self.done, self.failed, self.bytes, self.seconds = 0, 0, 0, 0.0
+        self._number = self._tick = 1
+        self._base: list[str] | None = []  # what the next partial one rests on; None: it has to be whole
+        self._due = float("inf")
+        self._planned: tuple[int, int] | None = None
+        self._dense: dict[int, tuple[int, int, Floats]] = {}
+        self._open: Cut | None = None
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def begin(self, samples: int) -> None:
+        """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one."""
+        c = self.c
+        self.pls = PlsCounter(samples, c.cfg.cluster.servers)
+        if c.cfg.resume is not None:
+            position = self.resumed = Position(manifests.read(Path(c.cfg.resume)).position)
+            position.restore(c.record, self.stopping, self.results)
+            c.step = position.step
+            self._base = None
+            self.pls.saved(position.ledger.finished)
+        if self.on:
+            self._number = self.folder.next_number()
+            self._due = c.hub.now() + self.rhythm.gap
+            sentence = self.estimate.sentence(self.rhythm.every_steps)
+            c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
+
+    def unread(self, number: int, samples: int) -> Ranges:
+        """What of round `number`, of `samples`, is to be trained."""
+        left = self.resumed.unread if self.resumed is not None and self.resumed.round == number else None
+        return ((0, samples),) if left is None else left
+
+    def end(self) -> None:
+        """Training is over: the model as it is now is saved, in the place of what is being written."""
+        if not self.on:
+            return
+        if self._open is not None and self._open.closing is not None:
+            self._wait()
+        self._forget()
+        self._begin_cut(self.c.step, self._plan(), "whole", None, ended=True)
+        if self.c.now.home == "workers":
+            self._ask_dense(min(self.c.members.of("worker")))
+        self._wait()
+
+    def _wait(self) -> None:
+        if not self.c._pump(self._closed, self.c.hub.now() + LAST_SECONDS):
+            self.abandon("it took too long")
+
+    def _closed(self) -> bool:
+        self.look()
+        return self._open is None
+
+    def summary(self) -> dict[str, Any]:
+        """For result.json."""
+        if not self.on and self.resumed is None:
+            return {}
+        told = {
+            "name": self.c.cfg.checkpoint.name, **self.estimate.told(), "saved": self.done, "failed": self.failed,
+            "bytes": self.bytes, "seconds": self.seconds, "pls": self.pls.total,
+            "resumed_at": None if self.resumed is None else self.resumed.step,
+        }  # fmt: skip
+        return {"checkpoint": told}
+
+    # -- when ---------------------------------------------------------------------------------------
+
+    def watch(self, training: Training) -> None:
+        """A phase begins."""
+        self._planned = None
+        if self.on:
+            training.granted, training.ordered = self._granted, self._ordered
+
+    def _is_due(self, step: int) -> bool:
+        if self._open is not None or self._planned is not None:
+            return False
+        gap = self.rhythm.step_gap
+        return self.c.hub.now() >= self._due if gap is None else step % gap == 0
+
+    def _granted(self, worker: int, token: int) -> None:
+        """Where workers hold the dense part: the one asked has its batch of step `token`, and saves behind it."""
+        if self.c.now.home != "workers" or not self._is_due(token + 1):
+            return
+        if worker == min(self.c.members.of("worker")):
+            self._planned = (token + 1, self._plan())
+            self._ask_dense(worker)
+
+    def _ask_dense(self, worker: int) -> None:
+        self.c.members.of("worker")[worker].send(SaveDense(self._number - 1))
+
+    def _plan(self) -> int:
+        number, self._number = self._number, self._number + 1
+        return number
+
+    def _ordered(self, step: int) -> None:
+        """Step `step` - 1 has just been ordered."""
+        if self._planned is not None and self._planned[0] == step:
+            number, self._planned = self._planned[1], None
+        elif self.c.now.home == "servers" and self._is_due(step):
+            number = self._plan()
+        else:
+            return
+        kind = "whole" if self._base is None else self.rhythm.tick(self._tick).kind
+        self._begin_cut(step, number, kind, self.c._training)
+
+    # -- a cut --------------------------------------------------------------------------------------
+
+    def _begin_cut(self, step: int, number: int, kind: str, training: Training | None, ended: bool = False) -> None:
+        c = self.c
+        base = [] if kind == "whole" else list(self._base or [])
+        mode, switches = mode_values(c.now), c.switcher.plan.taken
+        position = positions.told(c.record, self.stopping, self.results, training, step, mode, switches, ended)
+        home = c.now.home
+        config = to_dict(c.cfg)
+        manifest = Manifest(
+            number, step, kind, c.cfg.cluster.servers, c.dataset.schema.rows, row_width(c.cfg.model), home, [],
+            position, config, self._schema(), manifests.identity(config, c.dataset.fingerprint), base, __version__,
+        )  # fmt: skip
+        samples = int(position["ledger"]["read"])
+        self._open = Cut(manifest, samples, c.hub.now(), home == "workers")
+        self._due = c.hub.now() + self.rhythm.gap
+        try:
+            self.folder.begin(number)
+        except OSError as error:
+            self.abandon(f"{self.folder.path} could not be made ({error.strerror})")
+            return
+        pace = 0.0 if ended else 1e6 * c.cfg.checkpoint.mb_per_second
+        c.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
+
+    def _schema(self) -> dict[str, Any]:
+        schema, names = self.c.dataset.schema, self.c.dataset.meta.get("field_names", [])
+        sizes = [int(size) for size in schema.cardinalities]
+        return {"numeric": schema.numeric, "cardinalities": sizes, "shared_ids": schema.shared_ids, "fields": names}
+
+    def saved(self, message: Saved) -> None:
+        """A server's part is on the disk, or will not be."""
+        cut = self._open
+        if cut is not None and message.number == cut.manifest.number:
+            cut.parts[message.shard] = message
+            self._complete()
+
+    def dense(self, message: DenseSaved, values: Floats) -> None:
+        """A worker's dense part, with its optimizer."""
+        self._dense = {message.number: (message.step, message.params, values)}
+        self._complete()
+
+    def _complete(self) -> None:
+        cut = self._open
+        if cut is None or cut.closing is not None or len(cut.parts) < cut.manifest.shards:
+            return
+        if cut.error:
+            self.abandon(cut.error)
+            return
+        dense = self._dense.pop(cut.manifest.number, None)
+        if cut.with_dense and dense is None:
+            return
+        for s, part in sorted(cut.parts.items()):
+            cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
+        cfg = self.c.cfg
+        inline = cfg.cluster.name == "virtual" or cut.manifest.position["ended"]
+        cut.closing = Closing(self.folder, cut.manifest, dense, cfg.optim.name, cfg.checkpoint.keep, inline)
+        self.look()
+
+    def look(self) -> None:
+        """Between two messages: whether the checkpoint under way has come to exist."""
+        cut = self._open
+        if cut is None or cut.closing is None or not cut.closing.over:
+            return
+        if cut.closing.error:
+            self.abandon(cut.closing.error)
+            return
+        self._open = None
+        self._tick += 1
+        manifest, seconds = cut.manifest, self.c.hub.now() - cut.began
+        self._base = [manifest.name] if manifest.kind == "whole" else [*manifest.base, manifest.name]
+        self.done, self.bytes, self.seconds = self.done + 1, self.bytes + manifest.bytes, self.seconds + seconds
+        if manifest.kind != "chosen":
+            self.pls.saved(cut.samples)
+        told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
+        self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
+
+    def server_lost(self, shard: int, finished: int) -> float:
+        """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by.
+
+        The next checkpoint is whole: what that server had noted for its choice is gone."""
+        self.abandon(f"S{shard} is gone")
+        self._base = None
+        return self.pls.lost(shard, finished)
+
+    def abandon(self, why: str) -> None:
+        """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""
+        cut = self._forget()
+        if cut is None:
+            return
+        self.failed += 1
+        log.warning("checkpoint %s: %s", cut.manifest.name, why)
+        self.c._event("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
+
+    def _forget(self) -> Cut | None:
+        """The checkpoint under way, which is none any more; the next one is whole."""
+        cut, self._open = self._open, None
+        self._planned = None
+        if cut is not None:
+            self._base = None
+            try:
+                self.folder.remove(cut.manifest.name)
+            except OSError as error:
+                log.warning("what there is of it stays: %s", error)
+        return cut
+

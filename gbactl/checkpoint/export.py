@@ -1,0 +1,84 @@
+"""A checkpoint's model as files that other programs read: safetensors, a torch state dict, JSON.
+
+Needs the memory of all servers' rows and optimizer state, and writes the rows twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from gbactl.checkpoint.folder import Chain
+from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
+from gbactl.checkpoint.tensorfile import write_tensors
+from gbactl.cluster.bootstrap import spec_of
+from gbactl.config import RunConfig, from_dict
+from gbactl.data.dataset import Schema
+from gbactl.errors import UsageError
+from gbactl.models import build
+from gbactl.store.shard import Shard
+
+NAMES = ("model.safetensors", "model.pt", "model.json")
+
+
+def export(chain: Chain, out: Path) -> list[Path]:
+    """Write the three files into folder `out`; their paths. Raises CheckpointError, UsageError."""
+    import torch
+
+    last = chain.last
+    cfg = from_dict(last.config)
+    rows, dense = whole_rows(chain, cfg), dense_state(chain)
+    tensors = {**rows, **{f"dense.{name}": values for name, values in dense.items()}}
+    state = state_dict(cfg, schema_of(last.schema), rows["rows"], dense["value"], list(last.schema["fields"]))
+    paths = [out / name for name in NAMES]
+    told = {
+        "step": last.step, "identity": last.identity, "position": {**last.position, "curve": []}, "schema": last.schema,
+        "tensors": {name: list(values.shape) for name, values in tensors.items()},
+        "state_dict": {name: list(values.shape) for name, values in state.items()}, "config": last.config,
+    }  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_tensors(paths[0], tensors, {"format": "np", "step": str(last.step)})
+        partial = out / f".{NAMES[1]}.partial"
+        torch.save(state, partial)
+        partial.replace(paths[1])
+        paths[2].write_text(json.dumps(told, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out FOLDER.") from error
+    return paths
+
+
+def schema_of(values: dict[str, Any]) -> Schema:
+    """Of a manifest."""
+    return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
+
+
+def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
+    """All rows by global number, as files name them; those that were never saved as they began."""
+    alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1))
+    spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")
+    shard = Shard(spec)
+    load_shard(shard, chain, with_dense=False)
+    return arrays_of(shard)
+
+
+def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:
+    """The model's own tensors, and tables.<field> float32[cardinality, W], the last column its first-order weight."""
+    import torch
+
+    from gbactl.models.flat import FlatModel
+
+    model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
+    FlatModel(model).load(dense)
+    found: dict[str, Any] = model.state_dict()  # kept as it is: it knows of which version its layers are
+    for name, tensor in list(found.items()):
+        found[name] = tensor.detach().clone()
+    if schema.shared_ids:
+        found["tables.shared"] = torch.from_numpy(rows)
+        return found
+    for field, (low, size) in enumerate(zip(schema.offsets, schema.cardinalities, strict=True)):
+        name = names[field] if field < len(names) else str(field)
+        found[f"tables.{name}"] = torch.from_numpy(rows[int(low) : int(low) + size].copy())
+    return found

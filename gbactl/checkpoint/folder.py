@@ -1,0 +1,162 @@
+"""The checkpoints of a run, a folder each: which there are, which are good, which may go.
+
+Checking reads every byte (about 1.5 GB/s). What is not complete, or not good, is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.manifest import CUT, Entry, Manifest, cut_name
+from gbactl.checkpoint.tensorfile import PIECE
+from gbactl.errors import CheckpointError
+
+NAME = "checkpoints"
+TRASH = ".gone-"
+Refused = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A checkpoint with those that are loaded before it, oldest first; `folder` holds them all."""
+
+    folder: Path
+    cuts: tuple[Manifest, ...]
+
+    @property
+    def last(self) -> Manifest:
+        """The checkpoint itself."""
+        return self.cuts[-1]
+
+    def files(self, shard: int) -> list[Path]:
+        """A shard's files, oldest first."""
+        return [
+            self.folder / cut.name / entry.name for cut in self.cuts for entry in cut.files if entry.shard == shard
+        ]
+
+
+class Folder:
+    """All of a run's. `path` need not be there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> list[str]:
+        """Every checkpoint that has a manifest, oldest first; nothing else is said of it."""
+        if not self.path.is_dir():
+            return []
+        found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)]
+        return sorted((name for name in found if (self.path / name / manifests.NAME).is_file()), key=number_of)
+
+    def next_number(self) -> int:
+        """One that no checkpoint has, complete or not."""
+        found = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
+        return max((number_of(name) for name in found if CUT.fullmatch(name)), default=0) + 1
+
+    def chain(self, name: str) -> Chain:
+        """A checkpoint and what it rests on, by their manifests. Raises CheckpointError."""
+        last = manifests.read(self.path / name)
+        if last.name != name:
+            raise CheckpointError(f"{self.path / name / manifests.NAME} is that of {last.name}.")
+        cuts = [*(manifests.read(self.path / base) for base in last.base), last]
+        for name_, cut in zip(last.base, cuts, strict=False):
+            if cut.name != name_ or cut.identity != last.identity or cut.shards != last.shards:
+                raise CheckpointError(f"{self.path / name_} does not belong to {name}.")
+        return Chain(self.path, tuple(cuts))
+
+    def verified(self, name: str, shard: int | None = None) -> Chain:
+        """The same, with every byte of its files (or of one shard's) read. Raises CheckpointError that names the file
+        that is not good."""
+        chain = self.chain(name)
+        for cut in chain.cuts:
+            for entry in cut.files if shard is None else [each for each in cut.files if each.shard == shard]:
+                check(self.path / cut.name / entry.name, entry)
+        return chain
+
+    def newest(self, refused: Refused = lambda _: None, shard: int | None = None) -> Chain:
+        """The newest that is good, or whose files of one shard are; `refused` hears of each that is not.
+
+        Raises CheckpointError if none is."""
+        for name in reversed(self.names()):
+            try:
+                return self.verified(name, shard)
+            except CheckpointError as error:
+                refused(str(error))
+        raise CheckpointError(f"{self.path} holds no complete checkpoint.")
+
+    def keep(self, count: int) -> list[str]:
+        """Leave the newest `count`, what they rest on, and what is being written; returns the names of what went."""
+        names = self.names()
+        kept: set[str] = set()
+        for name in names[-max(1, count) :]:
+            kept.add(name)
+            try:
+                kept.update(manifests.read(self.path / name).base)
+            except CheckpointError:
+                return []  # nobody knows what it rests on
+        found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)] if names else []
+        gone = [name for name in found if name not in kept and number_of(name) < number_of(names[-1])]
+        for name in gone:
+            self.remove(name)
+        return sorted(gone)
+
+    def remove(self, name: str) -> None:
+        """Take a checkpoint away: from the first moment it is not there any more."""
+        path, trash = self.path / name, self.path / f"{TRASH}{name}"
+        if path.is_dir():
+            shutil.rmtree(trash, ignore_errors=True)
+            path.replace(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def begin(self, number: int) -> Path:
+        """The folder that a checkpoint is to be written into; it has no manifest yet. Raises OSError."""
+        path = self.path / cut_name(number)
+        path.mkdir(parents=True)
+        return path
+
+
+def number_of(name: str) -> int:
+    """Of a checkpoint by the name of its folder."""
+    return int(name.partition("-")[2])
+
+
+def check(path: Path, entry: Entry) -> None:
+    """Read a file to its end. Raises CheckpointError, with its name, unless it is what its manifest says."""
+    try:
+        if path.is_symlink() or path.stat().st_size != entry.bytes:
+            raise ValueError(f"it has {path.stat().st_size} bytes, not {entry.bytes}")
+        _check_sums(path, entry)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}).") from error
+
+
+def _check_sums(path: Path, entry: Entry) -> None:
+    with path.open("rb") as file:
+        length = file.read(8)
+        header = file.read(min(int.from_bytes(length, "little"), entry.bytes))
+        if hashlib.sha256(length + header).hexdigest() != entry.sums[""]:
+            raise ValueError("its header has another checksum")
+        spans = {name: info["data_offsets"] for name, info in json.loads(header).items() if name != "__metadata__"}
+        if set(spans) != set(entry.sums) - {""}:
+            raise ValueError("it holds other tensors")
+        for name, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
+            file.seek(8 + len(header) + low)
+            if _digest(file, high - low) != entry.sums[name]:
+                raise ValueError(f"{name} has another checksum")
+
+
+def _digest(file: object, size: int) -> str:
+    found = hashlib.sha256()
+    while size > 0:
+        data: bytes = file.read(min(PIECE, size))  # type: ignore[attr-defined]
+        if not data:
+            break
+        found.update(data)
+        size -= len(data)
+    return found.hexdigest()

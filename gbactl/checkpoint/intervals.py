@@ -1,0 +1,113 @@
+"""How often is saved, and whether a lost server alone goes back: the estimate, and what it decides. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gbactl.checkpoint.overheads import Costs, best_full_interval, expected_pls, full, interval_for, partial
+
+if TYPE_CHECKING:
+    from gbactl.config.groups import CheckpointConfig
+
+PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
+VARIANTS = ("none", "full", *PARTIAL)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is expected of a job: overheads as shares of its length, intervals in the unit of the costs.
+
+    `recovery`: full (everybody goes back) or partial (the lost server alone)."""
+
+    recovery: str
+    interval: float
+    full_interval: float
+    full_overhead: float
+    partial_interval: float
+    partial_overhead: float
+    expected_pls: float
+
+    def told(self) -> dict[str, Any]:
+        """For result.json."""
+        return asdict(self)
+
+    @property
+    def overhead(self) -> float:
+        """Of what was chosen."""
+        return self.partial_overhead if self.recovery == "partial" else self.full_overhead
+
+    def sentence(self, steps: int | None = None) -> str:
+        """The choice and what it rests on; `steps`: the interval, if it was told so."""
+        often = f"{self.interval:,.0f} s" if steps is None else f"{steps} steps"
+        choice = f"partial recovery {100 * self.partial_overhead:.2f} %, full {100 * self.full_overhead:.2f} %"
+        pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
+        return f"{self.recovery} recovery, saved every {often} (expected overhead: {choice}{pls})"
+
+
+def estimate(variant: str, costs: Costs, target_pls: float, interval: float | None = None) -> Estimate:
+    """Choose between full and partial recovery, each at its own interval, or both at `interval`.
+
+    Partial where the variant asks for it and it is cheaper; else full."""
+    whole = interval or best_full_interval(costs)
+    part = interval or interval_for(costs, target_pls)
+    overheads = full(costs, whole) / costs.job, partial(costs, part) / costs.job
+    pays = variant in PARTIAL and overheads[1] < overheads[0]
+    chosen = part if pays else whole
+    return Estimate(
+        "partial" if pays else "full", chosen, whole, overheads[0], part, overheads[1],
+        expected_pls(costs, part) if pays else 0.0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
+
+    number: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """The saves of a job. `parts`: saves in an interval (1/r where rows are chosen, else 1), `every_steps`: steps in
+    an interval, if it is told in steps; a whole save comes every `base_every` intervals (0: never, but for the last).
+    """
+
+    parts: int
+    seconds: float
+    every_steps: int | None
+    base_every: int
+
+    def tick(self, number: int) -> Tick:
+        """Save `number`, counted from 1."""
+        if self.parts == 1:
+            return Tick(number, "whole")
+        if self.base_every and number % (self.parts * self.base_every) == 0:
+            return Tick(number, "whole")
+        return Tick(number, "rest" if number % self.parts == 0 else "chosen")
+
+    @property
+    def step_gap(self) -> int | None:
+        """Steps between two saves; None where they are told in seconds."""
+        return None if self.every_steps is None else max(1, self.every_steps // self.parts)
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two saves."""
+        return self.seconds / self.parts
+
+
+def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
+    """Of a configuration. Raises ConfigError for times that cannot be."""
+    c = config
+    costs = Costs(c.job_seconds, c.mtbf_seconds, servers, c.save_seconds, c.load_seconds, c.reschedule_seconds)
+    return estimate(c.name, costs, c.target_pls, c.interval_seconds)
+
+
+def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
+    """Of a configuration: rows are chosen where a variant does that and partial recovery pays."""
+    found = estimate_of(config, servers)
+    chooses = found.recovery == "partial" and config.name != "cpr"
+    parts = max(1, round(1 / config.share)) if chooses else 1
+    return Rhythm(parts, found.interval, config.interval_steps, config.base_every)

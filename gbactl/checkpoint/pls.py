@@ -1,0 +1,30 @@
+"""Counts the portion of lost samples (PLS), exactly, per shard (following the idea of CPR). Pure."""
+
+from __future__ import annotations
+
+
+class PlsCounter:
+    """`samples` of the whole job, `shards` of the table. Samples are told as finished so far in the job."""
+
+    def __init__(self, samples: int, shards: int) -> None:
+        self.samples, self.shards = max(1, samples), shards
+        self.saved_at = [0] * shards
+        self.of = [0.0] * shards
+
+    def saved(self, at: int) -> None:
+        """A checkpoint of every shard is complete, taken when `at` samples were finished."""
+        self.saved_at = [max(at, before) for before in self.saved_at]
+
+    def lost(self, shard: int, at: int) -> float:
+        """A shard went back to its checkpoint at `at` samples: what the PLS grows by, (samples since) / (samples N).
+
+        From then on it counts from here: what was lost is lost once."""
+        grown = max(0, at - self.saved_at[shard]) / (self.samples * self.shards)
+        self.of[shard] += grown
+        self.saved_at[shard] = max(at, self.saved_at[shard])
+        return grown
+
+    @property
+    def total(self) -> float:
+        """Of all shards together."""
+        return sum(self.of)

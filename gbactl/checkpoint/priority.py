@@ -1,0 +1,225 @@
+"""Which rows are saved first: those that changed most (scar), were used most (mfu) or, sampled, lately (ssu).
+
+Following the idea of CPR. Pure: numpy alone, seeded. Memory a row of the shard: scar 4 x width bytes, mfu 4, ssu 1
+(and 4 for each of the share that it keeps). Cost a step: scar nothing, mfu an addition for each row a gradient
+carries, ssu half of that and a draw. A choice costs a pass over what may be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.errors import ConfigError
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Spans = Sequence[tuple[int, int]]
+CHUNK = 1 << 14
+
+
+class Priority(Protocol):
+    """Chooses among the rows of `spans`, ranges of a shard's local rows."""
+
+    def touched(self, index: Ints) -> None:
+        """A gradient carries the rows `index` int32[n], distinct."""
+
+    def choose(self, count: int, table: Floats) -> Ints:
+        """At most `count` rows, int32 ascending, to be saved now as `table` f32[rows, W] has them."""
+
+    def saved(self, table: Floats) -> None:
+        """All rows are saved as `table` has them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+
+def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Priority:
+    """The priority behind cpr_scar, cpr_mfu or cpr_ssu (without its cpr_). Raises ConfigError for another name."""
+    if name == "scar":
+        return Scar(table, spans)
+    if name == "mfu":
+        return Mfu(len(table), spans)
+    if name == "ssu":
+        return Ssu(len(table), spans, max(1, round(share * size(spans))), seed)
+    raise ConfigError(f"There is no priority {name}; there are scar, mfu and ssu.")
+
+
+def size(spans: Spans) -> int:
+    """Rows in all of them."""
+    return sum(high - low for low, high in spans)
+
+
+def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """Positions of the `count` largest positive scores, ascending; of equal ones those that come first. O(n)."""
+    positive = np.flatnonzero(scores > 0)
+    if len(positive) <= count:
+        return positive
+    if count == 0:
+        return positive[:0]
+    values = scores[positive]
+    edge = np.partition(values, len(values) - count)[len(values) - count]
+    above = positive[values > edge]
+    equal = positive[values == edge][: count - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def _split(chosen: NDArray[np.intp], spans: Spans) -> list[NDArray[np.intp]]:
+    """Positions in the joined spans, ascending, as positions in each of them."""
+    edges = np.cumsum([0, *(high - low for low, high in spans)])
+    cuts = np.searchsorted(chosen, edges)
+    return [chosen[a:b] - first for a, b, first in zip(cuts, cuts[1:], edges, strict=False)]
+
+
+class Scar:
+    """Those whose values changed most since they were saved, by L2 distance."""
+
+    def __init__(self, table: Floats, spans: Spans) -> None:
+        self._spans = spans
+        self._saved = [table[low:high].copy() for low, high in spans]
+
+    def touched(self, index: Ints) -> None:
+        """See Priority: a row's value says all."""
+
+    def choose(self, count: int, table: Floats) -> Ints:
+        """See Priority."""
+        if not self._spans:
+            return np.empty(0, np.int32)
+        parts = zip(self._spans, self._saved, strict=True)
+        scores = np.concatenate([_distances(table[low:high], saved) for (low, high), saved in parts])
+        rows = []
+        places = _split(largest(scores, count), self._spans)
+        for mine, (low, high), saved in zip(places, self._spans, self._saved, strict=True):
+            saved[mine] = table[low:high][mine]
+            rows.append(mine + low)
+        return np.concatenate(rows).astype(np.int32)
+
+    def saved(self, table: Floats) -> None:
+        """See Priority."""
+        for (low, high), saved in zip(self._spans, self._saved, strict=True):
+            np.copyto(saved, table[low:high])
+
+    @property
+    def nbytes(self) -> int:
+        """See Priority."""
+        return sum(saved.nbytes for saved in self._saved)
+
+
+def _distances(now: Floats, before: Floats) -> Floats:
+    """f32[n]: squared L2 distance of each row; made in pieces."""
+    out = np.empty(len(now), np.float32)
+    for low in range(0, len(now), CHUNK):
+        difference = now[low : low + CHUNK] - before[low : low + CHUNK]
+        out[low : low + CHUNK] = np.einsum("ij,ij->i", difference, difference)
+    return out
+
+
+class Mfu:
+    """Those that most gradients carried since they were saved: a 4-byte counter a row, cleared when it is saved."""
+
+    def __init__(self, rows: int, spans: Spans) -> None:
+        self._spans = spans
+        self.counts = np.zeros(rows, np.uint32)
+
+    def touched(self, index: Ints) -> None:
+        """See Priority."""
+        self.counts[index] += np.uint32(1)
+
+    def choose(self, count: int, table: Floats) -> Ints:
+        """See Priority."""
+        if not self._spans:
+            return np.empty(0, np.int32)
+        counts = np.concatenate([self.counts[low:high] for low, high in self._spans])
+        places = _split(largest(counts, count), self._spans)
+        rows = [mine + low for mine, (low, _) in zip(places, self._spans, strict=True)]
+        chosen: Ints = np.concatenate(rows).astype(np.int32)
+        self.counts[chosen] = 0
+        return chosen
+
+    def saved(self, table: Floats) -> None:
+        """See Priority."""
+        self.counts[:] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """See Priority."""
+        return self.counts.nbytes
+
+
+class Ssu:
+    """Every second row that a gradient carries goes into a set of `room` rows; in a full one it takes the place of a
+    row drawn at random. The set is what is saved, and is empty then."""
+
+    def __init__(self, rows: int, spans: Spans, room: int, seed: int) -> None:
+        self._within = np.zeros(rows, np.uint8)  # 0: not to be chosen, 1: outside the set, 2: in it
+        for low, high in spans:
+            self._within[low:high] = 1
+        self._members = np.empty(room, np.int32)
+        self._count, self._skip = 0, 0
+        self._random = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def touched(self, index: Ints) -> None:
+        """See Priority."""
+        second = index[self._skip :: 2]
+        self._skip = (self._skip + len(index)) % 2
+        new = second[self._within[second] == 1]
+        free = min(len(new), len(self._members) - self._count)
+        self._members[self._count : self._count + free] = new[:free]
+        self._within[new[:free]] = 2
+        self._count += free
+        self._evict(new[free:])
+
+    def _evict(self, new: Ints) -> None:
+        """Each of `new`, in order, takes the place of a member drawn at random."""
+        if not len(new):
+            return
+        places = self._random.integers(len(self._members), size=len(new))
+        self._within[self._members[places]] = 1
+        self._members[places] = new  # of two that drew one place the later one stays
+        self._within[self._members[places]] = 2
+
+    def choose(self, count: int, table: Floats) -> Ints:
+        """See Priority."""
+        members = self._members[: self._count]
+        kept = members if len(members) <= count else self._random.permutation(members)[:count]
+        self._clear()
+        return np.sort(kept).astype(np.int32)
+
+    def saved(self, table: Floats) -> None:
+        """See Priority."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self._within[self._members[: self._count]] = 1
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        """See Priority."""
+        return self._within.nbytes + self._members.nbytes
+
+
+def largest_tables(tables: Spans, share: float) -> list[tuple[int, int]]:
+    """Of tables, ranges of global rows, the largest ones that together hold at least `share` of all rows."""
+    order = sorted(tables, key=lambda table: (table[0] - table[1], table[0]))
+    chosen: list[tuple[int, int]] = []
+    while order and size(chosen) < share * size(tables):
+        chosen.append(order.pop(0))
+    return sorted(chosen)
+
+
+def local_spans(tables: Spans, shard: int, shards: int) -> list[tuple[int, int]]:
+    """The local rows of tables on a shard, ascending; global row r lies on shard r % shards at r // shards."""
+
+    def local(row: int) -> int:
+        return max(0, -(-(row - shard) // shards))
+
+    spans = [(local(low), local(high)) for low, high in sorted(tables)]
+    return [span for span in spans if span[0] < span[1]]

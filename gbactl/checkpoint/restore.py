@@ -1,0 +1,145 @@
+"""A shard, or a worker's dense part, as a checkpoint has it; rows are dealt anew where there were other servers.
+
+Read in pieces of 4 MiB: memory beside the shard's own is one piece. Time: that of reading (1 GB/s), for every server
+all files where their number differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.checkpoint.closing import DENSE
+from gbactl.checkpoint.folder import Chain, Folder
+from gbactl.checkpoint.manifest import Entry, Manifest
+from gbactl.checkpoint.tensorfile import PIECE
+from gbactl.errors import CheckpointError
+from gbactl.store.dense import DenseBlock
+from gbactl.store.shard import Shard
+
+State = dict[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
+
+
+def chain_at(cut: Path) -> Chain:
+    """The checkpoint in folder `cut` and what it rests on. Raises CheckpointError."""
+    return Folder(cut.parent).chain(cut.name)
+
+
+def load_shard(shard: Shard, chain: Chain, with_dense: bool = True) -> None:
+    """Rows, their optimizer and its dense slice, if wanted; its version is the checkpoint's step.
+
+    Rows that no file has keep their initial values. Raises CheckpointError for what does not fit."""
+    last, spec = chain.last, shard.spec
+    if (last.table_rows, last.width) != (spec.rows, spec.width):
+        raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
+    for cut in chain.cuts:
+        load_rows(arrays_of(shard), chain.folder, cut, spec.shard, spec.shards)
+    if with_dense and shard.dense is not None:
+        load_dense(shard.dense, dense_state(chain))
+    shard.version = last.step
+
+
+def arrays_of(shard: Shard) -> Arrays:
+    """A shard's rows and their optimizer, as files name them."""
+    found = {"rows": shard.rows.table}
+    found |= {f"row_moment.{name}": moment for name, moment in shard.rows.moments.items()}
+    return found if shard.rows.counts is None else {**found, "row_counts": shard.rows.counts}
+
+
+def load_rows(into: Arrays, folder: Path, cut: Manifest, shard: int, shards: int) -> None:
+    """Copy those rows of one cut that belong to shard `shard` of `shards`; `into` by local row."""
+    for entry in cut.files:
+        if entry.shard < 0 or (cut.shards == shards and entry.shard != shard):
+            continue
+        path = folder / cut.name / entry.name
+        with _open(path) as file:
+            names = {name for name in file.keys() if name.startswith("row")}  # noqa: SIM118
+            if names != set(into):
+                raise CheckpointError(f"{path} holds {', '.join(sorted(names))}, not {', '.join(sorted(into))}.")
+            for local, low, high in _pieces(file, entry, into["rows"].shape[1]):
+                rows = local * cut.shards + entry.shard
+                mine = np.flatnonzero(rows % shards == shard)
+                if len(mine):
+                    _copy(file, path, into, (low, high), mine, rows[mine] // shards)
+
+
+def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any, target: Any) -> None:
+    for name, array in into.items():
+        values = file.get_slice(name)[piece[0] : piece[1]]
+        if values.dtype != array.dtype or values.shape[1:] != array.shape[1:] or int(target.max()) >= len(array):
+            raise CheckpointError(f"{path}: {name} is of another table or optimizer.")
+        array[target] = values[mine]
+
+
+def _pieces(file: Any, entry: Entry, width: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+    """(local rows, low, high): positions [low, high) of the file hold these rows."""
+    many = max(1, PIECE // (4 * width))
+    index = file.get_slice("index") if "index" in file.keys() else None  # noqa: SIM118
+    for low in range(0, entry.rows, many):
+        high = min(entry.rows, low + many)
+        yield (np.arange(low, high) if index is None else index[low:high].astype(np.int64)), low, high
+
+
+def _open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+
+
+def dense_state(chain: Chain) -> State:
+    """The whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1]. Raises CheckpointError without one."""
+    cut = chain.last
+    names = [entry.name for entry in sorted(cut.files, key=lambda entry: entry.shard)]
+    files = [DENSE] if cut.home == "workers" else [name for name in names if name != DENSE]
+    states = [_dense_of(chain.folder / cut.name / name) for name in files]
+    whole = {name: np.concatenate([state[name] for state in states]) for name in states[0] if name != "step"}
+    return {**whole, "step": states[0]["step"]}
+
+
+def _dense_of(path: Path) -> State:
+    with _open(path) as file:
+        found = {name[6:]: file.get_tensor(name) for name in file.keys() if name.startswith("dense.")}  # noqa: SIM118
+    if "value" not in found or "step" not in found:
+        raise CheckpointError(f"{path} holds no dense part.")
+    return found
+
+
+def load_dense(block: DenseBlock, whole: State) -> None:
+    """A block's slice of the whole vector. Raises CheckpointError where it does not fit."""
+    low, params = block.lo, block.params
+    state = {"value": whole["value"][low : low + len(block.value)], "step": whole["step"]}
+    state |= {
+        name: values[low : low + params] for name, values in whole.items() if name.startswith("moment.")
+    }
+    _fit(block, state)
+
+
+def _fit(block: DenseBlock, state: State) -> None:
+    try:
+        block.load_state({name: np.ascontiguousarray(values) for name, values in state.items()})
+    except ValueError as error:
+        raise CheckpointError(f"The checkpoint's dense part does not fit: {error}") from error
+
+
+def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
+    """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
+
+    Reads that shard's files alone. `refused` hears of those that are not good."""
+    try:
+        chain = Folder(folder).newest(refused, shard.spec.shard)
+    except CheckpointError:
+        return None
+    if chain.last.shards != shard.spec.shards:
+        raise CheckpointError(f"{chain.folder / chain.last.name} is of {chain.last.shards} servers.")
+    load_shard(shard, chain, with_dense=False)
+    if shard.dense is not None and chain.last.home == "servers":
+        _fit(shard.dense, _dense_of(chain.files(shard.spec.shard)[-1]))
+    return chain.last

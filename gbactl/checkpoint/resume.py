@@ -1,0 +1,124 @@
+"""`gbactl train resume=RUN|PATH`: which checkpoint, and that run's configuration with what was typed beside it.
+
+Finding reads the whole checkpoint once, to know that it is good.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gbactl.checkpoint import folder as folders
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.folder import Chain, Folder
+from gbactl.checkpoint.manifest import CUT
+from gbactl.checkpoint.position import Position
+from gbactl.errors import CheckpointError, UsageError
+
+KEY = "resume"
+NOT_BESIDE = ("experiment",)
+
+
+def run_of(chain: Chain) -> Path:
+    """The run directory that a checkpoint is in."""
+    return chain.folder.parent.resolve()
+
+
+@functools.lru_cache(maxsize=4)
+def find(name: str) -> Chain:
+    """The newest good checkpoint of a run (a path, or how its name or MLflow id begins), or the one named by its path.
+
+    One that is not good is told on standard error. Raises CheckpointError where none is, UsageError for no such run."""
+    path = Path(name)
+    if CUT.fullmatch(path.name) and path.is_dir():
+        return Folder(path.parent.resolve()).verified(path.name)
+    return Folder(folder_of(name)).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
+
+
+def folder_of(name: str) -> Path:
+    """The checkpoints of a run. Raises UsageError."""
+    from gbactl.launch.rundir import CONFIG
+    from gbactl.replay import find as runs
+
+    path = Path(name)
+    if path.name == folders.NAME and path.is_dir():
+        return path.resolve()
+    return runs.find(name, holding=CONFIG).resolve() / folders.NAME
+
+
+def named(arguments: Iterable[str]) -> str | None:
+    """What `resume=` names among overrides, if anything."""
+    found = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
+    value = found[-1].strip("'\"") if found else ""
+    return None if value in ("", "null") else value
+
+
+def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
+    """The group options of the run that is gone on with, as overrides, so that its keys can be typed; but for the
+    groups that were typed themselves. Raises UsageError for what cannot stand beside resume=."""
+    name = named(arguments)
+    if name is None:
+        return []
+    typed = {text.lstrip("+").partition("=")[0] for text in arguments}
+    if wrong := [group for group in NOT_BESIDE if group in typed]:
+        raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
+    config = find(name).last.config
+    stored = {group: values.get("name") for group, values in config.items() if isinstance(values, dict)}
+    return [
+        f"{group}={option}" for group, option in stored.items()
+        if group not in typed and (conf / group / f"{option}.yaml").is_file()
+    ]  # fmt: skip
+
+
+def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+    """The configuration of the run that `values` names under resume, at that checkpoint, with what was `typed`."""
+    chain = find(str(values[KEY]))
+    stored = at(chain)
+    for text in typed:
+        key = text.lstrip("+").partition("=")[0]
+        if text.startswith("~"):
+            raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
+        _take_over(stored, values, key.split("."))
+        if key == "switch.schedule":
+            _take_over(stored, values, ("switch", "modes"))
+    stored[KEY] = str(chain.folder.resolve() / chain.last.name)
+    return stored
+
+
+def at(chain: Chain) -> dict[str, Any]:
+    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    config, position = copy.deepcopy(chain.last.config), Position(chain.last.position)
+    mode = dict(position.mode)
+    config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
+    config["mode"], switch = mode, config["switch"]
+    for key in ("schedule", "modes"):
+        switch[key] = switch[key][position.switches :]
+    config["run_dir"] = None
+    return config
+
+
+def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Put what was composed for one key, or one whole group, into the stored configuration."""
+    for key in path[:-1]:
+        if not isinstance(values.get(key), Mapping):
+            return
+        stored, values = stored.setdefault(key, {}), values[key]
+    if path[-1] in values:
+        stored[path[-1]] = copy.deepcopy(values[path[-1]])
+
+
+def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> None:
+    """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of so many `rounds`, can go on."""
+    name, last = chain.folder / chain.last.name, chain.last
+    now, then = manifests.shared(config, data), manifests.shared(last.config, data)
+    changed = [key for key in now if now[key] != then[key]]
+    if manifests.identity(config, data) != last.identity:
+        what = " and ".join(changed or ["set of data"])
+        raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
+    position = Position(last.position)
+    if position.round >= rounds or (position.ended and position.stopped_early):
+        raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")

@@ -1,0 +1,173 @@
+"""A server's part of a checkpoint: which rows, copied piece by piece between its messages, written by a thread.
+
+A piece (1 MiB, about 0.2 ms) is copied after a message while the thread has room for it. Memory: PIECES_AHEAD + 1
+pieces, 4 bytes a row, and the rows that change before they were copied, up to `most_kept` bytes: past those the
+server copies on without serving anybody, as fast as the disk takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.checkpoint import priority
+from gbactl.checkpoint.manifest import CUT
+from gbactl.checkpoint.priority import Priority
+from gbactl.checkpoint.snapshot import Snapshot
+from gbactl.checkpoint.writing import Writing
+from gbactl.cluster.messages import Save, Saved
+from gbactl.errors import WireError
+from gbactl.kernels.base import RowPart
+from gbactl.store.shard import Shard
+
+FORMAT = "1"
+WAIT_SECONDS = 0.005
+COPY = 1 << 20
+KINDS = ("whole", "rest", "chosen")
+
+
+class Chooser:
+    """Which rows a save has. `share` (r) of those of the large tables, whose local rows `spans` are, come by
+    priority; without one every save is whole."""
+
+    def __init__(self, shard: Shard, order: Priority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
+        self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
+
+    def touched(self, parts: Sequence[RowPart]) -> None:
+        """A step with these gradients comes."""
+        if self.order is not None:
+            for index, _, _ in parts:
+                self.order.touched(index)
+
+    def rows(self, kind: str) -> NDArray[np.int32] | None:
+        """int32[n] ascending; None: all."""
+        if self.order is None:
+            return None
+        if kind == "whole":
+            self.order.saved(self.table)
+            return None
+        chosen = self.order.choose(round(self.share * priority.size(self.spans)), self.table)
+        return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
+
+    def _small(self) -> NDArray[np.int32]:
+        small = np.ones(len(self.table), bool)
+        for low, high in self.spans:
+            small[low:high] = False
+        return np.flatnonzero(small).astype(np.int32)
+
+
+class Saver:
+    """`folder`: the checkpoints of the run; `tell` sends a message to the coordinator."""
+
+    def __init__(
+        self, shard: Shard, folder: Path, chooser: Chooser, most_kept: int, tell: Callable[[Saved], None],
+        inline: bool = False,
+    ) -> None:  # fmt: skip
+        self.shard, self.folder, self.chooser, self.most_kept = shard, folder, chooser, most_kept
+        self.tell, self.inline = tell, inline
+        self._save: Save | None = None
+        self._snapshot: Snapshot | None = None
+        self._writing: Writing | None = None
+        self._rows = 0
+        self._watch()
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds that the server may wait for a message: for ever where nothing is being saved."""
+        if self._writing is None:
+            return None
+        return 0.0 if self._snapshot is not None and self._writing.room else WAIT_SECONDS
+
+    def begin(self, save: Save, with_dense: bool) -> None:
+        """Save the shard as it is now. Raises WireError for an order that cannot be."""
+        right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
+        if not right:
+            raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
+        self._give_up()
+        index = self.chooser.rows(save.kind)
+        block = self.shard.rows
+        arrays: dict[str, NDArray[Any]] = {"rows": block.table}
+        arrays |= {f"row_moment.{name}": moment for name, moment in block.moments.items()}
+        if block.counts is not None:
+            arrays["row_counts"] = block.counts
+        self._save, self._snapshot = save, Snapshot(arrays, index)
+        self._rows = self._snapshot.rows
+        whole = self._whole_arrays(index, with_dense)
+        layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
+        layout |= {name: (a.dtype, a.shape) for name, a in whole.items()}
+        path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
+        self._writing = Writing(path, layout, self._told(save), save.pace, self.inline)
+        self._watch()
+        self._writing.add(whole)
+        if self.inline:
+            self._copy_all()
+            self.advance()
+
+    def _whole_arrays(self, index: NDArray[np.int32] | None, with_dense: bool) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {} if index is None else {"index": index}
+        if with_dense:
+            found |= {f"dense.{name}": array for name, array in self.shard.dense_state().items()}
+        return found
+
+    def _told(self, save: Save) -> dict[str, str]:
+        spec = self.shard.spec
+        numbers = {"shard": spec.shard, "shards": spec.shards, "table_rows": spec.rows, "step": save.step}
+        return {"gbactl": FORMAT, **{name: str(number) for name, number in numbers.items()}}
+
+    def _watch(self) -> None:
+        """Be told of steps if anything depends on them."""
+        needed = self._snapshot is not None or self.chooser.order is not None
+        self.shard.watcher = self._step_comes if needed else None
+
+    def _step_comes(self, parts: Sequence[RowPart]) -> None:
+        self.chooser.touched(parts)
+        if self._snapshot is None:
+            return
+        if self.shard.spec.row_l2 == "all":
+            self._snapshot.changing()
+        else:
+            for index, _, _ in parts:
+                self._snapshot.changing(index)
+        if self._snapshot.kept_bytes > self.most_kept and self._writing is not None:
+            self._writing.pace = 0.0
+            self._copy_all()
+
+    def advance(self) -> None:
+        """Between two messages: copy a piece if there is room, tell what has come to its end."""
+        writing, snapshot = self._writing, self._snapshot
+        if writing is None:
+            return
+        if snapshot is not None and writing.room:
+            self._copy(snapshot, writing)
+        if writing.over:
+            self._over(writing)
+
+    def _copy_all(self) -> None:
+        while self._snapshot is not None and self._writing is not None:
+            self._copy(self._snapshot, self._writing)
+
+    def _copy(self, snapshot: Snapshot, writing: Writing) -> None:
+        if not snapshot.done:
+            writing.add(snapshot.piece(COPY // snapshot.row_bytes))
+        if snapshot.done:
+            self._snapshot = None
+            self._watch()
+            writing.end()
+
+    def _over(self, writing: Writing) -> None:
+        save, self._writing, self._snapshot = self._save, None, None
+        self._watch()
+        assert save is not None
+        found = writing.written
+        size, sums = (0, {}) if found is None else (found.bytes, found.sums)
+        self.tell(Saved(self.shard.spec.shard, save.number, size, self._rows, sums, writing.seconds, writing.error))
+
+    def _give_up(self) -> None:
+        """What is still being written is wanted no more."""
+        if self._writing is not None:
+            self._writing.give_up()
+        self._writing = self._snapshot = None

@@ -1,0 +1,129 @@
+"""Writes a safetensors file piece by piece: whole at the end, or not there at all.
+
+The library writes what lies in memory as a whole; a shard is copied in pieces while it trains, so the pieces are
+written where they belong, a tensor's in their order, and its SHA-256 (2 GB/s) is taken on the way. A file has its
+name only once it is complete and on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+NAMES = {"float32": "F32", "uint32": "U32", "int32": "I32", "int64": "I64"}
+PIECE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Written:
+    """A complete file: its size, and the SHA-256 of its header and of each tensor."""
+
+    bytes: int
+    sums: dict[str, str]
+
+
+def layout_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Of arrays that are all there."""
+    return {name: (array.dtype, array.shape) for name, array in tensors.items()}
+
+
+def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The file's header and, by tensor, where its bytes begin in the file."""
+    entries: dict[str, Any] = {"__metadata__": dict(told)}
+    starts, end = {}, 0
+    for name, (kind, shape) in layout.items():
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        entries[name] = {"dtype": NAMES[kind.name], "shape": list(shape), "data_offsets": [end, end + size]}
+        starts[name], end = end, end + size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + start for name, start in starts.items()}
+
+
+class TensorFile:
+    """A file that comes to be. Every method may raise OSError; `discard` then takes away what there is."""
+
+    def __init__(self, path: Path, layout: Layout, told: Mapping[str, str]) -> None:
+        self.path, self._partial = path, path.with_name(f".{path.name}.partial")
+        header, self._at = _header(layout, told)
+        self._hashes = {name: hashlib.sha256() for name in layout}
+        self._sums = {"": hashlib.sha256(header).hexdigest()}
+        self.bytes = len(header)
+        self._fd = os.open(self._partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
+        try:
+            self._put(header, 0)
+        except BaseException:
+            self.discard()
+            raise
+
+    def add(self, name: str, values: NDArray[Any]) -> None:
+        """The next piece of a tensor."""
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        for low in range(0, len(data), PIECE):
+            piece = data[low : low + PIECE].data
+            self._hashes[name].update(piece)
+            self._put(piece, self._at[name])
+            self._at[name] += len(piece)
+            self.bytes += len(piece)
+
+    def _put(self, data: bytes | memoryview, at: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = write_at(self._fd, view, at)
+            view, at = view[written:], at + written
+
+    def finish(self) -> Written:
+        """On the disk, under its name."""
+        os.fsync(self._fd)
+        self._close()
+        self._partial.replace(self.path)
+        sync_folder(self.path.parent)
+        return Written(self.bytes, {**self._sums, **{name: found.hexdigest() for name, found in self._hashes.items()}})
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        self._close()
+        self._partial.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def write_at(fd: int, data: memoryview, at: int) -> int:
+    """Where all bytes of tensors go out; returns how many went. Tests put a full disk in its place."""
+    return os.pwrite(fd, data, at)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str]) -> Written:
+    """A file of arrays that are all there. Raises OSError; nothing is left then."""
+    file: TensorFile | None = None
+    try:
+        file = TensorFile(path, layout_of(tensors), told)
+        for name, array in tensors.items():
+            file.add(name, array)
+        return file.finish()
+    except BaseException:
+        if file is not None:
+            file.discard()
+        raise

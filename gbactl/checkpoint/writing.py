@@ -1,0 +1,115 @@
+"""A thread that writes one file from pieces handed to it: training waits neither for the disk nor for the checksums.
+
+Memory: at most PIECES_AHEAD pieces.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written
+
+PIECES_AHEAD = 4
+MOST_REST = 0.05
+Piece = Mapping[str, NDArray[Any]]
+
+
+class Writing:
+    """Begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
+    nothing is left of the file then.
+
+    `inline`: everything is written within `end`, in no other thread, and held until then."""
+
+    def __init__(
+        self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False
+    ) -> None:
+        self.path, self._layout, self._told = path, layout, told
+        self.pace = 0.0 if inline else pace
+        self.written: Written | None = None
+        self.error = ""
+        self.seconds = 0.0
+        self._began = time.monotonic()
+        self._given_up = self._ended = False
+        self._pieces: queue.Queue[Piece | None] = queue.Queue(0 if inline else PIECES_AHEAD)
+        self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        if self._thread is not None:
+            self._thread.start()
+
+    @property
+    def room(self) -> bool:
+        """Whether a piece can be handed over without waiting."""
+        return not self._pieces.full()
+
+    def add(self, piece: Piece) -> None:
+        """Hand over a piece; it waits where there is no room."""
+        self._pieces.put(piece)
+
+    def end(self) -> None:
+        """That was the last piece."""
+        self._pieces.put(None)
+        if self._thread is None:
+            self._run()
+
+    @property
+    def over(self) -> bool:
+        """The file is on the disk, or will never be."""
+        return self.written is not None or bool(self.error)
+
+    def give_up(self) -> None:
+        """Nobody wants it any more; comes back when nothing of it is left."""
+        self._given_up = True
+        while self._thread is not None and self._thread.is_alive():
+            try:
+                self._pieces.put(None, timeout=0.01)
+            except queue.Full:
+                continue
+            self._thread.join(0.05)
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except Exception as error:  # told to the coordinator; training goes on
+            for _ in self._handed():  # whoever hands over pieces must not wait for ever
+                pass
+            self.error = f"{self.path} could not be written ({getattr(error, 'strerror', None) or error})"
+
+    def _handed(self) -> Iterator[Piece]:
+        while not self._ended:
+            piece = self._pieces.get()
+            if piece is None:
+                self._ended = True
+            else:
+                yield piece
+
+    def _rest(self, written: int) -> None:
+        """Writing takes processor time from training: not more of it at a time than the pace allows."""
+        while self.pace > 0 and not self._given_up:
+            left = written / self.pace - (time.monotonic() - self._began)
+            if left <= 0:
+                return
+            time.sleep(min(left, MOST_REST))
+
+    def _write(self) -> None:
+        file: TensorFile | None = None
+        try:
+            file = TensorFile(self.path, self._layout, self._told)
+            for piece in self._handed():
+                for name, values in piece.items():
+                    file.add(name, values)
+                self._rest(file.bytes)
+            if self._given_up:
+                raise OSError("it was given up")
+            written = file.finish()
+        except BaseException:
+            if file is not None:
+                file.discard()
+            raise
+        self.seconds = time.monotonic() - self._began
+        self.written = written

@@ -1,0 +1,66 @@
+"""What each failure cost, by the clock: noticed, replaced, useful again. Pure; a microsecond a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Failed:
+    """One process's failure. Times by the run's clock; None: it did not come to that."""
+
+    process: str
+    failure: str
+    at: float
+    detected: float
+    loaded: float | None = None
+    useful: float | None = None
+    samples_lost: int = 0
+    pls: float = 0.0
+
+    def told(self) -> dict[str, Any]:
+        """As result.json has it: seconds since the failure, or since it was noticed if it was not injected."""
+        times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
+        since = {name: None if time is None else time - self.at for name, time in times.items()}
+        lost = {"samples_lost": self.samples_lost, "pls": self.pls}
+        return {"process": self.process, "failure": self.failure, **since, **lost}
+
+
+class Recoveries:
+    """`now` in seconds. A process may fail more than once."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.all: list[Failed] = []
+        self._injected: dict[str, tuple[str, float]] = {}
+
+    def injected(self, process: str, kind: str) -> None:
+        """A fault plan hurts a process now."""
+        self._injected[process] = (kind, self.now())
+
+    def detected(self, process: str, failure: str) -> None:
+        """A process was missed; `failure` is what it looks like where no fault plan was at work."""
+        now = self.now()
+        kind, at = self._injected.pop(process, (failure, now))
+        self.all.append(Failed(process, kind, at, now))
+
+    def loaded(self, process: str) -> None:
+        """Another one is ready in its place."""
+        failed = self._last(process)
+        if failed is not None and failed.loaded is None:
+            failed.loaded = self.now()
+
+    def useful(self, process: str) -> None:
+        """It has done its first work."""
+        failed = self._last(process)
+        if failed is not None and failed.loaded is not None and failed.useful is None:
+            failed.useful = self.now()
+
+    def _last(self, process: str) -> Failed | None:
+        return next((failed for failed in reversed(self.all) if failed.process == process), None)
+
+    def told(self) -> list[dict[str, Any]]:
+        """result.json's `recovery`."""
+        return [failed.told() for failed in self.all]

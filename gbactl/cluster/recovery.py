@@ -1,0 +1,197 @@
+"""How a run goes on without a worker and with another one in its place.
+
+Carries the fault plan's clock (the launcher does what it says), notices who hangs, keeps successors waiting until
+the servers have closed their doors to whom they follow, and gives them their part in the phase. Costs a comparison
+a message, and what heartbeat.py costs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gbactl.cluster.channel import Channel
+from gbactl.cluster.heartbeat import Heartbeat
+from gbactl.cluster.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
+from gbactl.cluster.recoveries import Recoveries
+from gbactl.collective import surviving
+from gbactl.errors import ClusterError
+from gbactl.faults.failures import Hang
+from gbactl.faults.injector import Injector
+from gbactl.faults.plan import FaultPlan
+
+if TYPE_CHECKING:
+    from gbactl.cluster.coordinator import Coordinator
+
+log = logging.getLogger(__name__)
+FATES = ("dropped", "duplicated", "reordered", "delayed", "retried")
+NO_TURN = -1  # of a MoveDense whose answer nobody waits for
+
+
+class Recovery:
+    """Part of the coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.c = coordinator
+        cfg, now = coordinator.cfg, coordinator.hub.now
+        plan = FaultPlan.of(cfg)
+        self.injector = Injector(plan)
+        self.times = Recoveries(now)
+        self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
+        self.begun: BeginPhase | None = None  # what workers were told last
+        self._beats = cfg.cluster.name == "local" or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._fails = plan.fails
+        self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
+        self._ready: set[int] = set()
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a dead worker gets a successor."""
+        return self.c.cfg.cluster.lost_worker == "replace"
+
+    # -- while the coordinator waits ----------------------------------------------------------------
+
+    def left(self, seconds: float) -> float:
+        """At most so many seconds, less if something is due before."""
+        if not self.c.members.settled:
+            return seconds
+        least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
+        return max(0.0, min(least, self.injector.next_seconds - self.c.record.seconds)) if self._fails else least
+
+    def look(self) -> None:
+        """Between two messages: hurt who is to be hurt, miss who is silent, admit who waits."""
+        c = self.c
+        if not c.members.settled or c.stopped:
+            return
+        for injection in self.injector.due(c._now_step, c.record.seconds) if self._fails else ():
+            if self._lives(injection.process):
+                self.times.injected(injection.process, injection.kind)
+            told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds}
+            c._event("inject", {"kind": injection.kind, "process": injection.process, **told})
+        if self._beats and self.heartbeat.due:
+            for worker in self.heartbeat.silent(c.members.of("worker")):
+                self._silent(worker)
+        if self._ready and c.now.home == "servers" and (c._training is not None or c._evaluation is not None):
+            self.admit(self.begun)
+        elif self._ready and c._training is not None and c._training.stopped is None:
+            c._training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
+
+    def _lives(self, process: str) -> bool:
+        role = {"W": "worker", "S": "server"}.get(process[0])
+        return role is not None and (role, int(process[1:])) in self.c.members.channels
+
+    def answered(self, channel: Channel, message: Pong) -> None:
+        """A worker is alive."""
+        self.c.members.authentic(channel, "worker", message.worker)
+        self.heartbeat.answered(message)
+
+    def _silent(self, worker: int) -> None:
+        """A worker that does not answer is treated as if it had died; what it says later is refused."""
+        c, patience = self.c, self.c.cfg.cluster.hang_seconds
+        channel = c.members.of("worker")[worker]
+        log.warning("W%d has not answered for %.1f s", worker, patience)
+        c.members.forget(channel)
+        self.lost(channel, "hang")
+        if not c._can_do_without(channel.peer):
+            raise ClusterError(
+                f"W{worker} has not answered for {patience:g} s (is it stopped?); type cluster.hang_seconds="
+                f"{2 * patience:g} if it was only slow."
+            )
+        c._give_up(channel.peer)
+
+    # -- successors ---------------------------------------------------------------------------------
+
+    def lost(self, channel: Channel, failure: str = "death") -> None:
+        """A node that belonged to the run is missed."""
+        self.times.detected(str(channel.peer), failure)
+
+    def early(self, channel: Channel, worker: int) -> bool:
+        """Whether who asks for a batch is a successor that is not admitted yet; it gets one then."""
+        if self.c.members.joining.get(worker) is not channel:
+            return False
+        self._takes[worker] = self._takes.get(worker, 0) + 1
+        return True
+
+    def came(self, channel: Channel, worker: int) -> bool:
+        """Whether who is ready is a successor."""
+        if self.c.members.joining.get(worker) is not channel:
+            return False
+        self._ready.add(worker)
+        return True
+
+    def joiner_lost(self, channel: Channel) -> bool:
+        """Whether a connection that is lost was a successor's; the launcher starts the next one."""
+        joining = self.c.members.joining
+        for worker, known in list(joining.items()):
+            if known is channel:
+                del joining[worker]
+                self._ready.discard(worker)
+                self._takes.pop(worker, None)
+                return True
+        return False
+
+    @property
+    def survivable(self) -> bool:
+        """Whether the mode at hand goes on when a worker dies."""
+        cfg = self.c.cfg
+        if self.c.now.home == "replicas":
+            return not self.c.now.collective_now
+        return self.c.now.home == "servers" or (cfg.collective.name == surviving.NAME and cfg.cluster.name == "local")
+
+    def begin(self) -> None:
+        """A phase begins, of which workers are told next."""
+        if self.c.now.home == "servers":
+            self.admit(None)
+
+    def rejoin(self) -> None:
+        """Between two phases, in `sync`: one worker gives the dense part to the servers, and all with the successors
+        take it from there."""
+        c = self.c
+        if c.now.home == "replicas":
+            self.admit(None)
+            return
+        if c.now.home == "servers" or not any(not c.losses.fencing(worker) for worker in self._ready):
+            return
+        mover = c.switcher.mover
+        mover.move("servers")
+        self.admit(None, "servers")
+        mover.move("workers")
+
+    def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
+        """Let successors in that are ready. `begun`: the phase at hand, of which they do not know; `home`: who holds
+        the dense part."""
+        for worker in sorted(self._ready):
+            if not self.c.losses.fencing(worker):
+                self._ready.discard(worker)
+                self._admit(worker, begun, home or self.c.now.home)
+
+    def _admit(self, worker: int, begun: BeginPhase | None, home: str) -> None:
+        c = self.c
+        channel = c.members.admit(worker)
+        c.losses.returned(worker)
+        for each in ("servers", home) if home == "replicas" else (home,):  # a trainer takes over what they come to
+            channel.send(MoveDense(each, -1, NO_TURN))
+        if begun is not None:
+            channel.send(begun)
+        if c._training is not None:
+            c._training.joined(worker)
+        self.times.loaded(f"W{worker}")
+        c._event("joined", {"process": f"W{worker}", "step": c._now_step})
+        for _ in range(self._takes.pop(worker, 0)):
+            c._take(worker)
+
+    def told(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
+        """What result.json says of failures, and of messages where a fault plan was at work on them."""
+        counts: Counter[str] = Counter(getattr(self.c.hub, "counts", None))
+        for node in inspected.values():
+            counts.update(node.counters)
+        fates = {name: counts[name] for name in FATES if counts[name]}
+        messages = {"messages": fates} if fates else {}
+        return {"fenced_frames": counts["fenced"], "recovery": self.times.told(), **messages}
+
+    def dismiss(self) -> None:
+        """The run is over: whoever was to join need not."""
+        for channel in self.c.members.joining.values():
+            channel.send(Stop("done"))

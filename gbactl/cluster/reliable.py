@@ -1,0 +1,199 @@
+"""Messages that arrive once and in order over a connection that loses, delays, duplicates and reorders them.
+
+Only where a fault plan has a kind `messages`, between a worker and a server or the coordinator: every message is
+numbered, kept until the other side has said up to where it has all, and sent again until then; what comes twice is
+dropped, what comes too early waits. So everything behind it has its effect exactly once, and the protocol above
+knows nothing of it. A lost connection is told as before. Costs a copy of every payload and one more message each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gbactl.cluster import frames
+from gbactl.cluster.auth import Peer
+from gbactl.cluster.channel import COORDINATOR, Channel, Hub
+from gbactl.cluster.frames import Bytes, Frame
+from gbactl.cluster.messages import Arrived, Numbered, decode, kind_of, pack
+from gbactl.errors import WireError
+from gbactl.faults.plan import FaultPlan
+from gbactl.faults.weather import Weather
+
+RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
+MOST_EARLY = 4096  # messages that may wait for one before them
+
+
+@dataclass
+class _Sent:
+    """A message on its way; `due`: when it is sent again."""
+
+    message: Numbered
+    payload: Bytes | None
+    due: float
+
+
+class ReliableChannel:
+    """See the module. `inner` is the connection; `weather` is what its outgoing transmissions meet."""
+
+    def __init__(self, inner: Channel, weather: Weather, now: Callable[[], float], counts: Counter[str]) -> None:
+        self.inner, self.weather, self.now, self.counts = inner, weather, now, counts
+        self.peer = inner.peer
+        self._lock = threading.RLock()
+        self._next = self._expected = 0
+        self._sent: dict[int, _Sent] = {}
+        self._late: list[tuple[float, Any, Bytes | None]] = []
+        self._early: dict[int, Frame] = {}
+
+    def reserve(self, nbytes: int) -> Bytes:
+        """Memory that stays as it is until the message has arrived."""
+        return np.empty(nbytes, np.uint8)
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        """See channel.Channel."""
+        with self._lock:
+            numbered = Numbered(self._next, kind_of(message), pack(message))
+            self._sent[self._next] = sent = _Sent(numbered, None if payload is None else payload.copy(), 0.0)
+            self._next += 1
+            self._transmit(sent)
+
+    def close(self) -> None:
+        """See channel.Channel."""
+        with self._lock:
+            self._sent.clear()
+            self._late.clear()
+        self.inner.close()
+
+    def tick(self) -> None:
+        """Send what is due."""
+        with self._lock:
+            now = self.now()
+            due = [late for late in self._late if late[0] <= now]
+            self._late = [late for late in self._late if late[0] > now]
+            for _, message, payload in due:
+                self.inner.send(message, payload)
+            for sent in [sent for sent in self._sent.values() if sent.due <= now]:
+                self.counts["retried"] += 1
+                self._transmit(sent)
+
+    def _transmit(self, sent: _Sent) -> None:
+        sent.due = self.now() + RETRY_SECONDS
+        self._expose(sent.message, sent.payload)
+
+    def _expose(self, message: Any, payload: Bytes | None) -> None:
+        """One transmission, as the weather has it."""
+        fate = self.weather.draw()
+        self.counts.update(fate.names)
+        for delay in fate.delays:
+            if delay:
+                self._late.append((self.now() + delay, message, payload))
+            else:
+                self.inner.send(message, payload)
+
+    def received(self, frame: Frame) -> list[Frame]:
+        """What a frame makes ready to be handled, in order. Raises WireError for what cannot be."""
+        message = decode(frame)
+        with self._lock:
+            if isinstance(message, Arrived):
+                for number in [number for number in self._sent if number < message.below]:
+                    del self._sent[number]
+                return []
+            if not isinstance(message, Numbered) or message.number > self._expected + MOST_EARLY:
+                raise WireError(f"{self.peer} sent {type(message).__name__} where messages are numbered.")
+            ready = self._in_order(message, frame)
+            self._expose(Arrived(self._expected), None)
+        return ready
+
+    def _in_order(self, message: Numbered, frame: Frame) -> list[Frame]:
+        if message.number < self._expected or message.number in self._early:
+            frame.release()
+            return []
+        self._early[message.number] = Frame(message.kind, message.descriptor, frame.payload, frame.on_release)
+        ready = []
+        while self._expected in self._early:
+            ready.append(self._early.pop(self._expected))
+            self._expected += 1
+        return ready
+
+
+class ReliableHub:
+    """A hub whose connections with workers (or, a worker's, with all nodes) are as a fault plan has them."""
+
+    def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
+        self.hub, self.me, self.plan = hub, me, plan
+        self.address, self.refused, self.counts = hub.address, hub.refused, Counter[str]()
+        self._channels: dict[int, ReliableChannel] = {}
+
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> Channel:
+        """See channel.Hub."""
+        return self._of(self.hub.connect(address, segment_bytes, peer))
+
+    def _of(self, inner: Channel) -> Channel:
+        """The channel that stands for a connection."""
+        known = self._channels.get(id(inner))
+        if known is not None:
+            return known
+        weather = weather_of(self.plan, self.me, inner.peer)
+        if weather is None:
+            return inner
+        made = ReliableChannel(inner, weather, self.hub.now, self.counts)
+        self._channels[id(inner)] = made
+        return made
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See channel.Hub."""
+        deadline = None if timeout is None else self.hub.now() + timeout
+        while True:
+            left = TICK_SECONDS if deadline is None else min(TICK_SECONDS, max(0.0, deadline - self.hub.now()))
+            found = [each for inner, frame in self.hub.poll(left) for each in self._received(inner, frame)]
+            for channel in list(self._channels.values()):
+                channel.tick()
+            if found or (deadline is not None and self.hub.now() >= deadline):
+                return found
+
+    def _received(self, inner: Channel, frame: Frame) -> list[tuple[Channel, Frame]]:
+        channel = self._of(inner)
+        if not isinstance(channel, ReliableChannel):
+            return [(channel, frame)]
+        if frame.kind == frames.CLOSED:
+            channel.close()
+            del self._channels[id(inner)]
+            return [(channel, frame)]
+        try:
+            return [(channel, ready) for ready in channel.received(frame)]
+        except WireError as error:
+            self.refused[type(error).__name__] += 1
+            frame.release()
+            inner.close()
+            return []
+
+    def now(self) -> float:
+        """See channel.Hub."""
+        return self.hub.now()
+
+    def close(self) -> None:
+        """See channel.Hub."""
+        self.hub.close()
+
+
+def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
+    """What happens to what `me` sends to `peer`; None where a plan leaves that alone."""
+    roles = {me.role, peer.role}
+    if "worker" not in roles or not roles & {"server", "coordinator"}:
+        return None
+    out = me.role == "worker"
+    worker, other = (me, peer) if out else (peer, me)
+    plans = plan.messages(worker.index)
+    return Weather(plans, str(other), out) if plans else None
+
+
+def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
+    """The hub itself, or, where the plan has a kind `messages`, one whose connections suffer it."""
+    return ReliableHub(hub, me, plan) if plan.stormy else hub

@@ -1,0 +1,61 @@
+"""The fault plan's kills and hangs on virtual processes: a worker disappears, or stands still, at its moment.
+
+What a killed worker had sent arrives; what it was computing never does. A worker in its place is ready after
+`cost.restart_us`. Nothing here costs anything while nobody fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gbactl.cluster.messages import Event, Hello, Ready
+from gbactl.errors import ClusterError
+from gbactl.virtual.worker import VirtualWorker
+
+if TYPE_CHECKING:
+    from gbactl.virtual.run import VirtualCluster
+
+
+class Failing:
+    """Listens to the coordinator as a launcher does."""
+
+    def __init__(self, cluster: VirtualCluster) -> None:
+        self.cluster = cluster
+        self._epochs: Counter[int] = Counter()
+        self._over = False
+
+    def heard(self, event: Event) -> None:
+        """Act on what concerns who dies or is to be replaced."""
+        if event.name == "inject":
+            self._inject(event.fields)
+        elif event.name == "lost" and event.fields["replaced"]:
+            self.cluster.events.after(self.cluster.cost.restart, self._succeed, int(event.fields["process"][1:]))
+        elif event.name == "result":
+            self._over = True
+
+    def _inject(self, fields: dict[str, Any]) -> None:
+        process, seconds = fields["process"], fields["seconds"]
+        if process[0] != "W":
+            raise ClusterError(f"The fault plan hit {process} ({fields['kind']}): the run cannot go on without it.")
+        worker = self.cluster.workers[int(process[1:])]
+        if fields["kind"] == "kill":
+            worker.die()
+            return
+        worker.freeze()
+        if seconds is not None:
+            self.cluster.events.after(seconds, worker.wake)
+
+    def _succeed(self, index: int) -> None:
+        """Another worker in the place of one that is gone."""
+        if self._over:
+            return
+        self._epochs[index] += 1
+        cluster = self.cluster
+        host, crew = cluster.hosts.workers[index], cluster.workers[index].crew
+        worker = VirtualWorker(index, host, crew, self._epochs[index])
+        cluster.wire(worker)
+        cluster.workers[index] = worker
+        worker.coordinator.send(Hello("worker", index, "", 0))
+        worker.coordinator.send(Ready("worker", index))
+        worker.start(cluster.ahead)

@@ -1,0 +1,116 @@
+"""Real processes, killed: the job goes on from what was saved, in the same MLflow run, as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Finished, Launched, Launcher, collective, wait_for
+
+MORE = ("data.rows_per_day=16000", "checkpoint=full", "checkpoint.interval_steps=4", "checkpoint.keep=3")
+
+
+def killed_after(launched: Launched, cut: str) -> None:
+    """Kill the launcher with -9 once a checkpoint exists; everything of it is gone."""
+    path = launched.run_dir / "checkpoints" / cut / "manifest.json"
+    wait_for(lambda: path.exists() or launched.process.poll() is not None)
+    assert launched.process.poll() is None, launched.process.communicate()[1]
+    launched.nodes()
+    os.kill(launched.process.pid, signal.SIGKILL)
+    launched.process.communicate()
+    wait_for(lambda: not launched.left_behind())
+
+
+def resumed(launcher: Launcher, first: Launched, *overrides: str, tracking: bool = False) -> Finished:
+    run_dir = f"run_dir={first.run_dir}"
+    done = launcher.start(
+        f"resume={first.run_dir}", run_dir, *overrides, small=False, tracking=tracking
+    ).finish()
+    assert done.code == 0, done.err
+    done.run_dir = first.run_dir
+    return done
+
+
+def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_path: Path) -> None:
+    store = tmp_path / "mlflow.db"
+    mode = ("mode=sync", f"collective={collective()}")
+    first = launcher.start(*MORE, *mode, f"tracking.uri=sqlite:///{store}", tracking=True)
+    killed_after(first, "cut-000003")
+    done = resumed(launcher, first, tracking=True)
+    never_stopped = launcher.train(*MORE[:1], *mode)
+    assert done.result["checksums"] == never_stopped["checksums"]
+    for key in ("auc", "samples", "global_step", "gradients"):
+        assert done.result[key] == never_stopped[key], key
+    assert done.result["checkpoint"]["resumed_at"] >= 12
+    assert (first.run_dir / "events.1.log").exists() and (first.run_dir / "logs.1").is_dir()
+    with sqlite3.connect(store) as connection:
+        runs = connection.execute("select run_uuid, status from runs").fetchall()
+    assert runs == [(done.result["run_id"], "FINISHED")]
+
+
+def test_another_mode_on_other_processes_goes_on_with_a_damaged_newest_checkpoint(launcher: Launcher) -> None:
+    first = launcher.start(*MORE, "mode=gba")
+    killed_after(first, "cut-000003")
+    names = sorted(path.name for path in (first.run_dir / "checkpoints").glob("cut-*/manifest.json"))
+    assert names
+    newest = max((first.run_dir / "checkpoints").glob("cut-*/manifest.json")).parent
+    with (newest / "S1.safetensors").open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\xff\xff\xff")
+    done = resumed(launcher, first, "mode=async", "mode.local_batch=128", "cluster.workers=3", "cluster.servers=3")
+    assert f"{newest.name}/S1.safetensors is damaged" in done.err
+    assert done.result["samples"]["read"] == 16000
+    assert [phase["mode"] for phase in done.result["phases"]] == ["gba", "async"]
+    assert len(done.result["memory"]) >= 6
+    listed = command(launcher, "ls", str(first.run_dir), "--json")
+    rows = [json.loads(line) for line in listed.splitlines()]
+    assert rows[-1]["samples"] == 16000 and rows[-1]["servers"] == 3
+    assert "good" in command(launcher, "verify", str(first.run_dir))
+    paths = [Path(line) for line in command(launcher, "export", str(first.run_dir)).splitlines()]
+    assert [path.name for path in paths] == ["model.safetensors", "model.pt", "model.json"]
+
+
+def command(launcher: Launcher, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gbactl", "checkpoint", *arguments],
+        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("experiment=smoke",), "leave experiment= out"),
+        (("model.dim=3",), "another model"),
+        (("mode=gba", "mode.iota=-1"), "mode.iota must be 0 or more"),
+        ((), "nothing is left to train"),
+    ],
+)
+def test_what_cannot_go_on_is_told_in_a_sentence(
+    launcher: Launcher, finished: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    done = launcher.start(f"resume={finished}", *overrides, small=False).finish()
+    assert done.code != 0
+    assert message in done.err and "Traceback" not in done.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Any:
+    from tests.support.processes import environment
+
+    made = Launcher(tmp_path_factory.mktemp("finished"), environment(shared_cache))
+    launched = made.start("mode=async", "checkpoint=full")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    yield launched.run_dir
+    assert not launched.reap()

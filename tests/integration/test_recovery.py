@@ -1,0 +1,84 @@
+"""Workers killed and stopped by a fault plan, on real processes: the run goes on, and says what it cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Launcher, alive, wait_for
+
+LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
+        "mode.local_batch=128", "train.max_eval_samples=2000")  # fmt: skip
+SYNC = ("mode=sync", "collective=shm", "train.global_batch=384")
+
+
+def adds_up(result: dict[str, Any], samples: int) -> None:
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+
+
+def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
+    """The only one: nobody else can finish the run."""
+    plan = "faults.plans=[{kind: kill, workers: random, step: 10}]"
+    launched = launcher.start("mode=gba", "cluster.workers=1", "mode.local_batch=64", plan)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    result = done.result
+    adds_up(result, 4_000)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("W0", "kill")
+    assert 0.0 < failed["detected_s"] < 2.0 and failed["detected_s"] < failed["loaded_s"] <= failed["useful_s"]
+    [injected] = json.loads((done.run_dir / "faults.json").read_text())["injected"]
+    assert (injected["kind"], injected["process"], injected["done"]) == ("kill", "W0", True)
+    assert injected["step"] >= 10 and not alive(injected["pid"])
+    assert "W0 is gone" in done.err and "W0 is back" in done.err
+    assert (done.run_dir / "logs" / "W0-1.log").exists() and launched.left_behind() == []
+
+
+@pytest.mark.slow
+def test_sync_with_a_killed_worker_has_the_bits_of_one_without(launcher: Launcher) -> None:
+    more = (*LONG[:1], *LONG[3:], "model.hidden=[64]", *SYNC)
+    plain = launcher.train(*more)
+    killed = launcher.train(*more, "faults=kill_worker")
+    assert killed["checksums"]["model"] == plain["checksums"]["model"] is not None
+    assert (killed["auc"], killed["global_step"]) == (plain["auc"], plain["global_step"])
+    assert [failed["process"] for failed in killed["recovery"]] == ["W1"] and plain["recovery"] == []
+    adds_up(killed, 60_000)
+
+
+def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
+    launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1")
+    launched.training()
+    pid = launched.node("W2")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: (launched.run_dir / "logs" / "W2-1.log").exists(), 20)
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: not alive(pid), 20)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    [failed] = done.result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("W2", "hang")
+    assert done.result["refused_frames"] + done.result["fenced_frames"] > 0
+    adds_up(done.result, 60_000)
+
+
+def test_messages_are_lost_and_everything_counts_once(launcher: Launcher) -> None:
+    launched = launcher.start("mode=gba", "faults=messages", "data.rows_per_day=12000")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    adds_up(done.result, 12_000)
+    assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == 12_000
+
+
+def test_a_killed_coordinator_ends_the_run_with_a_sentence(launcher: Launcher) -> None:
+    done = launcher.start("mode=gba", "data.rows_per_day=24000", "faults=kill_coordinator").finish(60)
+    assert done.code == 1
+    told = [line for line in done.err.splitlines() if line.startswith("gbactl: ")]
+    assert len(told) == 1 and "gbactl: C (pid " in told[0] and "was killed by SIGKILL" in told[0]

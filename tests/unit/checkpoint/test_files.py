@@ -1,0 +1,227 @@
+"""Files and manifests: read by others, whole or refused by name, and the one before is used instead."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint import tensorfile
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.restore import load_newest, load_shard
+from gbactl.checkpoint.tensorfile import TensorFile, write_tensors
+from gbactl.errors import CheckpointError
+from gbactl.store.shard import Shard
+from tests.unit.checkpoint.checkpoint_files import fill, save, shards_of, spec
+
+TENSORS = {
+    "rows": np.arange(12, dtype=np.float32).reshape(4, 3), "row_counts": np.arange(4, dtype=np.uint32),
+    "index": np.array([1, 5], np.int32), "none": np.empty((0, 3), np.float32), "step": np.array([7], np.int64),
+}  # fmt: skip
+SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+
+
+def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
+    file = TensorFile(tmp_path / "a.safetensors", tensorfile.layout_of(TENSORS), {"step": "7"})
+    for rows in (slice(0, 1), slice(1, 4)):
+        file.add("rows", TENSORS["rows"][rows])
+        file.add("row_counts", TENSORS["row_counts"][rows])
+    for name in ("index", "step"):
+        file.add(name, TENSORS[name])
+    assert not (tmp_path / "a.safetensors").exists()
+    written = file.finish()
+    found = load_file(tmp_path / "a.safetensors")
+    assert set(found) == set(TENSORS)
+    for name, values in TENSORS.items():
+        assert found[name].dtype == values.dtype
+        np.testing.assert_array_equal(found[name], values)
+    assert (tmp_path / "a.safetensors").stat().st_size == written.bytes
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = 150
+
+    def write_at(fd: int, data: memoryview, at: int) -> int:
+        if at >= room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwrite(fd, data[: room - at], at)
+
+    monkeypatch.setattr(tensorfile, "write_at", write_at)
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(tmp_path / "a.safetensors", TENSORS, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rowwise_adagrad", "sgd"])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (2, 2), (3, 2), (2, 5)])
+def test_rows_are_dealt_anew(tmp_path: Path, before: int, after: int, optimizer: str) -> None:
+    saved, wanted = shards_of(before, optimizer=optimizer), shards_of(after, optimizer=optimizer)
+    for shard in (*saved, *wanted):
+        fill(shard)
+    save(tmp_path, saved)
+    chain = Folder(tmp_path).newest()
+    for expected in wanted:
+        loaded = Shard(spec(expected.spec.shard, after, optimizer=optimizer))
+        load_shard(loaded, chain)
+        assert loaded.checksum() == expected.checksum()
+        assert (loaded.version, loaded.dense_block().step) == (3, 4)
+
+
+def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
+    shards, expected = shards_of(2), shards_of(2)
+    for shard in shards:
+        fill(shard, 0)
+    save(tmp_path, shards, 1)
+    for shard, both in zip(shards, expected, strict=True):
+        fill(both, 0)
+        fill(shard, 1)
+        for name, values in tensors(both).items():
+            values[[1, 3]] = tensors(shard)[name][[1, 3]]
+        both.load_dense(shard.dense_state())
+    save(tmp_path, shards, 2, base=["cut-000001"], index=[np.array([1, 3], np.int32)] * 2)
+    for shard in expected:
+        loaded = Shard(spec(shard.spec.shard, 2))
+        load_shard(loaded, Folder(tmp_path).newest())
+        assert loaded.checksum() == shard.checksum()
+
+
+def tensors(shard: Shard) -> dict[str, Any]:
+    from gbactl.checkpoint.restore import arrays_of
+
+    return arrays_of(shard)
+
+
+def test_rows_that_were_never_saved_are_as_they_began(tmp_path: Path) -> None:
+    shards = shards_of(1)
+    initial = shards[0].table.copy()
+    fill(shards[0])
+    save(tmp_path, shards, index=[np.array([4], np.int32)])
+    loaded = Shard(spec(0, 1))
+    load_shard(loaded, Folder(tmp_path).newest())
+    np.testing.assert_array_equal(loaded.table[4], shards[0].table[4])
+    np.testing.assert_array_equal(np.delete(loaded.table, 4, 0), np.delete(initial, 4, 0))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"optimizer": "sgd"}, "row_moment.first.*, not rows"), ({"rows": 12}, "is of a table of 11 x 3")],
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    save(tmp_path, shards_of(1))
+    with pytest.raises(CheckpointError, match=message):
+        load_shard(Shard(spec(0, 1, **more)), Folder(tmp_path).newest())
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Two checkpoints."""
+    shards = shards_of(2)
+    for number in (1, 2):
+        for shard in shards:
+            fill(shard, number)
+        save(tmp_path, shards, number, step=number)
+    return tmp_path
+
+
+@SAME
+@given(data=st.data())
+def test_a_flipped_bit_is_found_and_the_one_before_is_used(two: Path, data: st.DataObject) -> None:
+    path = two / "cut-000002" / data.draw(st.sampled_from(["S0.safetensors", "S1.safetensors", "manifest.json"]))
+    good = path.read_bytes()
+    place, bit = data.draw(st.integers(0, len(good) - 1)), data.draw(st.integers(0, 7))
+    bad = bytearray(good)
+    bad[place] ^= 1 << bit
+    refused_by_name(two, path, good, bytes(bad))
+
+
+@SAME
+@given(data=st.data())
+def test_a_torn_file_is_found_and_the_one_before_is_used(two: Path, data: st.DataObject) -> None:
+    path = two / "cut-000002" / data.draw(st.sampled_from(["S0.safetensors", "S1.safetensors", "manifest.json"]))
+    good = path.read_bytes()
+    at = data.draw(st.integers(0, len(good) - 2))
+    refused_by_name(two, path, good, data.draw(st.sampled_from([good[:at], good[:at] + bytes(len(good) - at)])))
+
+
+def refused_by_name(folder: Path, path: Path, good: bytes, bad: bytes) -> None:
+    """Of a JSON file a change may mean the same; then it is good."""
+    told: list[str] = []
+    path.write_bytes(bad)
+    try:
+        newest = Folder(folder).newest(told.append).last.number
+    finally:
+        path.write_bytes(good)
+    if path.suffix == ".json" and newest == 2:
+        assert json.loads(bad) == json.loads(good)
+    else:
+        assert bad == good or (newest == 1 and path.name in told[0])
+
+
+def test_a_foreign_file_is_refused(two: Path) -> None:
+    path = two / "cut-000002" / "S0.safetensors"
+    path.write_bytes((two / "cut-000001" / "S0.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"cut-000002/S0\.safetensors is damaged"):
+        Folder(two).verified("cut-000002")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"S0\.safetensors"):
+        Folder(two).verified("cut-000002")
+    path.symlink_to(two / "cut-000001" / "S0.safetensors")
+    with pytest.raises(CheckpointError, match=r"S0\.safetensors"):
+        Folder(two).verified("cut-000002")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "S0.safetensors/../x", "S0", "", "S-1.safetensors"])
+def test_no_name_in_a_manifest_leads_out_of_its_folder(two: Path, name: str) -> None:
+    path = two / "cut-000002" / "manifest.json"
+    for change in ({"files": name}, {"base": [name]}):
+        values = json.loads(path.read_text())
+        values.pop("sum")
+        values["files"][0]["name"] = change.get("files", "S0.safetensors")
+        values["base"] = change.get("base", [])
+        (two / "cut-000002" / "manifest.json").write_text(json.dumps({**values, "sum": manifests._sum(values)}))
+        with pytest.raises(CheckpointError, match=r"manifest\.json is damaged \(it names"):
+            Folder(two).chain("cut-000002")
+
+
+def test_a_recovering_server_takes_the_newest_good_one(two: Path) -> None:
+    (two / "cut-000002" / "S1.safetensors").write_bytes(b"")
+    told: list[str] = []
+    other, shard = Shard(spec(0, 2)), Shard(spec(1, 2))
+    assert load_newest(other, two, told.append) is not None and other.version == 2, "its own files are good"
+    found = load_newest(shard, two, told.append)
+    assert found is not None and (found.number, shard.version) == (1, 1)
+    assert "S1.safetensors" in told[0]
+    assert load_newest(shard, two / "nowhere", told.append) is None
+
+
+def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
+    shards, index = shards_of(1), [np.array([0], np.int32)]
+    save(tmp_path, shards, 1)
+    save(tmp_path, shards, 2)
+    save(tmp_path, shards, 3, base=["cut-000002"], index=index)
+    save(tmp_path, shards, 4, base=["cut-000002", "cut-000003"], index=index)
+    (tmp_path / "cut-000000").mkdir()  # torn
+    (tmp_path / "cut-000005").mkdir()  # being written
+    folder = Folder(tmp_path)
+    assert folder.next_number() == 6
+    assert folder.keep(1) == ["cut-000000", "cut-000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"cut-00000{number}" for number in (2, 3, 4, 5)]
+    assert folder.newest().last.number == 4
+    (tmp_path / "cut-000003" / "S0.safetensors").unlink()
+    assert folder.newest().last.number == 2, "the one that it rests on is as important as itself"
+
+
+def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
+    assert Folder(tmp_path / "none").names() == []
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        Folder(tmp_path / "none").newest()

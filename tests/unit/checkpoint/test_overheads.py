@@ -1,0 +1,95 @@
+"""The equations of partial recovery: their reference setting, their minimum, what is decided by them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gbactl.checkpoint.intervals import Rhythm, estimate, estimate_of, rhythm_of
+from gbactl.checkpoint.overheads import Costs, best_full_interval, expected_pls, full, interval_for, partial
+from gbactl.checkpoint.pls import PlsCounter
+from gbactl.config import CheckpointConfig
+from gbactl.errors import ConfigError
+
+HOUR = 3600.0
+REFERENCE = Costs(56 * HOUR, 28 * HOUR, 8, 5.4 * 60, 120.0, 60.0)
+times = st.floats(1.0, 1e6)
+costs = st.builds(Costs, times, times, st.integers(1, 100), times, times, times)
+
+
+def test_the_reference_setting() -> None:
+    best = best_full_interval(REFERENCE)
+    assert best / HOUR == pytest.approx(2.24, abs=0.01)
+    assert 100 * full(REFERENCE, best) / REFERENCE.job == pytest.approx(8.20, abs=0.005)
+    assert 100 * partial(REFERENCE, interval_for(REFERENCE, 0.035)) / REFERENCE.job == pytest.approx(0.65, abs=0.005)
+
+
+def test_the_default_configuration_is_the_reference_setting() -> None:
+    found = estimate_of(CheckpointConfig(name="cpr"), 8)
+    assert 100 * found.full_overhead == pytest.approx(8.20, abs=0.005)
+    assert 100 * found.partial_overhead == pytest.approx(0.65, abs=0.005)
+    assert (found.recovery, found.expected_pls) == ("partial", pytest.approx(0.035))
+
+
+@given(costs, st.floats(0.1, 10.0))
+def test_no_interval_is_better_than_the_best(some: Costs, factor: float) -> None:
+    best = best_full_interval(some)
+    assert full(some, best) <= full(some, best * factor) * (1 + 1e-12)
+
+
+@given(costs, st.floats(1e-6, 0.999))
+def test_an_interval_from_a_target_is_expected_to_lose_that_much(some: Costs, pls: float) -> None:
+    assert expected_pls(some, interval_for(some, pls)) == pytest.approx(pls)
+
+
+@given(costs, times)
+def test_partial_is_cheaper_than_full_at_the_same_interval(some: Costs, interval: float) -> None:
+    """It loads a part and computes nothing again."""
+    assert partial(some, interval) < full(some, interval)
+
+
+def test_full_recovery_where_partial_does_not_pay() -> None:
+    """So small a portion may be lost that saving costs more than going back would."""
+    strict = estimate("cpr_mfu", REFERENCE, 1e-4)
+    assert strict.recovery == "full"
+    assert strict.interval == best_full_interval(REFERENCE)
+    assert "full recovery" in strict.sentence() and "every 7 steps" in strict.sentence(7)
+    assert estimate("full", REFERENCE, 0.035).recovery == "full"
+
+
+def test_an_interval_that_is_set_is_taken() -> None:
+    assert estimate("cpr", REFERENCE, 0.035, 600.0).interval == 600.0
+
+
+@pytest.mark.parametrize("wrong", [{"job": 0.0}, {"between_failures": -1.0}, {"servers": 0}, {"save": float("nan")}])
+def test_costs_that_cannot_be(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Costs(**{**vars(REFERENCE), **wrong})
+
+
+def test_a_rhythm_of_chosen_rows() -> None:
+    kinds = [Rhythm(4, 100.0, None, 2).tick(number).kind for number in range(1, 10)]
+    assert kinds == ["chosen", "chosen", "chosen", "rest", "chosen", "chosen", "chosen", "whole", "chosen"]
+    assert Rhythm(4, 100.0, 40, 2).step_gap == 10
+    assert Rhythm(4, 100.0, None, 2).gap == 25.0
+
+
+def test_without_priorities_every_save_is_whole() -> None:
+    assert {rhythm_of(CheckpointConfig(name="cpr"), 8).tick(number).kind for number in range(1, 20)} == {"whole"}
+    strict = CheckpointConfig(name="cpr_mfu", target_pls=1e-4)
+    assert rhythm_of(strict, 8).parts == 1
+    assert rhythm_of(CheckpointConfig(name="cpr_mfu"), 8).parts == 8
+
+
+def test_lost_samples_are_counted_since_the_last_checkpoint_and_once() -> None:
+    pls = PlsCounter(samples=1000, shards=4)
+    assert pls.lost(0, 100) == pytest.approx(100 / 4000)
+    pls.saved(300)
+    assert pls.lost(1, 500) == pytest.approx(200 / 4000)
+    assert pls.lost(1, 500) == 0.0
+    assert pls.lost(1, 600) == pytest.approx(100 / 4000)
+    pls.saved(400)  # an older one that took longer
+    assert pls.lost(1, 600) == 0.0
+    assert pls.total == pytest.approx(400 / 4000)
+    assert pls.of == pytest.approx([0.025, 0.075, 0.0, 0.0])

@@ -1,0 +1,75 @@
+"""`resume=RUN` and what is typed beside it: that run's configuration, changed there alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gbactl.checkpoint.resume import find
+from gbactl.compose import compose
+from gbactl.config import to_dict
+from gbactl.errors import CheckpointError, GbactlError, UsageError
+from tests.unit.checkpoint.checkpoint_files import POSITION, save, shards_of
+
+STORED = [
+    "mode=gba", "mode.iota=5", "data.days=7", "model.dim=3", "optim=adagrad", "optim.lr=0.5", "cluster.workers=2",
+    "train.global_batch=64", "checkpoint=cpr_mfu", "+tracking.tags.study=a", "seed=9",
+    "switch.schedule=[{at: {day: 1}, to: async}, {at: {day: 2}, to: sync}]",
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with a checkpoint; one switch is behind it."""
+    cfg = compose(STORED)
+    (tmp_path / "config.yaml").write_text("")
+    mode = {**to_dict(cfg)["mode"], "iota": 6, "workers": 2}
+    position = {**POSITION, "mode": mode, "switches": 1}
+    save(tmp_path / "checkpoints", shards_of(1), config=to_dict(cfg), position=position)
+    find.cache_clear()
+    return tmp_path
+
+
+def test_nothing_typed_changes_nothing_but_the_moment(run: Path) -> None:
+    cfg = compose([f"resume={run}"])
+    stored = compose(STORED)
+    assert cfg.resume == str(run.resolve() / "checkpoints" / "cut-000001")
+    assert cfg.mode.options["iota"] == 6, "as the mode was at the checkpoint"
+    assert [entry.to for entry in cfg.entries] == ["sync"], "a switch that is behind it does not come again"
+    same = ("data", "model", "optim", "cluster", "train", "checkpoint", "tracking", "seed")
+    assert all(getattr(cfg, name) == getattr(stored, name) for name in same)
+
+
+def test_what_is_typed_wins_key_by_key(run: Path) -> None:
+    cfg = compose([f"resume={run}", "mode.iota=1", "cluster.servers=5", "optim.lr=0.25", "checkpoint.keep=7",
+                   "switch.schedule=[]"])  # fmt: skip
+    assert cfg.mode.options["iota"] == 1
+    assert (cfg.cluster.workers, cfg.cluster.servers, cfg.optim.lr) == (2, 5, 0.25)
+    assert (cfg.checkpoint.name, cfg.checkpoint.keep) == ("cpr_mfu", 7)
+    assert cfg.entries == cfg.switch.modes == [] and cfg.train.global_batch == 64
+
+
+def test_a_group_that_is_typed_is_taken_as_a_whole(run: Path) -> None:
+    cfg = compose([f"resume={run}", "mode=hop_bs", "mode.bound=4", "checkpoint=full"])
+    assert (cfg.mode.name, cfg.mode.options["bound"]) == ("hop_bs", 4)
+    assert dataclasses.asdict(cfg.checkpoint)["name"] == "full"
+    assert cfg.model.dim == 3
+
+
+WRONG = {"experiment=smoke": "leave experiment= out", "mode.bound=3": r"mode\.bound does not", "no=1": "no key no"}
+
+
+@pytest.mark.parametrize(("typed", "message"), WRONG.items())
+def test_what_cannot_be_typed(run: Path, typed: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compose([f"resume={run}", typed])
+
+
+def test_runs_that_are_not_there_or_have_nothing(tmp_path: Path) -> None:
+    with pytest.raises(GbactlError, match="There is no run nowhere"):
+        compose(["resume=nowhere"])
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        compose([f"resume={tmp_path}"])

@@ -1,0 +1,107 @@
+"""A server's saver: the moment it was told at, bounded memory, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gbactl.checkpoint.saver import Chooser, Saver
+from gbactl.cluster.messages import Save, Saved
+from gbactl.errors import WireError
+from gbactl.store.part import Order, Part
+from gbactl.store.shard import Shard
+from tests.unit.checkpoint.checkpoint_files import fill, spec
+
+ROWS = 3000
+
+
+def step(shard: Shard, rows: np.ndarray) -> None:
+    """Train one gradient that carries these rows."""
+    grad = np.ones((len(rows), 3), np.float32)
+    dense = np.ones(9, np.float32)
+    shard.stage(shard.version, Part(rows.astype(np.int32), grad, dense))
+    shard.apply(Order(shard.version, ((shard.version, 1.0),), 1.0, 1.0))
+
+
+def saver_of(folder: Path, most_kept: int = 1 << 30, inline: bool = False) -> tuple[Shard, Saver, list[Saved]]:
+    shard, told = Shard(spec(0, 1, ROWS)), []
+    fill(shard)
+    return shard, Saver(shard, folder, Chooser(shard, None, (), 1.0), most_kept, told.append, inline), told
+
+
+def ended(saver: Saver, told: list[Saved]) -> Saved:
+    deadline = time.monotonic() + 20
+    while not told:
+        assert time.monotonic() < deadline
+        saver.advance()
+    return told[0]
+
+
+@pytest.mark.parametrize("most_kept", [1 << 30, 0])
+def test_what_is_saved_is_the_moment_of_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_kept: int
+) -> None:
+    monkeypatch.setattr("gbactl.checkpoint.saver.COPY", 4000)
+    from safetensors.numpy import load_file
+
+    shard, saver, told = saver_of(tmp_path, most_kept)
+    (tmp_path / "cut-000001").mkdir()
+    assert saver.patience is None
+    step(shard, np.arange(50))
+    before = {name: array.copy() for name, array in {**shard.rows.moments, "rows": shard.table}.items()}
+    dense = shard.dense_state()
+    saver.begin(Save(1, 1, "cut-000001", "whole", True, 0.0), True)
+    for number in range(40):
+        step(shard, np.arange(number * 60, number * 60 + 100))
+        if number % 3 == 0:
+            saver.advance()
+    if not most_kept:
+        assert saver._snapshot is None, "it did not hold more than it may"
+    found = ended(saver, told)
+    saved = load_file(tmp_path / "cut-000001" / "S0.safetensors")
+    assert (found.error, found.rows, found.number) == ("", ROWS, 1)
+    assert set(found.sums) == {"", *saved}
+    np.testing.assert_array_equal(saved["rows"], before["rows"])
+    np.testing.assert_array_equal(saved["row_moment.first"], before["first"])
+    np.testing.assert_array_equal(saved["dense.value"], dense["value"])
+    assert saver.patience is None and shard.watcher is None
+
+
+def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    shard, saver, told = saver_of(tmp_path)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    step(shard, np.arange(10))
+    assert "No such file" in ended(saver, told).error
+    step(shard, np.arange(10))
+    (tmp_path / "cut-000002").mkdir()
+    told.clear()
+    saver.begin(Save(2, 2, "cut-000002", "whole", True, 0.0), True)
+    assert ended(saver, told).error == ""
+
+
+def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -> None:
+    _, saver, told = saver_of(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"cut-00000{number}").mkdir()
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
+    assert ended(saver, told).number == 2
+    assert not list((tmp_path / "cut-000001").iterdir())
+
+
+def test_in_line_it_is_done_at_once(tmp_path: Path) -> None:
+    _, saver, told = saver_of(tmp_path, inline=True)
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    assert told[0].error == ""
+
+
+CASES = [(5, "cut-000001", "whole"), (0, "../x", "whole"), (0, "cut-000001", "x")]
+
+
+@pytest.mark.parametrize(("step", "name", "kind"), CASES)
+def test_orders_that_cannot_be(tmp_path: Path, step: int, name: str, kind: str) -> None:
+    with pytest.raises(WireError, match="at version 0"):
+        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True, 0.0), True)

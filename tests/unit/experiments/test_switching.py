@@ -1,0 +1,171 @@
+"""The studies of switching: which cells they train, what their scripts make of results."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "switching"
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, ModuleType]:
+    sys.path.insert(0, str(FOLDER))
+    return {name: importlib.import_module(name) for name in ("carry", "busy_day", "pauses", "write_up")}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER.parents[1])
+
+
+def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
+    done = scripts["pauses"].done
+    return done.Done(done.options(overrides), result, Path())
+
+
+@pytest.mark.parametrize("size", ["default", "full"])
+def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
+    parts = {part.name: part for part in scripts["pauses"].study.read_study(FOLDER / "sweep.yaml", size)}
+    assert set(parts) == {"carry", "carry_frappe", "day", "pauses", "restarts"}
+    options, seeds = scripts["pauses"].done.options, scripts["pauses"].done.seeds
+    assert len(seeds(parts["carry"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
+    lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
+    for mode in ("async", "gba", "bsp", "hop_bs", "hop_bw"):
+        assert {f"{way}-{mode}{how}" for way in ("to", "from") for how in ("", "-anew")} <= lines
+    by_hand, here = ([scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells]
+                     for name in ("restarts", "pauses"))  # fmt: skip
+    assert by_hand == here and len(here) == 6
+
+
+def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
+    study, options = scripts["pauses"].study, scripts["pauses"].done.options
+    cells = [cell for part in study.read_study(FOLDER / "sweep.yaml") for cell in part.cells]
+    last = {(cell.part, options(cell.overrides).get("line", "")[-4:]): cell for cell in cells}
+    assert len({study.key_of(cell, "v") for cell in last.values()}) == len(last)
+
+
+def test_an_unfinished_study_says_what_to_type(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scripts["pauses"].study, "STUDIES", tmp_path)
+    with pytest.raises(SystemExit, match=r"has no result in .*; type: make switching"):
+        scripts["write_up"].cells("day")
+    with pytest.raises(SystemExit, match="was not measured; type: make switching"):
+        scripts["pauses"].measured()
+
+
+def carried(scripts: Any) -> list[Any]:
+    def cell(line: str, seed: int, first: float, last: float) -> Any:
+        phases = [{"auc": 0.5}, {"auc": 0.6}, {"steps": 1}, {"auc": first}, {"auc": last}]
+        return finished(scripts, f"+tracking.tags.line={line}", f"seed={seed}", phases=phases)
+
+    made = []
+    for seed in range(3):
+        made += [
+            cell("sync", seed, 0.7, 0.8),
+            cell("to-gba", seed, 0.7001 + 1e-5 * seed, 0.7999),
+            cell("to-gba-anew", seed, 0.68 + 0.01 * seed, 0.79),
+            cell("from-gba", seed, 0.71, 0.8),
+            cell("from-gba-anew", seed, 0.7, 0.8),
+        ]
+    return made
+
+
+def test_aucs_after_a_switch_are_paired_by_seed(scripts: Any) -> None:
+    carry = scripts["carry"]
+    found = carry.by_line(carried(scripts))
+    assert carry.modes(found) == ["gba"]
+    text = carry.table(found)
+    to, back = [line for line in text.splitlines() if "->" in line]
+    assert to.startswith("| sync -> gba | **+0.0001 +-0.0000** | **-0.0001 +-0.0000** | -0.0100 +-0.0248 | -0.0100")
+    assert back.startswith("| gba -> sync | +0.0100 +-0.0000 |") and back.endswith("| +0.0100 +-0.0000 |")
+    assert "n = 3" in text and "AUC of all-sync: 0.70000 and 0.80000" in text
+
+
+def day(scripts: Any, line: str, rates: dict[int, float], auc: float, seed: int = 1, **more: Any) -> Any:
+    """A run whose samples/s change at the hours of `rates`; an hour takes two seconds."""
+    samples, curve, rate = 0.0, [], 0.0
+    for hour in range(30):
+        rate = rates.get(hour, rate)
+        samples += 2.0 * rate
+        curve.append({"seconds": 2.0 * (hour + 1), "samples": samples})
+    plan = "faults.plans=[{kind: trace, file: x.csv, scale: 2}]"
+    tags = (f"+tracking.tags.line={line}", f"seed={seed}", plan)
+    return finished(scripts, *tags, curve=curve, auc=auc, **more)
+
+
+def whole_day(scripts: Any) -> list[Any]:
+    look = {"at": 24.0, "mode": "sync", "wanted": "gba", "sync": 20.0, "gba": 80.0, "reason": "more"}
+    auto = {"looks": 99, "switched": [look], "last": look}
+    return [
+        day(scripts, "sync", {0: 100.0, 12: 20.0}, 0.8),
+        day(scripts, "async", {0: 90.0}, 0.7),
+        day(scripts, "gba", {0: 80.0}, 0.7999),
+        day(scripts, "auto", {0: 100.0, 13: 80.0}, 0.8, auto=auto),
+    ]
+
+
+def test_the_best_in_hindsight_takes_the_better_mode_of_every_hour(scripts: Any) -> None:
+    busy = scripts["busy_day"]
+    found = busy.days(whole_day(scripts))
+    assert busy.hindsight(found) == {"1": 2.0 * (12 * 100 + 12 * 80)}
+    assert sum(found["auto"]["1"]) == 2.0 * (13 * 100 + 11 * 80)
+    assert found["sync"]["1"][11:13] == [200.0, 40.0]
+
+
+def test_the_table_of_a_day(scripts: Any, tmp_path: Path) -> None:
+    busy = scripts["busy_day"]
+    text = busy.table(whole_day(scripts))
+    assert "| sync | 2,880 | 0.667 | 0 | 0.0 |" in text
+    assert "| auto | 4,360 | **1.009** | +0.0000 | 1.0 |" in text
+    assert "| best in hindsight | 4,320 | 1 |" in text
+    assert "| 12.0 | sync | gba | 20 | 80 | more |" in busy.decisions(whole_day(scripts))
+    busy.plot(busy.days(whole_day(scripts)), tmp_path / "day.png")
+    assert (tmp_path / "day.png").stat().st_size > 1000
+
+
+def test_a_run_that_lasts_no_day_is_refused(scripts: Any) -> None:
+    with pytest.raises(SystemExit, match="ended after 4 s, before 6 s; give it more samples"):
+        scripts["busy_day"].at([(0.0, 0.0), (4.0, 9.0)], 6.0)
+    assert scripts["busy_day"].at([(0.0, 0.0), (4.0, 9.0)], 2.0) == 4.5
+
+
+def test_pauses_beside_restarts(scripts: Any) -> None:
+    phases = [
+        {"mode": "sync", "steps": 10, "seconds": 2.0, "pause_ms": None},
+        {"mode": "gba", "steps": 10, "seconds": 1.0, "pause_ms": 100.0},
+        {"mode": "sync", "steps": 10, "seconds": 2.0, "pause_ms": 200.0},
+        {"mode": "gba", "steps": 1, "seconds": 9.0, "pause_ms": 800.0},
+    ]
+    pauses = scripts["pauses"]
+    assert pauses.pauses({"phases": phases}) == ([100.0, 200.0, 800.0], 200.0)
+    cell = finished(scripts, "+tracking.tags.rows=100k", "cluster.workers=2", phases=phases)
+    by_hand = {("100k", "2"): {"stop": 1.0, "save": 0.5, "start": 8.0, "load": 0.5}}
+    text = pauses.table([cell], by_hand)
+    assert "| 100k | 2 | 200 | 800 | 600 | 1.00 | 0.50 | 8.00 | 0.50 | 10.00 | **50** |" in text
+
+
+def test_steps_are_counted_in_a_log_that_is_being_written(scripts: Any, tmp_path: Path) -> None:
+    from gbactl.cluster.eventlog import EventLog, OrderRecord
+
+    path = tmp_path / "events.log"
+    assert scripts["pauses"].orders(path) == 0
+    log = EventLog(path, {})
+    for step in range(3):
+        log.order(OrderRecord(step, 1.0, 1.0, 1.0, ((step, 1.0),)))
+    assert scripts["pauses"].orders(path) == 3
+    path.write_bytes(path.read_bytes()[:-2])
+    assert scripts["pauses"].orders(path) == 2
+
+
+def test_a_state_is_written_and_read(scripts: Any, tmp_path: Path) -> None:
+    scripts["pauses"].save(tmp_path / "state.npy", 100, 51)
+    assert (tmp_path / "state.npy").stat().st_size == pytest.approx(4 * 5100, abs=200)
+    scripts["pauses"].load(tmp_path / "state.npy")

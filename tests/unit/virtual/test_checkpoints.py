@@ -1,0 +1,72 @@
+"""Checkpoints on the virtual cluster: the same files, and the same bits after them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from virtual_runs import config, run
+
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.resume import at
+from gbactl.config import CheckpointConfig, from_dict
+
+
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+def test_saving_changes_nothing_and_sync_goes_on_bit_for_bit(mode: str, data: Path, tmp_path: Path) -> None:
+    cfg = dataclasses.replace(config(mode), checkpoint=CheckpointConfig("full", interval_steps=4, keep=9))
+    whole, without = run(cfg, data, tmp_path / "a"), run(config(mode), data, tmp_path / "b")
+    assert whole["checksums"] == without["checksums"]
+    folder = Folder(tmp_path / "a" / "checkpoints")
+    assert [folder.verified(name).last.step for name in folder.names()] == [4, 8, 12, 12]
+    values = at(folder.chain("cut-000001"))
+    values["resume"] = str(folder.path / "cut-000001")
+    again = run(from_dict(values), data, tmp_path / "c")
+    assert again["samples"]["read"] == whole["samples"]["read"]
+    if mode == "sync":
+        assert again["checksums"] == whole["checksums"]
+        assert again["auc"] == whole["auc"]
+
+
+@pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
+def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Path) -> None:
+    saved = CheckpointConfig(name, interval_steps=2, keep=99, share=0.5, base_every=2, large_tables=0.5)
+    cfg = dataclasses.replace(config("gba"), checkpoint=saved)
+    result = run(cfg, data, tmp_path / "a")
+    folder = Folder(tmp_path / "a" / "checkpoints")
+    cuts = [folder.verified(cut).last for cut in folder.names()]
+    assert [cut.kind for cut in cuts[:5]] == ["chosen", "rest", "chosen", "whole", "chosen"]
+    assert (cuts[-1].kind, cuts[-1].base) == ("whole", [])
+    rows = [sum(entry.rows for entry in cut.files) for cut in cuts]
+    assert 0 < rows[0] < rows[1] < rows[3] == cuts[0].table_rows
+    assert [cut.base for cut in cuts[1:5]] == [[cuts[0].name], [cuts[0].name, cuts[1].name], [], [cuts[3].name]]
+    values = at(folder.chain(cuts[4].name))
+    values["resume"] = str(folder.path / cuts[4].name)
+    again = run(from_dict(values), data, tmp_path / "b")
+    assert again["samples"]["read"] == result["samples"]["read"]
+    first = Folder(tmp_path / "b" / "checkpoints")
+    assert first.chain(first.names()[0]).last.kind == "whole", "what it went on from is not in its folder"
+
+
+def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_path: Path) -> None:
+    switches = [{"at": {"samples": 400}, "to": "gba"}, {"at": {"samples": 1000}, "to": "sync"}]
+    cfg = config("sync", switches=switches)
+    cfg = dataclasses.replace(cfg, checkpoint=CheckpointConfig("full", interval_steps=1, keep=99))
+    result = run(cfg, data, tmp_path / "a")
+    modes = [phase["mode"] for phase in result["phases"]]
+    assert modes == ["sync", "gba", "sync"]
+    folder = Folder(tmp_path / "a" / "checkpoints")
+    homes = set()
+    for name in folder.names()[:-1]:
+        chain = folder.verified(name)
+        homes.add(chain.last.home)
+        values = at(chain)
+        left = len(values["switch"]["schedule"])
+        values |= {"resume": str(folder.path / name), "checkpoint": {"name": "none"}}
+        again = run(from_dict(values), data, tmp_path / name)
+        assert again["samples"] == {**result["samples"], "effective": again["samples"]["effective"]}
+        assert [phase["mode"] for phase in again["phases"]][-1 - left :] == modes[-1 - left :]
+        if left == 0:
+            assert again["checksums"]["model"] == result["checksums"]["model"]
+    assert homes == {"servers", "workers"}

@@ -1,0 +1,86 @@
+"""Workers that disappear or stand still in virtual time: the same plan, the same run, every sample once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from virtual_runs import adds_up, config, run
+
+from gbactl.config import RunConfig, check
+from gbactl.errors import ClusterError, PeerGoneError
+
+PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+
+
+def failing(
+    mode: str, *plans: dict[str, Any], lost: str = "replace", hang: float = 0.02, restart: float = 50_000.0, **more: Any
+) -> RunConfig:
+    cfg = config(mode, faults=list(plans), cost={"restart_us": restart}, **more)
+    cfg.cluster.lost_worker, cfg.cluster.hang_seconds = lost, hang
+    return check(cfg)
+
+
+@pytest.mark.parametrize("mode", PS)
+def test_a_worker_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
+    kill = {"kind": "kill", "workers": [1], "step": 2}
+    result = run(failing(mode, kill, global_batch=64), data, tmp_path / "run")
+    adds_up(result, 1500)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("W1", "kill")
+    assert 0 < failed["detected_s"] < 0.001
+    assert failed["loaded_s"] == pytest.approx(0.05, abs=0.01) and failed["useful_s"] > failed["loaded_s"]
+    again = run(failing(mode, kill, global_batch=64), data, tmp_path / "again")
+    assert again["recovery"] == result["recovery"] and again["checksums"] == result["checksums"]
+
+
+def test_without_replacement(data: Path, tmp_path: Path) -> None:
+    kill = {"kind": "kill", "workers": [0, 2], "time": 0.01}
+    result = run(failing("gba", kill, lost="continue"), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert [failed["process"] for failed in result["recovery"]] == ["W0", "W2"]
+    assert all(failed["loaded_s"] is None for failed in result["recovery"])
+
+
+def test_failures_that_come_by_a_distribution(data: Path, tmp_path: Path) -> None:
+    kill = {"kind": "kill", "workers": "all", "mtbf": 0.01, "distribution": "weibull", "shape": 0.7}
+    result = run(failing("gba", kill, restart=1000.0, global_batch=64), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert len(result["recovery"]) > 2
+
+
+@pytest.mark.parametrize("mode", ["gba", "hop_bw"])
+@pytest.mark.parametrize("seconds", [0.01, 0.2, None])
+def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
+    """For less than the patience it is only late; for longer, what it says when it wakes up is refused."""
+    hang = {"kind": "hang", "workers": [1], "step": 2, **({} if seconds is None else {"seconds": seconds})}
+    result = run(failing(mode, hang, global_batch=64), data, tmp_path / "run")
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == 1500
+    assert len(result["recovery"]) == (seconds != 0.01)
+    if seconds != 0.01:
+        assert result["recovery"][0]["detected_s"] == pytest.approx(0.02, abs=0.015)
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync", "hop_bs"])
+def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: Path, mode: str) -> None:
+    storm = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+    plain = run(failing(mode), data, tmp_path / "plain")
+    result = run(failing(mode, storm), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert min(result["messages"].values()) > 0 and result["virtual_seconds"] > plain["virtual_seconds"]
+    assert "messages" not in plain and (mode != "sync" or result["checksums"] == plain["checksums"])
+
+
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_where_nobody_may_be_lost(data: Path, tmp_path: Path, mode: str) -> None:
+    kill = {"kind": "kill", "workers": [1], "step": 2}
+    with pytest.raises(PeerGoneError, match="W1 is gone"):
+        run(failing(mode, kill, lost="end"), data, tmp_path / "run")
+
+
+@pytest.mark.parametrize("who", [{"servers": [0]}, {"coordinator": True}])
+def test_nobody_takes_the_place_of_others_yet(data: Path, tmp_path: Path, who: dict[str, Any]) -> None:
+    with pytest.raises(ClusterError, match=r"The fault plan hit [SC]"):
+        run(failing("gba", {"kind": "kill", "step": 2, **who}), data, tmp_path / "run")

@@ -193,7 +193,9 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
 @pytest.mark.parametrize("end", ["kill", "ctrl-c"])
 def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launcher: Launcher, end: str) -> None:
     """Everybody waits in the all-reduce for a worker that has stopped; another wish is refused meanwhile."""
-    launched = launcher.start(*LONG, "mode=sync", "switch.prepare=all", f"collective={collective()}")
+    launched = launcher.start(
+        *LONG, "mode=sync", "switch.prepare=all", f"collective={collective()}", "cluster.lost_worker=end"
+    )  # fmt: skip
     launched.training()
     victim = launched.node("W1")
     os.kill(victim, signal.SIGSTOP)

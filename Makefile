@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims switching ui clean help
+.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims shadowsync switching ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -47,6 +47,10 @@ gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=ful
 	$(BIN)/python experiments/gba_claims/best.py
 	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
 	$(BIN)/python experiments/gba_claims/results.py
+
+shadowsync: install ## the study in experiments/shadowsync (30 minutes; SIZE=full: hours; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
+	$(BIN)/python experiments/shadowsync/results.py
 
 switching: install ## the studies in experiments/switching (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part carry --part carry_frappe --part day --part pauses

@@ -31,6 +31,7 @@ from gbactl.faults.serving import Slowness
 from gbactl.kernels.denormals import flush
 from gbactl.models import row_width
 from gbactl.store.dense import DenseSpec
+from gbactl.store.memory import copied
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
@@ -287,11 +288,12 @@ def work(
 
     from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense, Sides
     from gbactl.cluster.exchange import Exchange
+    from gbactl.cluster.lane import Lane, start
     from gbactl.cluster.survival import Survival
+    from gbactl.cluster.trainer import TrainerDense
     from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
     from gbactl.collective import surviving
-    from gbactl.collective.base import Single
     from gbactl.collective.factory import connect
     from gbactl.faults.delay import Delay
     from gbactl.kernels import load
@@ -315,17 +317,21 @@ def work(
         install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
     source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)
     exchange = Exchange(hub, coordinator, servers, boot.index, source)
-    sides: dict[str, DenseSide] = {}
-    if "servers" in homes:
-        sides["servers"] = ServedDense(flat, exchange)
+
+    def make_block(value: Any) -> DenseBlock:
+        return DenseBlock(value, flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+
+    if cfg.collects:
+        collective = collective or connect(late=boot.epoch > 0)
+    if isinstance(collective, surviving.Surviving):
+        exchange.on_absent = collective.leave_out
+    served = ServedDense(flat, exchange)
+    sides: dict[str, DenseSide] = {"servers": served}
+    trainer = TrainerDense(flat, exchange, served, lambda: make_block(copied(flat.initial())), collective)
+    sides["replicas"] = trainer
     if "workers" in homes:
-        block = DenseBlock(
-            flat.initial() if flat.buffers else flat.vector,
-            flat.dense_spec,
-            optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
-        )
-        later = boot.epoch > 0 and cfg.collective.name != surviving.NAME  # a ring that was formed takes nobody in
-        collective = collective or (Single() if later else connect())
+        block = make_block(flat.initial() if flat.buffers else flat.vector)
+        assert collective is not None
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
         survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
         replica = ReplicatedDense(
@@ -338,10 +344,29 @@ def work(
     if boot.epoch > 0:
         warm_up(computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
-    turns = join(None if boot.place is None else Place(*boot.place))
-    delay = Delay(FaultPlan.of(cfg), boot.index)
-    dense = Sides(sides, cfg.home)
-    worker = Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
+    alone = boot.place is None or cfg.lanes > 1  # one of several threads may wait for another within its turn
+    turns = join(None if alone or boot.place is None else Place(*boot.place))
+
+    def make_worker(computer: GradientComputer, dense: Sides) -> Worker:
+        delay = Delay(FaultPlan.of(cfg), boot.index)
+        return Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
+
+    def more_lanes(thread: int) -> Lane:
+        model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
+        computer = GradientComputer(model, precision=cfg.precision)
+        lane = Lane(computer.flat, thread, trainer)
+        worker = make_worker(computer, Sides({"replicas": lane}, "replicas"))
+
+        def assist() -> None:
+            torch.set_num_threads(cfg.threads)
+            flush()
+            worker.assist(thread)
+
+        start(lane, assist, exchange)
+        return lane
+
+    trainer.more_lanes = more_lanes
+    worker = make_worker(computer, Sides(sides, cfg.home))
     try:
         worker.run(max(phase.mode.prefetch for phase in cfg.possible))
     finally:

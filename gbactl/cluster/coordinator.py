@@ -29,6 +29,7 @@ from gbactl.cluster.messages import (
     Barrier,
     BeginPhase,
     Checked,
+    ClosedReplicas,
     DenseSaved,
     Event,
     Fenced,
@@ -53,6 +54,7 @@ from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.recovery import Recovery
 from gbactl.cluster.switcher import Switcher
+from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
@@ -74,6 +76,7 @@ class Coordinator:
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
+        self.trainers = Trainers(self.members, self._pump, lambda: self.record.seconds)
         self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
@@ -93,7 +96,7 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong,
+            Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
             Saved: self._on_saved, DenseSaved: self._on_dense_saved,
         }  # fmt: skip
         self.recovery = Recovery(self)
@@ -158,6 +161,7 @@ class Coordinator:
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
         self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
+        self.trainers.open(cfg, self._waiting)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
         training = Training(
@@ -167,16 +171,20 @@ class Coordinator:
         )  # fmt: skip
         training.stop_at, training.ranges, self._training = stop_at, rest, training
         self.cuts.watch(training)
+        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()
         self.switcher.drain(training)
+        self.trainers.close(self._waiting)
         training.finish()
         self.step = policy.step
         self._barrier()
         self._training = None
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
+        self.record.phases[-1].update(self.trainers.phase())
         self._progress()
+        self.recovery.rejoin()
         return policy.phase.samples
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
@@ -206,14 +214,15 @@ class Coordinator:
     ) -> None:
         self._phase_number += 1
         self.started = True
-        mode = policy_class(self.now.mode.name)
+        mode, home = policy_class(self.now.mode.name), self.now.home
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
-            self.now.home == "servers", mode.prefetch_rows and self.now.mode.prefetch > 0,
+            home == "servers" or (home == "replicas" and not training),
+            mode.prefetch_rows and self.now.mode.prefetch > 0,
             rest[0][0], flat(rest),
         )
         self.log.info(eventlog.PHASE, message._asdict())
-        self.members.tell("server", message)
+        self.members.tell("server", message._replace(served_dense=home != "workers"))
         self._barrier()
         if training:
             self.switcher.resumed()
@@ -254,6 +263,7 @@ class Coordinator:
         refused = [v.counters.get("refused", 0) for v in inspected.values()]
         return {
             **self.record.result(best, inspected),
+            **self.trainers.result(),
             **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
@@ -285,6 +295,7 @@ class Coordinator:
             self.recovery.look()
             if self._training is not None:
                 self.switcher.look()
+                self.trainers.look(self._training.policy)
                 if self._progress_due(self._training):
                     self._progress()
             if deadline is not None and self.hub.now() >= deadline:
@@ -343,6 +354,7 @@ class Coordinator:
         worker = peer.index
         while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
+        self.trainers.left(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
         if self._switcher is not None and self._switcher.auto is not None:
             self._switcher.auto.controller.gone(worker)
@@ -388,6 +400,8 @@ class Coordinator:
 
     def _take(self, worker: int) -> None:
         """Hand a worker its next batch, or remember that it waits."""
+        if self.trainers.one_too_many(worker):
+            return
         if self._evaluation is not None:
             self._grant_evaluation(worker)
         elif self._training is None or not self._training.take(worker):
@@ -442,6 +456,10 @@ class Coordinator:
     def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
         self.members.authentic(channel, "worker", message.worker)
         self.switcher.mover.moved(message)
+
+    def _on_closed(self, channel: Channel, message: ClosedReplicas, _: Frame) -> None:
+        self.members.authentic(channel, "worker", message.worker)
+        self.trainers.closed(message)
 
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
         if channel is not self.launcher or event.name != "switch":

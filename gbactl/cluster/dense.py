@@ -1,4 +1,4 @@
-"""Who holds the dense parameters, seen from a worker: the servers, or every worker its own copy.
+"""Who holds the dense parameters, seen from a worker: the servers, or every worker the same (trainer.py: its own).
 
 The compute loop does not know which: it calls `load` before and `finish` after a gradient.
 """
@@ -33,14 +33,18 @@ class Sides:
     def __init__(self, sides: Mapping[str, DenseSide], first: str) -> None:
         self.sides, self.now = sides, sides[first]
 
+    @property
+    def trainer(self) -> Any:
+        """The side of this worker as a trainer (see trainer.py)."""
+        return self.sides["replicas"]
+
     def move(self, home: str, gives: bool, turn: int = 0) -> None:
         """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them.
 
         `turn` is the same for all. It may be asked again, and `gives` then, where who was to give them died."""
         if self.now is not self.sides[home]:
             self.now.leave()
-            if home == "workers":
-                self.sides[home].take_over(turn)
+            self.sides[home].take_over(turn)
         if home == "servers" and gives:
             self.sides["workers"].hand_over()
         self.now = self.sides[home]

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,11 +24,14 @@ from gbactl.cluster.messages import (
     Absent,
     Ack,
     BeginPhase,
+    CloseReplicas,
     DenseState,
     GetDense,
+    GiveReplica,
     Granted,
     Inspect,
     MoveDense,
+    OpenReplicas,
     Ping,
     Pong,
     Predictions,
@@ -43,6 +47,10 @@ from gbactl.cluster.messages import (
 from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats, Unique
+
+Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
+
+LATER = object()  # a question that cannot be answered yet
 
 
 @dataclass(slots=True)
@@ -105,16 +113,21 @@ class Exchange:
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
         self._next_ticket = 0
-        self._computing = False
+        #: compute threads that may take batches: 0 to lanes - 1, of which 0 alone answers questions and evaluates
+        self.lanes = 1
+        self._busy: set[int] = set()
+        self._answering = False
         self._have_dense = [-1] * len(servers)
         self._phase: BeginPhase | None = None
-        self._questions: deque[tuple[Inspect | MoveDense | SaveDense, int]] = deque()
+        self._questions: deque[tuple[Question, int]] = deque()
+        #: what else servers send: message -> (its shard, message, frame), called by the reading thread
+        self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
         self._granted_items = self._gone_items = 0
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
         self._stopped = False
-        #: called by the reading thread: a batch of a step at hand has come late; another worker is gone
-        self.on_more: Callable[[], None] = lambda: None
+        #: called by the reading thread: a batch of this step is next; another worker is gone
+        self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
@@ -126,41 +139,63 @@ class Exchange:
         for _ in range(1 + ahead):
             self.coordinator.send(Take(self.index))
 
-    def next(self, answer: Callable[[Any], Any]) -> Item | None:
+    def next(self, answer: Callable[[Any], Any], lane: int = 0) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
         payload), each when every batch that was granted before it is done (a batch of no samples may be among them,
-        for which nobody waits), and once more after the next one where that is None.
+        for which nobody waits), and once more after the next one where that is LATER.
         """
         with self._cv:
-            self._computing = False
+            self._done(lane)
             self.pull_ahead()
-            self._cv.wait_for(self._due)
-            while self._asked() and not self.over():
-                question, _ = self._questions.popleft()
-                reply = answer(question)
-                if reply is None:
-                    self._questions.appendleft((question, self._gone_items + 1))
-                else:
-                    self.coordinator.send(*(reply if type(reply) is tuple else (reply,)))
-                self._cv.wait_for(self._due)
+            self._cv.wait_for(lambda: self._due(lane))
+            while lane == 0 and self._asked() and not self.over():
+                self._reply(answer, self._questions.popleft()[0])
+                self._cv.wait_for(lambda: self._due(lane))
             if self.error is not None:
                 raise self.error
             if self._stopped:
                 return None
-            self._computing = True
-            item = self._queue.popleft()
-            self._gone_items += 1
-        return item
+            self._busy.add(lane)
+            return self._queue.popleft()
 
-    def _due(self) -> bool:
-        if self.over() or self._asked():
+    def _done(self, lane: int) -> None:
+        """A lane asks for a batch: it is done with the one before."""
+        if lane in self._busy:
+            self._busy.remove(lane)
+            self._gone_items += 1
+            if self.lanes > 1:
+                self._cv.notify_all()
+
+    def _reply(self, answer: Callable[[Any], Any], question: Question) -> None:
+        """Nobody computes; let the reading thread in, which may bring what the answer needs."""
+        self._answering = True
+        self._cv.release()
+        try:
+            told = answer(question)
+        finally:
+            self._cv.acquire()
+            self._answering = False
+        if told is LATER:
+            self._questions.appendleft((question, self._gone_items + 1))
+        elif told is not None:
+            self.coordinator.send(*(told if type(told) is tuple else (told,)))
+        self._cv.notify_all()
+
+    def _due(self, lane: int) -> bool:
+        if self.over():
             return True
-        return bool(self._queue) and len(self._queue[0].answers) == len(self.servers)
+        if lane == 0 and self._asked():
+            return True
+        taken = self._gone_items + len(self._busy)
+        if not self._queue or self._answering or (self._questions and self._questions[0][1] <= taken):
+            return False
+        item = self._queue[0]
+        return len(item.answers) == len(self.servers) and (lane == 0 or (lane < self.lanes and item.phase.training))
 
     def _asked(self) -> bool:
-        return bool(self._questions) and self._questions[0][1] <= self._gone_items
+        return bool(self._questions) and not self._busy and self._questions[0][1] <= self._gone_items
 
     def take(self) -> None:
         """Ask for another batch; after a push the announcement does that."""
@@ -193,7 +228,7 @@ class Exchange:
         """Every shard's dense slice with its optimizer, copied. Raises what ended the run meanwhile."""
         for channel in self.servers:
             channel.send(GetDense())
-        self._await(lambda: len(self._states) == len(self.servers))
+        self.until(lambda: len(self._states) == len(self.servers))
         found = [self._states[s] for s in range(len(self.servers))]
         self._states.clear()
         values = [frame.payload.view(np.float32).copy() for _, frame in found]
@@ -201,14 +236,17 @@ class Exchange:
             frame.release()
         return [(state, value) for (state, _), value in zip(found, values, strict=True)]
 
-    def put_dense(self, step: int, parts: list[Floats]) -> None:
+    def put_dense(
+        self, step: int, parts: list[Floats], how: type[PutDense] | type[GiveReplica] = PutDense
+    ) -> None:
         """Give every shard its dense slice with its optimizer, and wait until all have it."""
         for channel, part in zip(self.servers, parts, strict=True):
-            channel.send(PutDense(step), part.view(np.uint8))
-        self._await(lambda: self._acks == len(self.servers))
+            channel.send(how(step), part.view(np.uint8))
+        self.until(lambda: self._acks == len(self.servers))
         self._acks = 0
 
-    def _await(self, condition: Callable[[], bool]) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, or the end of the run. Raises what ended it."""
         with self._cv:
             self._cv.wait_for(lambda: condition() or self.over())
             if self.error is not None:
@@ -217,8 +255,8 @@ class Exchange:
     def pull_ahead(self) -> None:
         """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
         with self._cv:
-            if self._queue:
-                self._pull(self._queue[0])
+            for item in islice(self._queue, max(1, self.lanes - len(self._busy))):
+                self._pull(item)
 
     def has_batch_of(self, step: int) -> bool:
         """Whether the next batch is one of a step (or of one before it) that this worker is in already."""
@@ -230,6 +268,12 @@ class Exchange:
         grant = item.grant
         message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
         self.coordinator.send(message, np.ascontiguousarray(probabilities, np.float32).view(np.uint8))
+
+    def fail(self, error: BaseException) -> None:
+        """What goes wrong in another thread ends the compute loop."""
+        with self._cv:
+            self.error = self.error or error
+            self._cv.notify_all()
 
     # -- the reading thread -------------------------------------------------------------------------
 
@@ -244,9 +288,7 @@ class Exchange:
                     with self._cv:
                         self._handle(channel, frame)
         except BaseException as error:  # handed to the compute thread
-            with self._cv:
-                self.error = error
-                self._cv.notify_all()
+            self.fail(error)
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
         if frame.kind == frames.CLOSED:
@@ -265,7 +307,7 @@ class Exchange:
             self.on_absent(message.worker)
         elif isinstance(message, Ping):
             self.coordinator.send(Pong(self.index, message.beat))
-        elif isinstance(message, Inspect | MoveDense | SaveDense):
+        elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
         elif isinstance(message, DenseState):
@@ -276,6 +318,9 @@ class Exchange:
             self._cv.notify_all()
         elif isinstance(message, Stop):
             self._stopped = True
+            self._cv.notify_all()
+        elif type(message) in self.more:
+            self.more[type(message)](self._shard[id(channel)], message, frame)
             self._cv.notify_all()
 
     def _begin(self, phase: BeginPhase) -> None:
@@ -308,11 +353,10 @@ class Exchange:
         else:
             self._queue.append(item)
         self._granted_items += 1
-        first = len(self._queue) == 1 and not self._computing
-        if late:
-            self._pull(item)
-            self.on_more()
-        elif first or self._phase.prefetch_rows or not self._phase.training:
+        first = len(self._queue) + len(self._busy) <= self.lanes
+        if self._queue[0] is item:
+            self.on_more(grant.token)
+        if late or first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
     def _late(self, item: Item) -> int:

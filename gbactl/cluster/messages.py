@@ -88,6 +88,60 @@ class Moved(NamedTuple):
     turn: int
 
 
+class OpenReplicas(NamedTuple):
+    """To a worker: in the phase that begins, workers 0 to `trainers` - 1 have a dense replica each, which `rule` keeps
+    together with the mode's own keys as `values` (see gbactl/replicas/), in the background if `shadow`."""
+
+    turn: int
+    rule: str
+    shadow: bool
+    trainers: int
+    values: dict[str, Any]
+
+
+class CloseReplicas(NamedTuple):
+    """To a worker: there is no more data in this phase. It answers the others until all leave, then the servers get
+    its replica, and ClosedReplicas is its answer."""
+
+    turn: int
+
+
+class ClosedReplicas(NamedTuple):
+    """The answer to CloseReplicas: `notes` of its exchanges (see replicas/notes.py)."""
+
+    worker: int
+    turn: int
+    notes: dict[str, Any]
+
+
+class Elastic(NamedTuple):
+    """To a server: the slice of a replica, payload float32; the centre goes `alpha` of the way towards it, and what it
+    was before is the answer, Centre."""
+
+    ticket: int
+    alpha: float
+
+
+class Centre(NamedTuple):
+    """A server's slice of the centre before an exchange: payload float32."""
+
+    ticket: int
+
+
+class GiveReplica(NamedTuple):
+    """To a server: a trainer's slice with its optimizer after `step` steps, payload as DenseState's; answered with
+    Ack. What all gave is summed up until SettleReplicas."""
+
+    step: int
+
+
+class SettleReplicas(NamedTuple):
+    """To a server: hold the mean of what trainers gave from now on, moments and, if `value`, the parameters (else they
+    stay: the centre), and the largest step count."""
+
+    value: bool
+
+
 class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
 
@@ -385,6 +439,7 @@ Message = (
     | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
     | Save | Saved | SaveDense | DenseSaved
     | Ping | Pong | Absent | Numbered | Arrived
+    | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

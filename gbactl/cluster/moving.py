@@ -31,20 +31,27 @@ class Mover:
         if message.turn == self._turn:
             self._moved.add(message.worker)
 
-    def move(self, home: str) -> bool:
-        """Move them to `home`. False where a worker died and they are back on the servers, where they were.
+    def move(self, home: str, of: str = "") -> bool:
+        """Move them to `home`. False where a worker died and they are back where they were: on the servers, which by
+        the end of a phase hold what replicas come to, too.
 
-        Raises ClusterError if a worker does not answer."""
+        Raises ClusterError if a worker does not answer, or dies between the workers and the replicas."""
+        of = of or ("workers" if home == "servers" else "servers")
         self.moving = True
         try:
-            if home == "servers":
+            if of == "workers":
                 self._give()
+            if home == "servers":
+                if of == "replicas":
+                    self._ask("servers", -1, lambda: False)
                 return True
             lost = len(self.losses.gone)
-            self._ask("workers", -1, lambda: len(self.losses.gone) > lost)
+            self._ask(home, -1, lambda: len(self.losses.gone) > lost)
             if len(self.losses.gone) == lost:
                 return True
-            self._ask("servers", -1, lambda: False)
+            if of == "workers":
+                raise ClusterError("A worker died while the dense parameters were on their way between workers.")
+            self._ask(of, -1, lambda: False)
             return False
         finally:
             self.moving = False

@@ -16,6 +16,7 @@ import numpy as np
 
 from gbactl.checkpoint.saver import Saver
 from gbactl.cluster import frames
+from gbactl.cluster.centre import CentreSide
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import (
@@ -77,8 +78,10 @@ class Server:
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
         self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
+        centre = CentreSide(shard)
+        self._from_workers = (*FROM_WORKERS, *centre.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            **centre.handlers, Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
             Save: self._save,
@@ -113,7 +116,7 @@ class Server:
         try:
             message = decode(frame)
             handler = self._handlers.get(type(message))
-            if handler is None or (channel is not self.coordinator and type(message) not in FROM_WORKERS):
+            if handler is None or (channel is not self.coordinator and type(message) not in self._from_workers):
                 raise WireError(f"{channel.peer} may not send {type(message).__name__}.")
             handler(channel, message, frame)
         except (WireError, ValueError) as error:

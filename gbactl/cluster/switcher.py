@@ -95,7 +95,7 @@ class Switcher:
         self._last_gradient = self.c.record.last_gradient if inside else None
         self._drained = self._sum("drained", {**servers, **workers})
         home = self._afresh(cfg) if self.plan.fresh else self.c.now.home
-        if cfg.home != home and not self.mover.move(cfg.home):
+        if cfg.home != home and not self.mover.move(cfg.home, home):
             note = "; the optimizer's state begins anew all the same" if self._fresh else ""
             return f"a worker died while the dense parameters were moved{note}"
         return ""
@@ -104,8 +104,8 @@ class Switcher:
         """Begin the optimizer's state anew, on the servers; returns where the dense parameters are then.
 
         Raises ClusterError where a worker died meanwhile that `cfg` needs: there is no way back."""
-        if self.c.now.home == "workers":
-            self.mover.move("servers")
+        if self.c.now.home != "servers":
+            self.mover.move("servers", self.c.now.home)
             if reason := self._reason(cfg):
                 raise ClusterError(f"{reason}.")
         self.c.members.tell("server", Afresh())
@@ -117,8 +117,12 @@ class Switcher:
 
     def _reason(self, cfg: RunConfig) -> str:
         """Why a switch that is due cannot be; empty if it can."""
-        gone = ", ".join(f"W{worker}" for worker in self.c.losses.gone)
-        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.home == "workers" else ""
+        if not cfg.collective_now:
+            return ""
+        if gone := ", ".join(f"W{worker}" for worker in self.c.losses.gone):
+            return f"{gone} died, and {cfg.mode.name} needs every worker"
+        outside = ", ".join(f"W{worker}" for worker in self.c.recovery.outside)
+        return f"{outside} came later, and no all-reduce takes one in without shared memory" if outside else ""
 
     @property
     def _patience(self) -> float:

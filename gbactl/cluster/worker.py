@@ -13,7 +13,7 @@ import numpy as np
 
 from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
 from gbactl.cluster.dense import DenseSide, Sides
-from gbactl.cluster.exchange import Exchange, Item
+from gbactl.cluster.exchange import LATER, Exchange, Item, Question
 from gbactl.cluster.messages import BeginPhase, DenseSaved, Granted, Inspect, Inspected, Moved, MoveDense, SaveDense
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.cluster.turns import AnyTime, Turns
@@ -100,20 +100,26 @@ class Worker:
             else:
                 self._evaluate(item)
 
+    def assist(self, lane: int) -> None:
+        """Compute training batches beside the worker's own loop, as another thread, until the run is over."""
+        self.turns.settle()
+        while (item := self.exchange.next(self._answer, lane)) is not None:
+            self._train(item)
+
     @property
     def dense(self) -> DenseSide:
         """Who holds the dense parameters now."""
         return self.sides.now
 
-    def _answer(self, question: Inspect | MoveDense | SaveDense) -> Any:
-        """The message that answers, or (message, payload); None: to be asked again after the next batch."""
+    def _answer(self, question: Question) -> Any:
+        """The message that answers, (message, payload), LATER, or None where there is nothing to tell."""
         if isinstance(question, SaveDense):
             found = self.dense.packed(question.step)
-            return None if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
+            return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
             self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)
-        return self._inspect()
+        return self._inspect() if isinstance(question, Inspect) else self.sides.trainer.hear(question)
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -37,4 +37,4 @@ class Surviving(ABC):
 
     @abstractmethod
     def renew(self, generation: int) -> None:
-        """Nothing is in flight: begin anew with all ranks that are there, some of which may be new."""
+        """Nothing is in flight: begin anew, nothing dealt, with all ranks that are there, some of which may be new."""

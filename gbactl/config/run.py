@@ -110,12 +110,22 @@ class RunConfig:
 
     @property
     def home(self) -> str:
-        """Who holds the dense parameters in this mode: "servers" or "workers"."""
+        """Who holds the dense parameters in this mode: "servers", "workers" or "replicas"."""
         return policy_class(self.mode.name).dense_on
 
     @property
+    def collective_now(self) -> bool:
+        """Whether this mode needs an all-reduce among all workers, and so all of them."""
+        return policy_class(self.mode.name).collective
+
+    @property
+    def collects(self) -> bool:
+        """Whether the run is started with an all-reduce: some mode that it may come to needs one."""
+        return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)
+
+    @property
     def homes(self) -> set[str]:
-        """Who may hold the dense parameters at any time: "servers", where they can always be put, and "workers"."""
+        """Who may hold the dense parameters at any time: "servers", where they can always be put, and others."""
         more = {"workers"} if self.switch.prepare == "all" else set()
         return {"servers", *more, *(phase.home for phase in self.possible)}
 
@@ -137,4 +147,9 @@ class RunConfig:
 
         if self.cluster.name == "virtual":
             return 1
-        return self.cluster.threads or max(1, (os.cpu_count() or 1) // self.processes)
+        return self.cluster.threads or max(1, (os.cpu_count() or 1) // (self.processes * self.lanes))
+
+    @property
+    def lanes(self) -> int:
+        """The most compute threads that a worker has in any phase."""
+        return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))

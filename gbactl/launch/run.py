@@ -38,7 +38,7 @@ from gbactl.switching.plan import Plan
 from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
-from gbactl.tracking.summary import metrics_of, tags_of
+from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -156,13 +156,14 @@ class Run:
     def _collective(self) -> Iterator[list[dict[str, str]]]:
         """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
         workers, c = self.cfg.processes, self.cfg.collective
-        if "workers" not in self.cfg.homes:
+        if not self.cfg.collects:
             yield [{} for _ in range(workers)]
             return
         from gbactl.collective.factory import open_rendezvous
 
         bind, cycle = self.cfg.cluster.bind, c.cycle_time_ms
-        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle) as meeting:
+        survives = self.cfg.cluster.lost_worker != "end"
+        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives) as meeting:
             yield [meeting.environment(rank) for rank in range(workers)]
 
     def _follow(self, children: Children) -> None:
@@ -230,7 +231,7 @@ class Run:
             self.phases.append(event.fields)
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
-            self._log(metrics, event.fields["samples_finished"])
+            self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
         elif event.name == "lost":
             self.lost.append(event.fields)
             more = ", and another one takes its place" if event.fields["replaced"] else ""
@@ -333,7 +334,7 @@ class Run:
 
     def _all_reduce(self) -> str | None:
         """Which one sums the gradients of phases that have one."""
-        if "workers" not in self.cfg.homes:
+        if not self.cfg.collects:
             return None
         return "modelled" if self.cfg.cluster.name == "virtual" else self.cfg.collective.name
 

@@ -44,8 +44,10 @@ class Policy(ABC):
 
     #: the type of `options`: its fields are the mode's own keys in conf/mode/
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
-    #: who holds the dense parameters: "servers", or "workers" (every worker the same copy)
+    #: who holds the dense parameters: "servers", "workers" (every worker the same copy), or "replicas" (each its own)
     dense_on: ClassVar[str] = "servers"
+    #: whether its workers need an all-reduce among all of them
+    collective: ClassVar[bool] = False
     #: whether rows may be fetched before the batch's turn
     prefetch_rows: ClassVar[bool] = True
 

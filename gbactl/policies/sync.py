@@ -17,6 +17,7 @@ class SyncPolicy(Policy):
     """
 
     dense_on: ClassVar[str] = "workers"
+    collective: ClassVar[bool] = True
     prefetch_rows: ClassVar[bool] = False
     forgoes: ClassVar[bool] = False  # an all-reduce waits for everybody
 

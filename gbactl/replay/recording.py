@@ -95,7 +95,13 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
-    """Raise EventLogError for phases whose workers summed their gradients in an order that nobody knows."""
+    """Raise EventLogError for phases with replicas, or whose gradients were summed in an order that nobody knows."""
+    replicas = [phase.mode.name for cfg in cfgs for phase in cfg.phases if phase.home == "replicas"]
+    if replicas:
+        raise EventLogError(
+            f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
+            f"accounting and checksums in result.json check it instead; runs of {REPLAYED} can be replayed."
+        )
     known = run.cluster.name == "virtual" or run.collective.name == "shm" or run.processes <= 2
     if not known and any(phase.home != "servers" for cfg in cfgs for phase in cfg.phases):
         raise EventLogError(

@@ -53,6 +53,10 @@ CLOCKS = (
     Column("virtual s", ("virtual_seconds",), 2, thousands=True),
     Column("wall s", ("wall_seconds",), 1, thousands=True),
 )
+REPLICAS = (
+    Column("sync gap mean / p99", ("sync_gap_mean", "sync_gap_p99")),
+    Column("ELP", ("elp",), 0, thousands=True),
+)
 SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed",), 2))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gbactl.errors import UsageError
-from gbactl.report.columns import AUC, CLOCKS, STANDARD, Column, column_of
+from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.failures import Failure, failures
 from gbactl.report.pairs import (
     TAGS,
@@ -92,7 +92,7 @@ def compare(
         groups.append(_group(key, members[key], columns, found))
         slowed += slowdowns(key, members[key])
         failed += failures(key, members[key])
-    below = (*notes, *_collectives(usable), *_ceiling(usable))
+    below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable))
     more = (tuple(slowed), on, rule.varied, tuple(failed))
     return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, *more)
 
@@ -100,9 +100,10 @@ def compare(
 def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Column, ...]:
     """What is compared first, then the standard ones, then `metrics`."""
     clocks = CLOCKS if any("virtual_seconds" in run.metrics for run in runs) else ()
+    replicas = REPLICAS if any("elp" in run.metrics for run in runs) else ()
     first = AUC if on == "auc" else column_of(on)
-    others = [column for column in (*STANDARD, *clocks, *map(column_of, metrics)) if column.metrics != first.metrics]
-    return (first, *others)
+    more = (*STANDARD, *replicas, *clocks, *map(column_of, metrics))
+    return (first, *(column for column in more if column.metrics != first.metrics))
 
 
 def _with_shares(run: Run) -> Run:
@@ -161,6 +162,16 @@ def _group(key: Key, runs: Sequence[Run], columns: Sequence[Column], found: Diff
     stats = {name: stat([run.metrics[name] for run in runs if name in run.metrics]) for name in names}
     seeds = tuple(sorted({run.seed for run in runs}, key=lambda seed: natural((seed,))))
     return Group(key, len(runs), seeds, stats, found)
+
+
+def _evaluated(runs: Sequence[Run]) -> list[str]:
+    """Which of a run's dense vectors was judged where every trainer has its own."""
+    modes = sorted({value_of(run, "mode") for run in runs if "elp" in run.metrics})
+    groups = {
+        "the centre": [mode for mode in modes if mode.endswith("_easgd")],
+        "the mean of the replicas": [mode for mode in modes if mode.endswith(("_ma", "_bmuf", "local_sgd"))],
+    }
+    return [f"Evaluated in {', '.join(names)}: {what}." for what, names in groups.items() if names]
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:

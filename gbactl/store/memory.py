@@ -41,3 +41,10 @@ def full(shape: tuple[int, ...], value: float) -> NDArray[np.float32]:
     if value:
         made.fill(value)
     return made
+
+
+def copied(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """An aligned copy: a model can compute with it where it lies."""
+    made = zeros(values.shape)
+    np.copyto(made, values)
+    return made

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 #: never renumbered: curves of old runs keep their meaning
-IDS = {"sync": 0, "async": 1, "gba": 2, "bsp": 3, "hop_bs": 4, "hop_bw": 5}
+IDS = {
+    "sync": 0, "async": 1, "gba": 2, "bsp": 3, "hop_bs": 4, "hop_bw": 5, "shadow_easgd": 6, "shadow_ma": 7,
+    "shadow_bmuf": 8, "fr_easgd": 9, "fr_ma": 10, "fr_bmuf": 11, "local_sgd": 12,
+}  # fmt: skip
 
 
 def mode_id(mode: str) -> float | None:

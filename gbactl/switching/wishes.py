@@ -19,9 +19,9 @@ def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
 
 def obstacle(cfg: RunConfig, to: RunConfig) -> str:
     """Why a run that was started as `cfg` cannot go on as `to`; empty if it can."""
-    if to.home not in cfg.homes:
+    if (to.home == "workers" and to.home not in cfg.homes) or (to.collective_now and not cfg.collects):
         return (
-            f"this run was not started for mode={to.mode.name}, whose workers hold the dense part; type "
+            f"this run was not started for mode={to.mode.name}, whose workers need an all-reduce; type "
             "switch.prepare=all when starting one"
         )
     if to.cluster.workers > cfg.processes:

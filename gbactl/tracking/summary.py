@@ -27,12 +27,29 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for group in ("staleness", "token_staleness"):
         for name, value in (result.get(group) or {}).items():
             yield f"{group}_{name}", value
+    yield from _replicas(result.get("replicas") or {})
     for worker, values in (result.get("per_worker") or {}).items():
         for name, value in values.items():
             yield f"worker_{name}/{worker}", value
     for phase in result.get("phases") or []:
         for name in _PHASE:
             yield f"{name}/{phase.get('day')}", phase.get(name)
+
+
+def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Of runs whose trainers hold replicas: sync_gap_mean, elp, replica_distance (the last one), ..."""
+    for name, value in (told.get("sync_gap") or {}).items():
+        yield f"sync_gap_{name}", value
+    for name in ("elp", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged"):
+        yield name, told.get(name)
+    distance = told.get("distance") or []
+    yield "replica_distance", distance[-1][1] if distance else None
+
+
+def replica_metrics(phase: Mapping[str, Any]) -> dict[str, float | None]:
+    """What a phase adds to the curves of a run whose trainers hold replicas."""
+    told = dict(_replicas(phase.get("replicas") or {}))
+    return {name: told[name] for name in ("sync_gap_mean", "exchange_ms", "replica_distance") if name in told}
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:

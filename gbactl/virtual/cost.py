@@ -62,6 +62,14 @@ class CostModel:
         """A worker's time to apply a step to its own copy of the dense vector."""
         return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
 
+    def meet(self, floats: int) -> float:
+        """A trainer's own passes over its replica in an exchange: a copy, a difference, an addition."""
+        return 3 * self.cfg.dense_apply_ns * floats * _NS
+
+    def elastic(self, floats: int) -> float:
+        """A server's time to answer with its slice of the centre and to move it."""
+        return (self.cfg.dense_pull_ns + 2 * self.cfg.dense_apply_ns) * floats * _NS
+
     def ring_work(self, floats: int, workers: int) -> float:
         """A worker's own time for an all-reduce: waking up, copying, and its part of the ring's sums.
 

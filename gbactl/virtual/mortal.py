@@ -33,7 +33,7 @@ class Mortal:
         for call, args in held:
             call(*args)
 
-    def _holds(self, call: Callable[..., None], *args: Any) -> bool:
+    def holds(self, call: Callable[..., None], *args: Any) -> bool:
         """Whether this is not the time for something: it is dead, or will do it when it wakes up."""
         if self._frozen:
             self._held.append((call, args))

@@ -27,18 +27,22 @@ from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
 from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.memory import copied
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 from gbactl.virtual.compute import Compute
 from gbactl.virtual.coordinator import VirtualCoordinator
 from gbactl.virtual.cost import CostModel
-from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide, Sides
+from gbactl.virtual.crew import Crew
+from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide
 from gbactl.virtual.events import Events
 from gbactl.virtual.failing import Failing
 from gbactl.virtual.lossy import LossyNetwork
 from gbactl.virtual.network import Host, Network, VirtualHub
+from gbactl.virtual.rounds import Rounds
 from gbactl.virtual.server import VirtualServer
-from gbactl.virtual.worker import Crew, VirtualWorker
+from gbactl.virtual.sides import Sides, TrainerSide
+from gbactl.virtual.worker import VirtualWorker
 
 Listen = Callable[[Event], None]
 
@@ -163,31 +167,30 @@ class VirtualCluster:
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg
         source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
-        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self._sides())
+        self.sides = self._sides()
+        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides)
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self.wire(worker)
         return workers
 
     def _sides(self) -> Sides:
-        homes = self.cfg.homes
-        served = ServedSide(self.compute) if "servers" in homes else None
-        replicated = self._replicated() if "workers" in homes else None
-        return Sides(served, replicated, self.cfg.home)
+        cfg, flat, hosts = self.cfg, self.compute.flat, len({id(host) for host in self.hosts.workers})
+        replicated = None
+        if "workers" in cfg.homes:
+            block = self._block(flat.initial() if flat.buffers else flat.vector)
+            if cfg.resume is not None:
+                load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+                flat.load(block.value.copy())
+            ring = Ring(self.cost, cfg.processes, hosts)
+            replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
+        rounds = Rounds(self.events, self.cost, cfg.processes, hosts)
+        trainers = TrainerSide(self.compute, lambda: self._block(copied(flat.initial())), rounds)
+        return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
 
-    def _replicated(self) -> ReplicatedSide:
-        cfg, flat = self.cfg, self.compute.flat
-        block = DenseBlock(
-            flat.initial() if flat.buffers else flat.vector,
-            flat.dense_spec,
-            optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
-        )
-        if cfg.resume is not None:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-            flat.load(block.value.copy())
-        hosts = len({id(host) for host in self.hosts.workers})
-        ring = Ring(self.cost, cfg.processes, hosts)
-        return ReplicatedSide(self.compute, block, ring, cfg.train.norms_every)
+    def _block(self, value: Any) -> DenseBlock:
+        cfg = self.cfg
+        return DenseBlock(value, self.compute.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
 
 def run_virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:

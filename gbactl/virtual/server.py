@@ -21,7 +21,9 @@ from gbactl.cluster.messages import (
     BeginPhase,
     DenseState,
     DropPart,
+    Elastic,
     GetDense,
+    GiveReplica,
     OrderStep,
     Pull,
     Push,
@@ -105,7 +107,9 @@ class VirtualServer(Server):
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
         elif isinstance(message, Push) and message.phase == self.phase:
             self._sizes[message.batch] = message.rows
-        elif isinstance(message, GetDense | PutDense):
+        elif isinstance(message, Elastic):
+            seconds += self.cost.elastic(self.dense_size)
+        elif isinstance(message, GetDense | PutDense | GiveReplica):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
         elif isinstance(message, Save) and self.saver is not None and message.pace > 0:

@@ -7,91 +7,41 @@ the fault plan adds is a delay after it. Costs about 0.1 ms a batch beside the g
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.exchange import Source
+from gbactl.cluster.exchange import Question
 from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.messages import (
     Abandon,
     Ack,
     BeginPhase,
+    Centre,
     DenseSaved,
     DenseState,
-    GetDense,
     Granted,
     Inspect,
     Inspected,
     Moved,
     MoveDense,
+    OpenReplicas,
     Ping,
     Pong,
     Predictions,
     Pull,
-    PutDense,
     Rows,
     SaveDense,
     Stop,
     Take,
 )
-from gbactl.faults.plan import FaultPlan
 from gbactl.kernels.base import Floats
-from gbactl.virtual.compute import Compute
-from gbactl.virtual.cost import CostModel
-from gbactl.virtual.events import Events
+from gbactl.virtual.crew import Crew
 from gbactl.virtual.item import Item
 from gbactl.virtual.mortal import Mortal
+from gbactl.virtual.moves import Moves
 from gbactl.virtual.network import Host, VirtualChannel
 from gbactl.virtual.server import Answer
-
-
-@dataclass(frozen=True)
-class Crew:
-    """What all workers of a cluster share. `sides` knows who holds the dense vector."""
-
-    events: Events
-    cost: CostModel
-    plan: FaultPlan
-    compute: Compute
-    source: Source
-    sides: Sides
-
-
-class Side(Protocol):
-    """Where dense gradients go (see dense.py)."""
-
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """A worker begins to compute."""
-
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """A worker has computed: push, and free the worker when it may go on."""
-
-    def checksum(self) -> tuple[str, str]:
-        """(checksum, model sum) of what a worker holds."""
-
-    def packed(self) -> tuple[int, int, Floats]:
-        """(optimizer steps, P, DenseBlock.packed) of what workers hold, for a checkpoint."""
-
-    def leave(self) -> None:
-        """Somebody else holds the dense vector from now on."""
-
-
-class Sides(Protocol):
-    """The ways a run has to keep its dense vector (see dense.py)."""
-
-    @property
-    def now(self) -> Side:
-        """The one in use."""
-
-    def move(self, home: str) -> list[tuple[int, Floats]]:
-        """Nothing is in flight: use another. What the first to call it has to give to the servers: (optimizer
-        steps, float32) for every shard; nothing where they have it, or were given it."""
-
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """(optimizer steps, float32) of every shard have come from the servers."""
 
 
 class VirtualWorker(Mortal):
@@ -102,21 +52,22 @@ class VirtualWorker(Mortal):
         super().__init__()
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
+        self.moves = Moves(self.servers)
+        #: batches computed at a time, each by a thread of its own, and how many are
+        self.lanes, self.busy = 1, 0
         self._shard: dict[int, int] = {}
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Item] = {}
-        self._ticket = self._turn = self._acks = self._move_turn = 0
-        self._questions: deque[tuple[Inspect | MoveDense | SaveDense, int]] = deque()
+        self._ticket = self._turn = 0
+        self._questions: deque[tuple[Question, int]] = deque()
         self._granted_items = self._gone_items = 0
-        self._states: dict[int, tuple[int, Floats]] = {}
         self._have_dense: list[int] = []
         self._phase: BeginPhase | None = None
-        self._busy = False
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """The channels to the coordinator and, in shard order, to the servers."""
-        self.coordinator, self.servers = coordinator, servers
+        self.coordinator, self.servers, self.moves = coordinator, servers, Moves(servers)
         self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
         self._have_dense = [-1] * len(servers)
@@ -134,7 +85,7 @@ class VirtualWorker(Mortal):
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """See network.Node."""
-        if self._holds(self.receive, channel, frame):
+        if self.holds(self.receive, channel, frame):
             return
         message = frame.message
         if isinstance(message, Rows):
@@ -146,14 +97,15 @@ class VirtualWorker(Mortal):
             self._begin_phase(message)
         elif isinstance(message, Abandon):
             self._abandon(message.phase)
-        elif isinstance(message, Inspect | MoveDense | SaveDense):
+        elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._go_on()
+        elif isinstance(message, Centre):
+            self.crew.sides.trainer(self).centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, DenseState):
-            self._taken(self._shard[id(channel)], message, frame)
+            self.moves.came(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
-            self._acks -= 1
-            self._moved()
+            self.moves.acked()
         elif isinstance(message, Ping):
             self.coordinator.send(Pong(self.index, message.beat))
         elif isinstance(message, Stop) or frame.kind == CLOSED:
@@ -180,11 +132,25 @@ class VirtualWorker(Mortal):
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
         item = Item(grant, self._phase, *self.crew.source.prepare(grant))
-        self._queue.append(item)
         self._granted_items += 1
-        first = len(self._queue) == 1 and not self._busy
+        if not self._phase.served_dense and self.has_batch_after(item):
+            later = next(n for n, other in enumerate(self._queue) if other.grant.token > grant.token)
+            self._queue.insert(later, item)
+            self._pull(item)
+            return
+        self._queue.append(item)
+        self.crew.sides.now.resume(self)
+        first = len(self._queue) + self.busy <= self.lanes
         if first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
+
+    def has_batch_after(self, item: Item) -> bool:
+        """Whether a batch of a later step is here already: this one was a dead worker's."""
+        return item.phase.training and any(other.grant.token > item.grant.token for other in self._queue)
+
+    def has_batch_of(self, step: int) -> bool:
+        """See Exchange."""
+        return bool(self._queue) and self._queue[0].phase.training and self._queue[0].grant.token <= step
 
     def _pull(self, item: Item) -> None:
         if item.pulled:
@@ -210,15 +176,16 @@ class VirtualWorker(Mortal):
         item.missing -= 1
         if item.ready:
             del self._tickets[rows.ticket]
+            self.crew.sides.now.resume(self)
             self._go_on()
 
     # -- computing ----------------------------------------------------------------------------------
 
     def free(self) -> None:
-        """The worker can begin its next batch."""
-        if self._holds(self.free):
+        """A lane can begin its next batch."""
+        if self.holds(self.free):
             return
-        self._busy = False
+        self.busy -= 1
         self.pull_ahead()
         self._go_on()
 
@@ -228,21 +195,42 @@ class VirtualWorker(Mortal):
             self._pull(self._queue[0])
 
     def _go_on(self) -> None:
-        if self._busy or self._stopped:
+        if self._stopped:
             return
-        while self._questions and self._questions[0][1] <= self._gone_items and not self._busy:
-            question, _ = self._questions.popleft()
-            if isinstance(question, Inspect):
-                self.coordinator.send(self._inspected())
-            elif isinstance(question, SaveDense):
-                step, params, values = self.crew.sides.now.packed()
-                self.coordinator.send(DenseSaved(question.number, step, params), values.view(np.uint8))
-            else:
-                self._move(question)
-        if not self._busy and self._queue and self._queue[0].ready:
-            self._busy = True
+        while self._questions and self._questions[0][1] <= self._gone_items and not self.busy:
+            self._answer(self._questions.popleft()[0])
+        while self.busy < self.lanes and self._queue and self._queue[0].ready and not self._standing:
+            self.busy += 1
             self._gone_items += 1
             self._begin(self._queue.popleft())
+
+    @property
+    def _standing(self) -> bool:
+        """Whether lanes stand still for an exchange in the foreground."""
+        return self.lanes > 1 and self.crew.sides.trainer(self).standing
+
+    def _answer(self, question: Question) -> None:
+        """Do what is asked; what takes time keeps the worker busy until it is done."""
+        if isinstance(question, Inspect):
+            self.coordinator.send(self._inspected())
+            return
+        if isinstance(question, SaveDense):
+            found = self.crew.sides.now.packed(question.step)
+            if found is None:  # after the next batch
+                self._questions.appendleft((question, self._gone_items + 1))
+            else:
+                self.coordinator.send(DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
+            return
+        self.busy += 1
+        if isinstance(question, MoveDense):
+            self._move(question)
+        elif isinstance(question, OpenReplicas):
+            self.lanes = int(question.values.get("hogwild_threads", 1))
+            self.crew.sides.trainer(self).open(question, self.free)
+        else:
+            self.lanes = 1
+            self.crew.compute.come_home()
+            self.crew.sides.trainer(self).close(question)
 
     def _inspected(self) -> Inspected:
         checksum, total = self.crew.sides.now.checksum()
@@ -250,30 +238,24 @@ class VirtualWorker(Mortal):
 
     def _move(self, question: MoveDense) -> None:
         """Do this worker's part in moving the dense vector."""
-        home, self._move_turn = question.home, question.turn
-        self._busy = True
-        given = self.crew.sides.move(home)
-        self._acks = len(given)
-        for channel, (step, values) in zip(self.servers, given, strict=False):
-            channel.send(PutDense(step), values.view(np.uint8))
-        if home == "workers":
-            self._acks = len(self.servers)
-            for channel in self.servers:
-                channel.send(GetDense())
-        self._moved()
+        sides = self.crew.sides
 
-    def _taken(self, shard: int, state: DenseState, frame: Frame) -> None:
-        self._states[shard] = (state.step, frame.payload.view(np.float32))
-        self._acks -= 1
-        if not self._acks:
-            self.crew.sides.take_over([self._states[s] for s in sorted(self._states)])
-            self._states.clear()
-        self._moved()
-
-    def _moved(self) -> None:
-        if not self._acks:
-            self.coordinator.send(Moved(self.index, self._move_turn))
+        def moved() -> None:
+            self.coordinator.send(Moved(self.index, question.turn))
             self.free()
+
+        def taken(states: list[tuple[int, Floats]]) -> None:
+            if question.home == "workers":
+                sides.take_over(states)
+            else:
+                sides.trainer(self).take_over(states)
+            moved()
+
+        given = sides.move(question.home, self.index)
+        if question.home == "servers":
+            self.moves.give(given, moved)
+        else:
+            self.moves.fetch(taken)
 
     def _begin(self, item: Item) -> None:
         crew, samples = self.crew, item.grant.samples
@@ -289,7 +271,7 @@ class VirtualWorker(Mortal):
         self.host.cores.run(seconds, self._computed, item)
 
     def _evaluated(self, item: Item) -> None:
-        if self._holds(self._evaluated, item):
+        if self.holds(self._evaluated, item):
             return
         grant, compute = item.grant, self.crew.compute
         compute.load(item)
@@ -301,7 +283,7 @@ class VirtualWorker(Mortal):
 
     def _computed(self, item: Item) -> None:
         """The job is done; what the fault plan adds comes now."""
-        if self._holds(self._computed, item):
+        if self.holds(self._computed, item):
             return
         events = self.crew.events
         self._first = item.began if self._first is None else self._first
@@ -313,7 +295,7 @@ class VirtualWorker(Mortal):
             self._finish(item)
 
     def _finish(self, item: Item) -> None:
-        if self._holds(self._finish, item):
+        if self.holds(self._finish, item):
             return
         item.seconds = self.crew.events.now - item.began
         self.crew.sides.now.finish(self, item)

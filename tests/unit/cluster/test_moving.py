@@ -110,3 +110,29 @@ def test_who_does_not_answer_is_named(home: str) -> None:
     with pytest.raises(ClusterError, match=rf"^W1 did not answer when .* to the {home}"):
         workers.mover.move(home)
     assert not workers.mover.moving
+
+
+def test_replicas_are_given_up_without_a_giver_since_the_servers_hold_what_they_came_to() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2))
+    assert workers.mover.move("servers", "replicas")
+    assert workers.asked == [MoveDense("servers", -1, 1)]
+
+
+def test_from_the_workers_to_replicas_by_way_of_the_servers() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.answer(0, 1, 2))
+    assert workers.mover.move("replicas", "workers")
+    assert workers.asked == [MoveDense("servers", 0, 1), MoveDense("replicas", -1, 2)]
+
+
+@pytest.mark.parametrize("of", ["servers", "replicas"])
+def test_who_dies_on_the_way_leaves_them_where_they_were(of: str) -> None:
+    workers = Workers(lambda w: w.die(1), lambda w: w.answer(0, 2))
+    to = "replicas" if of == "servers" else "workers"
+    assert not workers.mover.move(to, of)
+    assert [message.home for message in workers.asked] == [to, of]
+
+
+def test_between_workers_and_replicas_there_is_no_way_back() -> None:
+    workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.die(1))
+    with pytest.raises(ClusterError, match=r"^A worker died while the dense parameters were on their way"):
+        workers.mover.move("replicas", "workers")

@@ -33,7 +33,8 @@ seeds = st.integers(0, 1 << 30)
 phases = st.builds(
     phase, st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(2, 5)
 )
-MODES = ["async", "bsp", "gba", "hop_bs", "hop_bw", "sync"]
+REPLICAS = ["fr_bmuf", "fr_easgd", "fr_ma", "local_sgd", "shadow_bmuf", "shadow_easgd", "shadow_ma"]
+MODES = ["async", "bsp", "gba", "hop_bs", "hop_bw", "sync", *REPLICAS]
 OPTIONS = {name: st.none() for name in MODES} | {
     "gba": st.builds(
         GbaOptions,
@@ -53,7 +54,7 @@ def test_the_modes_of_this_version() -> None:
 
 
 def test_an_unknown_mode_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"mode\.name=turbo is not known.*async, bsp, gba, hop_bs, hop_bw, sync"):
+    with pytest.raises(ConfigError, match=r"mode\.name=turbo is not known.*async, bsp, .*gba, hop_bs, .*sync"):
         make("turbo", phase(8))
 
 
@@ -152,7 +153,7 @@ def test_the_last_ones_death_is_no_end_where_another_comes(name: str) -> None:
     for worker in driver.policy.phase.workers:
         driver.kill(worker)
     assert not driver.policy.idle
-    assert len(driver.steps) == (1 if name in ("async", "hop_bs") else 0) + (name == "hop_bw")
+    assert len(driver.steps) == (1 if name in ("async", "hop_bs", *REPLICAS) else 0) + (name == "hop_bw")
     driver.join(9)
     driver.finish()
     driver.policy.ledger.check()
@@ -229,6 +230,10 @@ def _imports(path: Path) -> Iterator[str]:
 def test_where_the_dense_parameters_are() -> None:
     assert policy_class("sync").dense_on == "workers"
     assert not policy_class("sync").prefetch_rows
-    for name in set(MODES) - {"sync"}:
-        assert policy_class(name).dense_on == "servers"
+    assert policy_class("sync").collective
+    for name in REPLICAS:
+        assert policy_class(name).dense_on == "replicas" and policy_class(name).prefetch_rows
+        assert policy_class(name).collective == ("easgd" not in name)
+    for name in set(MODES) - {"sync", *REPLICAS}:
+        assert policy_class(name).dense_on == "servers" and not policy_class(name).collective
         assert policy_class(name).prefetch_rows == (name != "hop_bw")

@@ -132,6 +132,12 @@ def test_sync_cannot_be_replayed_whose_sums_have_no_known_order(data: dict[str, 
         replay(tmp_path)
 
 
+def test_replicas_cannot_be_replayed(data: dict[str, Any], tmp_path: Path) -> None:
+    record(config("shadow_easgd", data), tmp_path)
+    with pytest.raises(EventLogError, match=r"phases of mode=shadow_easgd cannot be replayed: .* checksums in result"):
+        replay(tmp_path)
+
+
 def test_a_gradient_of_async_takes_at_most_100_bytes(data: dict[str, Any], tmp_path: Path) -> None:
     """Three shards; the header, phases, evaluations and checksums with it."""
     cfg = config("async", data, local_batch=2)

@@ -162,3 +162,16 @@ def test_the_all_reduce_of_sync_is_named() -> None:
     found = compare([run("sync", 0, 0.8, **{"collective.name": "shm"}), run("gba", 0, 0.8)])
     assert "The all-reduce of sync: shm." in found.notes
     assert not any("all-reduce" in note for note in compare([run("gba", 0, 0.8)]).notes)
+
+
+def test_what_was_judged_of_replicas_is_said_and_their_gap_shown() -> None:
+    more = {"sync_gap_mean": 2.5, "sync_gap_p99": 9.0, "elp": 512.0}
+    replicas = [
+        Run(r.run_id, r.name, r.status, 0, r.params, {**r.metrics, **more})
+        for r in (run("shadow_easgd", 1, 0.8), run("fr_ma", 1, 0.8), run("local_sgd", 1, 0.8))
+    ]
+    report = compare([*replicas, run("sync", 1, 0.8)])
+    assert "Evaluated in shadow_easgd: the centre." in report.notes
+    assert "Evaluated in fr_ma, local_sgd: the mean of the replicas." in report.notes
+    assert [column.title for column in report.columns if "gap" in column.title] == ["sync gap mean / p99"]
+    assert not any("Evaluated" in note or "gap" in note for note in compare(three()).notes)

@@ -59,6 +59,18 @@ def test_metrics_by_name() -> None:
     }
 
 
+def test_metrics_of_replicas() -> None:
+    told = {
+        "evaluated": "centre", "trainers": 4, "elp": 512, "sync_gap": {"mean": 2.5, "p50": 2.0, "p99": 9.0},
+        "exchanges": 7, "exchange_ms": 1.5, "foreground_seconds": 0.0, "bytes_exchanged": 800,
+        "distance": [[0.5, 2.0], [1.0, 3.0]],
+    }  # fmt: skip
+    assert metrics_of({"replicas": told}) == {
+        "sync_gap_mean": 2.5, "sync_gap_p50": 2.0, "sync_gap_p99": 9.0, "elp": 512.0, "exchanges": 7.0,
+        "exchange_ms": 1.5, "foreground_seconds": 0.0, "bytes_exchanged": 800.0, "replica_distance": 3.0,
+    }  # fmt: skip
+
+
 def test_a_run_that_never_came_far_has_few_metrics() -> None:
     assert metrics_of({"status": "FAILED", "auc": None, "staleness": None}) == {}
 

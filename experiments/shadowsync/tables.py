@@ -1,0 +1,131 @@
+"""What the cells of this study come to, as Markdown tables: pure functions of options and result.json.
+
+A figure is a mean over seeds +- half of a 95 % t interval, of differences or ratios in pairs of the same seed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from done import Done
+from scipy import stats
+
+LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # the targets of the issue
+
+
+def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and half of its 95 % interval where there are several."""
+    if len(values) < 2:
+        return values[0], None
+    return statistics.fmean(values), float(stats.t.ppf(0.975, len(values) - 1)) * stats.sem(values)
+
+
+def written(values: Sequence[float], digits: int, bold: Callable[[float], bool] = lambda mean: False) -> str:
+    """A cell; bold where its mean meets a target."""
+    if not values:
+        return "-"
+    mean, half = mean_and_half(values)
+    text = f"{mean:.{digits}f}" + ("" if half is None else f" +-{half:.{digits}f}")
+    return f"**{text}**" if bold(mean) else text
+
+
+def markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str]], *notes: str) -> str:
+    """A table with its notes below."""
+    lines = [f"| {first} | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def by(cells: Iterable[Done], *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """{values of some options: {seed: result}}."""
+    found: defaultdict[tuple[str, ...], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for cell in cells:
+        found[tuple(cell.options[key] for key in keys)][cell.seed] = cell.result
+    return dict(found)
+
+
+def ordered(cells: Iterable[Done], key: str) -> list[str]:
+    """An option's values in the order of the cells."""
+    return list(dict.fromkeys(cell.options[key] for cell in cells))
+
+
+def scaling(cells: Sequence[Done]) -> str:
+    """Part 1: EPS over n times one trainer's."""
+    found, trainers = by(cells, "line", "cluster.workers"), ordered(cells, "cluster.workers")
+    rows = {}
+    for line in ordered(cells, "line"):
+        alone = found[line, trainers[0]]
+        ratios = {
+            n: [each["eps"] / int(n) / alone[seed]["eps"] for seed, each in found[line, n].items()] for n in trainers
+        }
+        rows[line] = [written(ratios[n], 3, lambda mean: mean >= LINEAR) for n in trainers]
+    note = f"EPS / (trainers x EPS of one trainer of the same line); bold: at least {LINEAR}."
+    return markdown("EPS, by trainers", trainers, rows, note)
+
+
+def quality(cells: Sequence[Done]) -> str:
+    """Part 2: relative change of log loss against one trainer, and shadow against its foreground counterpart."""
+    found, trainers = by(cells, "line", "cluster.workers"), ordered(cells, "cluster.workers")
+    rows = {}
+    for line in ordered(cells, "line"):
+        rows[line] = [
+            written([100 * (each["logloss"] / found[line, trainers[0]][seed]["logloss"] - 1)
+                     for seed, each in found[line, n].items()], 3)
+            for n in trainers
+        ]  # fmt: skip
+    for line in [line for line in ordered(cells, "line") if line.startswith("shadow_")]:
+        other = line.replace("shadow_", "fr_")
+        rows[f"{line} against {other}"] = [
+            written([100 * (each["logloss"] / found[other, n][seed]["logloss"] - 1)
+                     for seed, each in found[line, n].items()], 3, lambda mean: mean <= NEUTRAL)
+            for n in trainers
+        ]  # fmt: skip
+    notes = "change of log loss in % against one trainer of the same line", f"bold: within {NEUTRAL} % or better."
+    return markdown("log loss, by trainers", trainers, rows, *notes)
+
+
+def parallelism(cells: Sequence[Done]) -> str:
+    """Part 3: AUC against one trainer's by ELP, and the largest ELP that loses no more than .0005."""
+    found: defaultdict[str, dict[int, dict[str, float]]] = defaultdict(dict)
+    for cell in cells:
+        elp = cell.result["replicas"]["elp"]
+        found[cell.options["line"]].setdefault(elp, {})[cell.seed] = cell.result["auc"]
+    sizes = sorted({elp for row in found.values() for elp in row})
+    rows = {}
+    for line, row in found.items():
+        lost = {elp: [auc - row[sizes[0]][seed] for seed, auc in row[elp].items()] for elp in sizes}
+        kept = [elp for elp in sizes if statistics.fmean(lost[elp]) >= -AUC_LOSS]
+        rows[line] = [*(written(lost[elp], 4, lambda mean: mean >= -AUC_LOSS) for elp in sizes), f"{max(kept):,}"]
+    titles = [*(f"ELP {elp:,}" for elp in sizes), "largest"]
+    return markdown("AUC, by ELP", titles, rows, f"AUC minus one trainer's; bold: at least -{AUC_LOSS}.")
+
+
+COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], int]] = {
+    "AUC": (lambda r: r["auc"], 5),
+    "log loss": (lambda r: r["logloss"], 5),
+    "EPS": (lambda r: r["eps"], 0),
+    "staleness": (lambda r: r["staleness"]["mean"], 2),
+    "sync gap": (lambda r: r["replicas"]["sync_gap"]["mean"] if "replicas" in r else None, 2),
+    "foreground s": (lambda r: r["replicas"]["foreground_seconds"] if "replicas" in r else None, 2),
+    "replicas' MB": (lambda r: r["replicas"]["bytes_exchanged"] / 1e6 if "replicas" in r else None, 0),
+    "distance": (lambda r: _last(r["replicas"]["distance"]) if "replicas" in r else None, 4),
+}
+
+
+def _last(curve: Sequence[Sequence[float]]) -> float | None:
+    return curve[-1][1] if curve else None
+
+
+def listing(cells: Sequence[Done], key: str) -> str:
+    """Parts 4 and 5: one line a setting, mean +- half of the 95 % interval over the seeds."""
+    found, rows = by(cells, key), {}
+    for name in ordered(cells, key):
+        values = {title: [read(result) for result in found[name,].values()] for title, (read, _) in COLUMNS.items()}
+        rows[name] = [
+            written([v for v in values[title] if v is not None], digits) for title, (_, digits) in COLUMNS.items()
+        ]
+    notes = "staleness: of rows, in steps; distance: L2 of a replica to the mean (easgd: the centre) at the end"
+    return markdown(key, list(COLUMNS), rows, f"{notes}; MB: through the network for replicas alone.")

@@ -1,0 +1,121 @@
+"""The coordinator's part in phases whose workers are trainers: opens them, closes them, adds up what was noted.
+
+Where replicas meet in rounds, a phase is closed as soon as nothing is left to hand out: who is out of data must answer
+those who are not (see replicas/meeting.py). With a centre it is closed when everything has arrived, since a dead
+trainer's batches may still be handed to one that was out of data. Then every trainer gives the servers its replica,
+and they hold the mean of what all gave, or keep the centre. Costs two messages to and one from every worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from gbactl.cluster.members import Members
+from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
+from gbactl.config import RunConfig
+from gbactl.policies import Policy
+from gbactl.policies.base import policy_class
+from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
+from gbactl.replicas.notes import summary, total
+
+
+class Trainers:
+    """Does nothing in other modes. `wait` handles messages until a condition holds; `seconds` of the run so far."""
+
+    def __init__(
+        self, members: Members, wait: Callable[[Callable[[], bool]], Any], seconds: Callable[[], float]
+    ) -> None:
+        self.members, self.wait, self.seconds = members, wait, seconds
+        self._began = 0.0
+        self._turn = 0
+        self._kind: type[ReplicaPolicy] | None = None
+        self._told: set[int] = set()
+        self._more: list[int] = []
+        self._late: Counter[int] = Counter()
+        self._notes: dict[int, dict[str, Any]] = {}
+        self._phases: list[dict[str, Any]] = []
+        self._last: dict[str, Any] = {}
+        self._of_all: dict[str, Any] = {}
+
+    def open(self, cfg: RunConfig, waiting: deque[int]) -> None:
+        """A phase of `cfg` has begun, and nobody has a batch of it yet; `waiting` are those who ask for one.
+
+        A trainer asks for as many more as its threads beyond the first have use for."""
+        kind, self._last = policy_class(cfg.mode.name), {}
+        self._kind = kind if issubclass(kind, ReplicaPolicy) else None
+        if self._kind is None:
+            return
+        options, trainers = cfg.policy_options(), cfg.cluster.workers
+        assert isinstance(options, ReplicaOptions)
+        values = dataclasses.asdict(options)
+        self._turn, self._began = self._turn + 1, self.seconds()
+        self._told, self._notes = set(), {}
+        self.members.tell("worker", OpenReplicas(self._turn, self._kind.rule, self._kind.shadow, trainers, values))
+        self._close(worker for worker in self.members.of("worker") if worker >= trainers)
+        threads = options.hogwild_threads
+        live = [worker for worker in self.members.of("worker") if worker < trainers]
+        self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetch)) for worker in live]
+        waiting.extend(self._more)
+        self._last = self._of_all = {
+            "evaluated": "mean of the replicas" if self._kind.collective else "centre",
+            "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
+        }  # fmt: skip
+
+    def look(self, policy: Policy) -> None:
+        """Between two messages: tell those who meet in rounds when nothing is left to hand out."""
+        if self._kind is not None and self._kind.collective and policy.exhausted:
+            self._close(self.members.of("worker"))
+
+    def close(self, waiting: deque[int]) -> None:
+        """Nothing is in flight: wait until all have parted, and have the servers settle what they gave."""
+        if self._kind is None:
+            return
+        more, self._more = self._more, []
+        for worker in more:
+            if worker in waiting:
+                waiting.remove(worker)
+            else:
+                self._late[worker] += 1
+        self._close(self.members.of("worker"))
+        self.wait(lambda: set(self.members.of("worker")) <= set(self._notes))
+        self.members.tell("server", SettleReplicas(self._kind.collective))
+        notes = total(self._notes.values())
+        notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
+        self._phases.append(notes)
+        self._last = {**self._last, **summary(notes)}
+        self._kind = None
+
+    def _close(self, workers: Any) -> None:
+        for worker in sorted(set(workers) - self._told):
+            self._told.add(worker)
+            self.members.of("worker")[worker].send(CloseReplicas(self._turn))
+
+    def left(self, worker: int) -> None:
+        """A worker is gone, and what its threads asked for: one in its place asks for its own."""
+        self._more = [each for each in self._more if each != worker]
+        self._late.pop(worker, None)
+
+    def one_too_many(self, worker: int) -> bool:
+        """Whether a worker that asks for a batch does so for a thread of a phase that is over."""
+        if not self._late[worker]:
+            return False
+        self._late[worker] -= 1
+        return True
+
+    def closed(self, message: ClosedReplicas) -> None:
+        """A worker's answer."""
+        if message.turn == self._turn:
+            self._notes[message.worker] = message.notes
+
+    def phase(self) -> dict[str, Any]:
+        """What the phase just closed says of its replicas: nothing where it had none."""
+        return {"replicas": self._last} if self._last else {}
+
+    def result(self) -> dict[str, Any]:
+        """What result.json says of all phases with replicas together."""
+        if not self._phases:
+            return {}
+        return {"replicas": {**self._of_all, **summary(total(self._phases))}}

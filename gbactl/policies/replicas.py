@@ -1,0 +1,176 @@
+"""Modes whose workers are trainers, each with a dense replica of its own, following the idea of ShadowSync.
+
+Batches go to anyone at once, and embedding gradients are applied one by one as in `async`; the dense step is the
+trainer's own. What keeps the replicas together (gbactl/replicas/) is named here and decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gbactl.errors import ConfigError
+from gbactl.policies.async_ps import AsyncPolicy
+from gbactl.policies.base import PolicyOptions, register
+from gbactl.policies.records import Grant
+
+
+def _require(ok: bool, sentence: str) -> None:
+    if not ok:
+        raise ConfigError(sentence)
+
+
+@dataclass(frozen=True)
+class ReplicaOptions(PolicyOptions):
+    """`hogwild_threads`: compute threads on one replica."""
+
+    hogwild_threads: int = 1
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        _require(self.hogwild_threads >= 1, "mode.hogwild_threads must be 1 or more.")
+
+
+@dataclass(frozen=True)
+class LocalSgdOptions(ReplicaOptions):
+    """`k`: local iterations, of all a trainer's threads, between two averagings."""
+
+    k: int = 30
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        super().check()
+        _require(self.k >= 1, "mode.k must be 1 or more iterations.")
+
+
+@dataclass(frozen=True)
+class AlphaOptions(ReplicaOptions):
+    """`alpha`: how far a replica goes towards the centre or mean at an exchange; 0: not at all, 1: all the way."""
+
+    alpha: float = 0.5
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        super().check()
+        _require(0 <= self.alpha <= 1, "mode.alpha must be from 0 to 1.")
+
+
+@dataclass(frozen=True)
+class ForegroundOptions(AlphaOptions):
+    """`k`: as in LocalSgdOptions."""
+
+    k: int = 30
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        super().check()
+        _require(self.k >= 1, "mode.k must be 1 or more iterations.")
+
+
+@dataclass(frozen=True)
+class ShadowOptions(AlphaOptions):
+    """`shadow_interval`: seconds between two exchanges; 0: without pause, inf: none."""
+
+    shadow_interval: float = 0.0
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        super().check()
+        _require(self.shadow_interval >= 0, "mode.shadow_interval must be 0 or more seconds.")
+
+
+@dataclass(frozen=True)
+class BlockOptions(PolicyOptions):
+    """BMUF's own: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
+
+    block_momentum: float = 0.5
+    block_lr: float = 1.0
+    nesterov: bool = False
+
+    def check(self) -> None:
+        """See PolicyOptions."""
+        super().check()
+        _require(0 <= self.block_momentum < 1, "mode.block_momentum must be in [0, 1).")
+        _require(0 < self.block_lr < float("inf"), "mode.block_lr must be a positive number.")
+
+
+@dataclass(frozen=True)
+class ForegroundBlockOptions(BlockOptions, ForegroundOptions):
+    """What fr_bmuf has."""
+
+
+@dataclass(frozen=True)
+class ShadowBlockOptions(BlockOptions, ShadowOptions):
+    """What shadow_bmuf has."""
+
+
+class ReplicaPolicy(AsyncPolicy):
+    """`rule` keeps the replicas together (see gbactl.replicas), in the background if `shadow`."""
+
+    dense_on: ClassVar[str] = "replicas"
+    rule: ClassVar[str] = ""
+    shadow: ClassVar[bool] = False
+
+    def take(self, worker: int) -> Grant | None:
+        """The next batch; its rows are read after every step ordered so far, so nobody misses its own last one."""
+        grant = super().take(worker)
+        if grant is None:
+            return None
+        share = grant.samples / self.phase.local_batch
+        return replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
+
+
+@register("shadow_easgd")
+class ShadowEasgd(ReplicaPolicy):
+    """Elastic averaging with a centre on the servers, in the background."""
+
+    Options: ClassVar[type[PolicyOptions]] = ShadowOptions
+    rule, shadow = "easgd", True
+
+
+@register("fr_easgd")
+class ForegroundEasgd(ReplicaPolicy):
+    """The same every k iterations, while the trainer stands still."""
+
+    Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
+    rule = "easgd"
+
+
+@register("shadow_ma")
+class ShadowMa(ReplicaPolicy):
+    """Model averaging in the background."""
+
+    Options: ClassVar[type[PolicyOptions]] = ShadowOptions
+    rule, shadow, collective = "ma", True, True
+
+
+@register("fr_ma")
+class ForegroundMa(ReplicaPolicy):
+    """The same every k iterations."""
+
+    Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
+    rule, collective = "ma", True
+
+
+@register("local_sgd")
+class LocalSgd(ReplicaPolicy):
+    """Model averaging every k iterations, all the way to the mean."""
+
+    Options: ClassVar[type[PolicyOptions]] = LocalSgdOptions
+    rule, collective = "ma", True
+
+
+@register("shadow_bmuf")
+class ShadowBmuf(ReplicaPolicy):
+    """Blockwise model update filtering in the background."""
+
+    Options: ClassVar[type[PolicyOptions]] = ShadowBlockOptions
+    rule, shadow, collective = "bmuf", True, True
+
+
+@register("fr_bmuf")
+class ForegroundBmuf(ReplicaPolicy):
+    """The same every k iterations."""
+
+    Options: ClassVar[type[PolicyOptions]] = ForegroundBlockOptions
+    rule, collective = "bmuf", True

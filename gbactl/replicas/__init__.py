@@ -1,0 +1,12 @@
+"""How replicas of one dense vector are kept together, following the ideas of EASGD, model averaging and BMUF.
+
+Pure arithmetic on float32 vectors: no torch, no I/O, no clock. A rule gets (replica, centre or mean) and writes both;
+where that happens (a background thread, the foreground every k iterations, virtual time) it does not know.
+To add one: a file here with a `@register("name")` class, modes in policies/replicas.py and conf/mode/, one test.
+"""
+
+from __future__ import annotations
+
+from gbactl.replicas.base import Rule, make
+
+__all__ = ["Rule", "make"]

@@ -1,0 +1,52 @@
+"""Blockwise model update filtering: the mean moves a global model with momentum, which replicas follow.
+
+Following the idea of BMUF. Every trainer keeps the same global model and momentum: 3 floats a parameter, eight passes
+over the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gbactl.kernels.base import Floats
+from gbactl.replicas.base import Rule, register
+
+
+@register("bmuf")
+class Bmuf(Rule):
+    """d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
+
+    g starts as what all replicas were at the start, or, where that is not known, as the first mean."""
+
+    def __init__(self, params: int, values: Mapping[str, Any]) -> None:
+        super().__init__(params, values)
+        self.momentum, self.lr = np.float32(values["block_momentum"]), np.float32(values["block_lr"])
+        self.nesterov = bool(values["nesterov"])
+        self.model: Floats | None = None
+        self.velocity: Floats = np.zeros(params, np.float32)
+        self._step: Floats = np.empty(params, np.float32)
+
+    def start(self, common: Floats) -> None:
+        """See Rule."""
+        self.model = common[: self.params].copy()
+        self.velocity[:] = 0.0
+
+    def exchange(self, replica: Floats, other: Floats) -> None:
+        """See Rule."""
+        if self.model is None:
+            self.start(other)
+        assert self.model is not None
+        mean, step, velocity = other[: self.params], self._step, self.velocity
+        np.subtract(self.model, mean, out=step)
+        np.multiply(step, self.lr, out=step)
+        np.multiply(velocity, self.momentum, out=velocity)
+        np.add(velocity, step, out=velocity)
+        np.subtract(self.model, velocity, out=self.model)
+        np.copyto(mean, self.model)
+        if self.nesterov:
+            np.multiply(velocity, self.momentum, out=step)
+            np.subtract(mean, step, out=mean)
+        self.towards(replica, other)

@@ -1,0 +1,107 @@
+"""When a trainer's exchanges happen: without end in a thread of their own, or every k iterations in the foreground.
+
+The shadow thread costs a core for the time of its passes over the vector and sleeps while it waits for others; the
+compute loop never waits for it. It has the scheduling of the compute thread that starts it: where workers share cores,
+the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gbactl.replicas.base import Rule
+from gbactl.replicas.meeting import Meeting
+
+Stopped = Callable[[], AbstractContextManager[None]]
+
+
+class Drive(Protocol):
+    """What the compute loop sees."""
+
+    def stepped(self, iterations: int) -> None:
+        """The trainer has done so many iterations in this phase. Raises what ended the exchanges."""
+
+    def close(self) -> None:
+        """The phase is closed: answer the others until all leave. Raises what ended the exchanges."""
+
+
+class Foreground:
+    """Every k iterations; the trainer stands still meanwhile: within `stopped()` none of its threads computes."""
+
+    def __init__(self, meeting: Meeting, k: float, stopped: Stopped = nullcontext) -> None:
+        self.meeting, self.k, self.stopped = meeting, k, stopped
+        self._next = k
+        self._lock = threading.Lock()  # whoever comes while another exchanges stands still here
+
+    def stepped(self, iterations: int) -> None:
+        """See Drive."""
+        with self._lock:
+            if iterations < self._next:
+                return
+            self._next += self.k
+            began = time.perf_counter()
+            with self.stopped():
+                self.meeting.once(False)
+            self.meeting.notes.foreground += time.perf_counter() - began
+
+    def close(self) -> None:
+        """See Drive."""
+        while not self.meeting.once(True):
+            pass
+
+
+class Shadow:
+    """In the background, `interval` seconds after each other; infinity: never."""
+
+    def __init__(self, meeting: Meeting, interval: float) -> None:
+        self.meeting = meeting
+        self._pause = None if math.isinf(interval) else interval
+        self._leaving = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._leaving.wait(self._pause)
+            while not self.meeting.once(self._leaving.is_set()):
+                self._leaving.wait(self._pause)
+        except BaseException as error:  # handed to the compute thread
+            self._error = error
+
+    def stepped(self, iterations: int) -> None:
+        """See Drive."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """See Drive."""
+        self._leaving.set()
+        self._thread.join()
+        self.stepped(0)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """In the background `interval` seconds after each other, or in the foreground every `k` iterations."""
+
+    shadow: bool = False
+    interval: float = math.inf
+    k: float = math.inf
+
+    @classmethod
+    def of(cls, rule: Rule, shadow: bool, trainers: int, trains: bool, values: Mapping[str, Any]) -> Pace:
+        """What a mode's own keys ask for of a worker that is one of the trainers, or only answers them."""
+        if not trains or (trainers == 1 and rule.idle_alone):
+            return cls()
+        return cls(True, interval=values["shadow_interval"]) if shadow else cls(k=values["k"])
+
+    def drive(self, meeting: Meeting, stopped: Stopped = nullcontext) -> Drive:
+        """One for a phase."""
+        return Shadow(meeting, self.interval) if self.shadow else Foreground(meeting, self.k, stopped)

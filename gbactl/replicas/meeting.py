@@ -1,0 +1,126 @@
+"""One exchange of a trainer with a centre, or with all other trainers: snapshot, ask, write the difference.
+
+How trainers part (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a
+vector of the round says how many of them are leaving: those who the coordinator told that the phase is closed. A rank
+that is leaving goes on answering rounds. All ranks see the same sum in the same round, so all leave after the same
+round, the first in which everybody is leaving: nobody waits for one that has gone. That round changes nothing.
+Everybody comes to it: the coordinator tells every rank, one that computes takes part in rounds (in the background
+always, in the foreground after k iterations or, without data, when it is told), and one that never trains (weight 0)
+does nothing else. With a centre nobody waits for anybody, and there is nothing to part from.
+
+Memory: two vectors. Costs three passes over the replica beside the exchange itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from gbactl.collective.base import Collective, all_reduce_sum
+from gbactl.kernels.base import Floats
+from gbactl.replicas.base import Rule
+from gbactl.replicas.notes import Notes
+from gbactl.replicas.replica import Replica
+
+Now = Callable[[], float]
+
+
+class Meeting(Protocol):
+    """What a trainer takes part in."""
+
+    notes: Notes
+
+    def once(self, leaving: bool) -> bool:
+        """One exchange; whether it was the last. Raises GbactlError when the others are gone."""
+
+
+class Encounter:
+    """What both kinds share. `ask` turns what was sent, f32[n], into the centre before or the mean."""
+
+    def __init__(self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter) -> None:
+        self.replica, self.rule, self.notes, self._now = replica, rule, notes, now
+        self._began, self._first = now(), replica.iterations
+        self._sent: Floats = np.empty_like(replica.value)
+
+    def send(self) -> Floats:
+        """The replica as it is now: f32[n], the memory of this exchange."""
+        self.replica.snapshot(self._sent)
+        return self._sent
+
+    def receive(self, other: Floats, began: float, nbytes: float) -> None:
+        """What came back for what `send` gave: move the replica as it is now."""
+        self.notes.distance(self._now() - self._began, self._sent, other)
+        self.rule.exchange(self._sent, other)
+        if self.rule.alpha:
+            self.replica.add(self._sent)
+        self.notes.met(self.replica.iterations - self._first, self._now() - began, nbytes)
+
+
+class CentreMeeting(Encounter):
+    """`ask(replica, alpha)` has the servers do their half, and returns f32[n], the centre before."""
+
+    def __init__(
+        self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats],
+        now: Now = time.perf_counter,
+    ) -> None:  # fmt: skip
+        super().__init__(replica, rule, notes, now)
+        self._ask = ask
+
+    def once(self, leaving: bool) -> bool:
+        """See Meeting."""
+        if leaving:
+            return True
+        began = self._now()
+        sent = self.send()
+        self.receive(self._ask(sent, float(self.rule.alpha)), began, 8.0 * len(sent))
+        return False
+
+
+class RoundEncounter(Encounter):
+    """`weight` 0: takes part for the others' sake. A round sums [replica | weight | leaving]."""
+
+    def __init__(
+        self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter
+    ) -> None:
+        super().__init__(replica, rule, notes, now)
+        self.weight = np.float32(weight)
+        self._round: Floats = np.zeros(len(self._sent) + 2, np.float32)
+
+    def offer(self, leaving: bool) -> Floats:
+        """f32[n + 2] to be summed in place."""
+        total = self._round
+        np.multiply(self.send(), self.weight, out=total[:-2])
+        total[-2:] = self.weight, leaving
+        return total
+
+    def accept(self, began: float, ranks: int) -> bool:
+        """What was offered is summed over so many ranks. Whether all leave."""
+        total = self._round
+        if total[-1] == ranks:
+            return True
+        np.divide(total[:-2], max(1.0, total[-2]), out=total[:-2])
+        if self.weight:
+            self.receive(total[:-2], began, 8.0 * len(total) * (ranks - 1) / ranks)
+        return False
+
+
+class RoundMeeting(RoundEncounter):
+    """Rounds of a collective, which nothing else uses at that time."""
+
+    NAME = "replicas"
+
+    def __init__(
+        self, replica: Replica, rule: Rule, notes: Notes, collective: Collective, weight: float = 1.0,
+        now: Now = time.perf_counter,
+    ) -> None:  # fmt: skip
+        super().__init__(replica, rule, notes, weight, now)
+        self.collective = collective
+
+    def once(self, leaving: bool) -> bool:
+        """See Meeting."""
+        began = self._now()
+        all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
+        return self.accept(began, self.collective.size)

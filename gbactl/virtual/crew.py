@@ -1,0 +1,70 @@
+"""What all workers of a virtual cluster share, and who may hold its dense vector, seen from a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gbactl.cluster.exchange import Source
+from gbactl.faults.plan import FaultPlan
+from gbactl.kernels.base import Floats
+from gbactl.virtual.compute import Compute
+from gbactl.virtual.cost import CostModel
+from gbactl.virtual.events import Events
+from gbactl.virtual.item import Item
+
+if TYPE_CHECKING:
+    from gbactl.virtual.trainer import VirtualTrainer
+    from gbactl.virtual.worker import VirtualWorker
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What all workers of a cluster share. `sides` knows who holds the dense vector."""
+
+    events: Events
+    cost: CostModel
+    plan: FaultPlan
+    compute: Compute
+    source: Source
+    sides: Sides
+
+
+class Side(Protocol):
+    """Where dense gradients go (see dense.py)."""
+
+    def begin(self, worker: VirtualWorker, item: Item) -> None:
+        """A worker begins to compute."""
+
+    def finish(self, worker: VirtualWorker, item: Item) -> None:
+        """A worker has computed: push, and free the worker when it may go on."""
+
+    def resume(self, worker: VirtualWorker) -> None:
+        """A worker has a batch: if it waits, and the batch is one of the same step, it goes on."""
+
+    def checksum(self) -> tuple[str, str]:
+        """(checksum, model sum) of what a worker holds."""
+
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """See DenseSide in cluster/dense.py."""
+
+    def leave(self) -> None:
+        """Somebody else holds the dense vector from now on."""
+
+
+class Sides(Protocol):
+    """The ways a run has to keep its dense vector (see dense.py)."""
+
+    @property
+    def now(self) -> Side:
+        """The one in use."""
+
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+        """Nothing is in flight: worker `index` uses another. What the first to call it has to give to the servers:
+        (optimizer steps, float32) for every shard; nothing where they have it, or were given it."""
+
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """(optimizer steps, float32) of every shard have come from the servers."""
+
+    def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
+        """A worker as a trainer; made when first asked for."""

@@ -1,0 +1,202 @@
+"""Exchanges and drives: no local step is lost, nobody waits for one that has gone, compute goes on meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.collective.memory import MemoryGroup
+from gbactl.errors import ClusterError
+from gbactl.replicas import make
+from gbactl.replicas.drive import Foreground, Pace, Shadow
+from gbactl.replicas.meeting import CentreMeeting, RoundMeeting
+from gbactl.replicas.notes import Notes
+from gbactl.replicas.replica import Replica
+from gbactl.store.dense import DenseBlock, DenseSpec
+from gbactl.store.optim import OptimizerSpec
+
+SIZE = 4
+LIMIT = 20.0
+
+
+def replica(start: float = 0.0, threads: int = 1) -> Replica:
+    """Steps of 1 x gradient."""
+    value = np.full(SIZE, start, np.float32)
+    return Replica(DenseBlock(value, DenseSpec(SIZE), OptimizerSpec("sgd", lr=1.0)), threads)
+
+
+def ones(times: float = 1.0) -> Any:
+    return np.full(SIZE, times, np.float32)
+
+
+def all_of(targets: list[Any]) -> None:
+    """Run in threads, to their end."""
+    errors: list[BaseException] = []
+
+    def guarded(target: Any) -> None:
+        try:
+            target()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,), daemon=True) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    if errors:
+        raise errors[0]
+
+
+def test_a_step_in_the_middle_of_an_exchange_with_the_centre_is_not_lost() -> None:
+    mine = replica(4.0)
+
+    def ask(sent: Any, alpha: float) -> Any:
+        mine.step(ones(100.0), 1.0, 1.0)  # 4 -> -96, while the exchange is on its way
+        return ones(8.0)
+
+    meeting = CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.25}), Notes(), ask)
+    assert not meeting.once(False)
+    assert mine.value.tolist() == [-96.0 + 0.25 * (8.0 - 4.0)] * SIZE
+
+
+def test_a_step_in_the_middle_of_a_round_is_not_lost() -> None:
+    mine, others = replica(4.0), MemoryGroup(2)
+    meeting = RoundMeeting(mine, make("ma", SIZE, {"alpha": 0.5}), Notes(), others.member(0))
+    theirs = RoundMeeting(replica(8.0), make("ma", SIZE, {"alpha": 0.5}), Notes(), others.member(1))
+    total = meeting.offer(False)
+    handle = meeting.collective.start(RoundMeeting.NAME, total)
+    mine.step(ones(100.0), 1.0, 1.0)
+    assert not theirs.once(False)
+    meeting.collective.wait(handle)
+    assert not meeting.accept(0.0, 2)
+    assert mine.value.tolist() == [-96.0 + 0.5 * (6.0 - 4.0)] * SIZE
+    assert theirs.replica.value.tolist() == [7.0] * SIZE
+
+
+def test_every_step_and_every_difference_counts_with_threads_on_one_replica() -> None:
+    """Whole numbers in float32: whatever the order, the sum is exact, and so is what would be missing."""
+    mine = replica(0.0, threads=3)
+
+    def compute(thread: int) -> None:
+        for _ in range(300):
+            mine.step(ones(-1.0), 1.0, 1.0, thread)
+
+    def shadow() -> None:
+        for _ in range(200):
+            mine.add(ones(1000.0))
+
+    def quiet() -> None:  # one thread computes: Hogwild threads may lose each other's steps, by design
+        all_of([lambda: compute(0), shadow])
+
+    quiet()
+    assert mine.value.tolist() == [300.0 + 200_000.0] * SIZE and mine.iterations == 300
+
+
+def test_trainers_part_after_the_same_round_whenever_they_were_told() -> None:
+    """Ranks 0, 1, 2 compute for 1, 5 and 9 rounds; rank 3 never trains. All answer until all leave."""
+    group, rounds = MemoryGroup(4), [0] * 4
+    replicas = [replica(float(rank)) for rank in range(4)]
+
+    def trainer(rank: int) -> None:
+        weight, busy = (0.0, 0) if rank == 3 else (1.0, 1 + 4 * rank)
+        meeting = RoundMeeting(replicas[rank], make("ma", SIZE, {}), Notes(), group.member(rank), weight)
+        while not meeting.once(rounds[rank] >= busy):
+            rounds[rank] += 1
+
+    all_of([lambda rank=rank: trainer(rank) for rank in range(4)])
+    assert rounds == [9] * 4
+    assert [each.value[0] for each in replicas] == [1.0, 1.0, 1.0, 3.0], "who does not train neither counts nor moves"
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) -> None:
+    """In the foreground one that has no data any more answers those that still come to their k-th iteration."""
+    group, steps = MemoryGroup(3), [40, 5, 0]
+
+    def trainer(rank: int) -> None:
+        mine = replica(float(rank))
+        meeting = RoundMeeting(mine, make("ma", SIZE, {"alpha": 0.5}), Notes(), group.member(rank))
+        loop = Pace(shadow, 0.0, 4).drive(meeting)
+        for count in range(steps[rank]):
+            mine.step(ones(0.0), 1.0, 1.0)
+            loop.stepped(count + 1)
+        loop.close()
+
+    all_of([lambda rank=rank: trainer(rank) for rank in range(3)])
+
+
+def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
+    """An exchange that does not end: any number of steps are taken meanwhile."""
+    asked, answer, mine = threading.Event(), threading.Event(), replica()
+
+    def ask(sent: Any, alpha: float) -> Any:
+        asked.set()
+        assert answer.wait(LIMIT)
+        return ones(0.0)
+
+    notes = Notes()
+    loop = Shadow(CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 0.0)
+    assert asked.wait(LIMIT)
+    for count in range(1000):
+        mine.step(ones(-1.0), 1.0, 1.0)
+        loop.stepped(count + 1)
+    assert (mine.iterations, mine.value[0]) == (1000, 1000.0) and notes.exchanges == 0
+    answer.set()
+    loop.close()
+    assert notes.exchanges >= 1 and notes.foreground == 0.0
+
+
+def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:
+    failed = threading.Event()
+
+    def ask(sent: Any, alpha: float) -> Any:
+        failed.set()
+        raise ClusterError("another rank is gone.")
+
+    loop = Shadow(CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask), 0.0)
+    assert failed.wait(LIMIT)
+    loop._thread.join(LIMIT)
+    with pytest.raises(ClusterError, match="another rank is gone"):
+        loop.stepped(1)
+    with pytest.raises(ClusterError, match="another rank is gone"):
+        loop.close()
+
+
+def test_the_foreground_exchanges_every_k_iterations() -> None:
+    asked: list[int] = []
+    mine = replica()
+
+    def ask(sent: Any, alpha: float) -> Any:
+        asked.append(mine.iterations)
+        return ones(0.0)
+
+    notes = Notes()
+    loop = Foreground(CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3)
+    for count in range(10):
+        mine.step(ones(1.0), 1.0, 1.0)
+        loop.stepped(count + 1)
+    loop.close()
+    assert asked == [3, 6, 9] and notes.gaps == {3: 3} and notes.foreground > 0.0
+
+
+def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
+    def ask(sent: Any, alpha: float) -> Any:
+        raise AssertionError("nobody asked for that")
+
+    loop = Shadow(CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask), float("inf"))
+    loop.stepped(1)
+    loop.close()
+
+
+def test_one_trainer_alone_has_nothing_to_average_with() -> None:
+    own = {"alpha": 0.5, "shadow_interval": 0.0, "block_momentum": 0.5, "block_lr": 1.0, "nesterov": False}
+    paces = {name: Pace.of(make(name, SIZE, own), True, 1, True, own) for name in ("ma", "bmuf", "easgd")}
+    assert paces["ma"] == Pace() and paces["bmuf"] == paces["easgd"] == Pace(True, 0.0)
+    assert Pace.of(make("ma", SIZE, own), True, 2, True, own) == Pace(True, 0.0)
+    assert Pace.of(make("ma", SIZE, own), False, 2, True, {"k": 5}) == Pace(k=5)
+    assert Pace.of(make("easgd", SIZE, own), True, 2, False, own) == Pace(), "who does not train only answers"

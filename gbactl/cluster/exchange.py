@@ -50,6 +50,8 @@ from gbactl.kernels.base import Floats, Unique
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
 
+LATER = object()  # a question that cannot be answered yet
+
 
 @dataclass(slots=True)
 class Item:
@@ -142,7 +144,7 @@ class Exchange:
 
         Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
         payload), each when every batch that was granted before it is done (a batch of no samples may be among them,
-        for which nobody waits); a SaveDense once more after the next one where that is None.
+        for which nobody waits), and once more after the next one where that is LATER.
         """
         with self._cv:
             self._done(lane)
@@ -175,10 +177,10 @@ class Exchange:
         finally:
             self._cv.acquire()
             self._answering = False
-        if told is not None:
-            self.coordinator.send(*(told if type(told) is tuple else (told,)))
-        elif isinstance(question, SaveDense):
+        if told is LATER:
             self._questions.appendleft((question, self._gone_items + 1))
+        elif told is not None:
+            self.coordinator.send(*(told if type(told) is tuple else (told,)))
         self._cv.notify_all()
 
     def _due(self, lane: int) -> bool:

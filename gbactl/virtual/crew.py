@@ -45,8 +45,8 @@ class Side(Protocol):
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of what a worker holds."""
 
-    def packed(self) -> tuple[int, int, Floats]:
-        """(optimizer steps, P, DenseBlock.packed) of what workers hold, for a checkpoint."""
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """See DenseSide in cluster/dense.py."""
 
     def leave(self) -> None:
         """Somebody else holds the dense vector from now on."""

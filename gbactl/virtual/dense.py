@@ -98,7 +98,7 @@ class ServedSide:
         """See worker.Side."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Floats]:
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See worker.Side: nothing is held here."""
         return 0, -1, np.empty(0, np.float32)
 
@@ -261,8 +261,10 @@ class ReplicatedSide:
         for worker, _ in there.values():
             worker.host.cores.run(seconds, worker.free)
 
-    def packed(self) -> tuple[int, int, Floats]:
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See worker.Side."""
+        if after and self._taken != after - 1:
+            return None if self._taken < after - 1 else (0, -1, np.empty(0, np.float32))
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:

@@ -65,7 +65,7 @@ class TrainerSide:
         """Replicas differ; what is judged is what the servers hold."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Floats]:
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See cluster/lane.py."""
         raise ClusterError("Replicas that differ have no checkpoint; type checkpoint=none.")
 

@@ -215,8 +215,11 @@ class VirtualWorker(Mortal):
             self.coordinator.send(self._inspected())
             return
         if isinstance(question, SaveDense):
-            step, params, values = self.crew.sides.now.packed()
-            self.coordinator.send(DenseSaved(question.number, step, params), values.view(np.uint8))
+            found = self.crew.sides.now.packed(question.step)
+            if found is None:  # after the next batch
+                self._questions.appendleft((question, self._gone_items + 1))
+            else:
+                self.coordinator.send(DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
             return
         self.busy += 1
         if isinstance(question, MoveDense):

@@ -88,3 +88,23 @@ def test_a_save_takes_the_time_that_it_costs(
     fast = run(config("sync"), data, tmp_path / "b")
     assert slow["virtual_seconds"] - fast["virtual_seconds"] == pytest.approx(seconds, abs=1.0)
     assert slow["checksums"] == fast["checksums"]
+
+
+def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(data: Path, tmp_path: Path) -> None:
+    """Those left compute its batches: a cut's dense part is that of its step all the same."""
+    plain = run(config("sync"), data, tmp_path / "plain")
+    saved = CheckpointConfig("full", interval_steps=1, keep=99, save_seconds=0.0)
+    cfg = dataclasses.replace(config("sync", faults=[{"kind": "kill", "workers": [1], "step": 4}]), checkpoint=saved)
+    cluster = dataclasses.replace(cfg.cluster, lost_worker="continue")
+    cfg = dataclasses.replace(cfg, cluster=cluster, collective=dataclasses.replace(cfg.collective, name="shm"))
+    killed = run(cfg, data, tmp_path / "killed")
+    assert killed["checksums"]["model"] == plain["checksums"]["model"]
+    assert [failed["process"] for failed in killed["recovery"]] == ["W1"]
+    folder = Folder(tmp_path / "killed" / "checkpoints")
+    steps = [folder.chain(name).last.step for name in folder.names()[:-1]]
+    assert {3, 7} <= set(steps)
+    for name in folder.names()[:-1]:
+        values = {**at(folder.verified(name)), "resume": str(folder.path / name)}
+        values |= {"checkpoint": {"name": "none"}, "faults": {}}
+        again = run(from_dict(values), data, tmp_path / name)
+        assert again["checksums"]["model"] == plain["checksums"]["model"], name

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cells import Done
+from done import Done
 from scipy import stats
 
 LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # the targets of the issue

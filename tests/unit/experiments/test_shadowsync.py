@@ -16,29 +16,29 @@ FOLDER = EXPERIMENTS / "shadowsync"
 
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
-    sys.path[:0] = [str(FOLDER), str(EXPERIMENTS / "gba_claims")]
-    return {name: importlib.import_module(name) for name in ("cells", "tables")}
+    sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
+    return {name: importlib.import_module(name) for name in ("done", "study", "tables")}
 
 
 def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any:
     options = {"line": line, "cluster.workers": str(workers), "seed": str(seed)}
-    return scripts["cells"].Done(options, result, Path())
+    return scripts["done"].Done(options, result, Path())
 
 
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
-    parts = {part.name: part for part in scripts["cells"].study.read_study(FOLDER / "sweep.yaml", size)}
+    parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
     assert list(parts) == ["speed", "speed_local", "quality", "elp", "ablation", "modes"]
     assert parts["speed_local"].jobs == 1
 
 
 def test_one_cell_of_every_line_composes(scripts: Any) -> None:
     lines = {}
-    for part in scripts["cells"].study.read_study(FOLDER / "sweep.yaml"):
+    for part in scripts["study"].read_study(FOLDER / "sweep.yaml"):
         for cell in part.cells:
-            options = scripts["cells"].options(cell.overrides)
+            options = scripts["done"].options(cell.overrides)
             lines[part.name, options.get("line", options["mode"])] = cell
-    assert len({scripts["cells"].study.key_of(cell, "v") for cell in lines.values()}) == len(lines)
+    assert len({scripts["study"].key_of(cell, "v") for cell in lines.values()}) == len(lines)
 
 
 def test_scaling_is_against_one_trainer_of_the_same_line_and_seed(scripts: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts beside this folder, not a package)
+import done as of_any  # noqa: E402  (scripts beside this one and its folder, not a package)
 import study  # noqa: E402
 import tables  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
@@ -20,7 +20,7 @@ SWEEP = HERE / "sweep.yaml"
 
 
 def done(name: str) -> list[Done]:
-    """The finished cells of a part. Raises SystemExit where one is not there."""
+    """The finished cells of a part."""
     return of_any.done(SWEEP, name, "shadowsync")
 
 

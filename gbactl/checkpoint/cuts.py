@@ -74,6 +74,8 @@ class Cuts:
         self._planned: tuple[int, int] | None = None
         self._dense: dict[int, tuple[int, int, Floats]] = {}
         self._open: Cut | None = None
+        self._giver = -1  # the worker that was asked for the dense part
+        self._mixed = False  # a server went back since the checkpoint under way was begun
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class Cuts:
         self._forget()
         self._begin_cut(self.c.step, self._plan(), "whole", None, ended=True)
         if self.c.now.home == "workers":
-            self._ask_dense(min(self.c.members.of("worker")))
+            self._ask_dense(min(self.c.members.of("worker")), 0)
         self._wait()
 
     def _wait(self) -> None:
@@ -149,10 +151,11 @@ class Cuts:
             return
         if worker == min(self.c.members.of("worker")):
             self._planned = (token + 1, self._plan())
-            self._ask_dense(worker)
+            self._ask_dense(worker, token + 1)
 
-    def _ask_dense(self, worker: int) -> None:
-        self.c.members.of("worker")[worker].send(SaveDense(self._number - 1))
+    def _ask_dense(self, worker: int, step: int) -> None:
+        self._giver = worker
+        self.c.members.of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
         number, self._number = self._number, self._number + 1
@@ -183,7 +186,7 @@ class Cuts:
             position, config, self._schema(), manifests.identity(config, c.dataset.fingerprint), base, __version__,
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
-        self._open = Cut(manifest, samples, c.hub.now(), home == "workers")
+        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), home == "workers"), False
         self._due = c.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
@@ -206,7 +209,11 @@ class Cuts:
             self._complete()
 
     def dense(self, message: DenseSaved, values: Floats) -> None:
-        """A worker's dense part, with its optimizer."""
+        """A worker's dense part, with its optimizer; or that it has none any more."""
+        if message.params < 0:
+            if message.number == self._number - 1:
+                self.abandon("the dense part was asked for too late")
+            return
         self._dense = {message.number: (message.step, message.params, values)}
         self._complete()
 
@@ -238,7 +245,8 @@ class Cuts:
         self._open = None
         self._tick += 1
         manifest, seconds = cut.manifest, self.c.hub.now() - cut.began
-        self._base = [manifest.name] if manifest.kind == "whole" else [*manifest.base, manifest.name]
+        rests_on = [] if manifest.kind == "whole" else manifest.base
+        self._base = None if self._mixed else [*rests_on, manifest.name]
         self.done, self.bytes, self.seconds = self.done + 1, self.bytes + manifest.bytes, self.seconds + seconds
         if manifest.kind != "chosen":
             self.pls.saved(cut.samples)
@@ -248,10 +256,25 @@ class Cuts:
     def server_lost(self, shard: int, finished: int) -> float:
         """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by.
 
-        The next checkpoint is whole: what that server had noted for its choice is gone."""
-        self.abandon(f"S{shard} is gone")
-        self._base = None
+        A checkpoint that waits for its part will not be; the next one is whole: that server is older than the rest."""
+        self.look()
+        if self._open is None or self._open.closing is None:
+            self.abandon(f"S{shard} is gone")
+        self._base, self._mixed = None, True
         return self.pls.lost(shard, finished)
+
+    def worker_lost(self, worker: int) -> None:
+        """A checkpoint that waits for what a dead worker holds will not be."""
+        waited_for = self._planned if self._planned is not None else self._number_open
+        if worker == self._giver and waited_for is not None and self._number - 1 not in self._dense:
+            self.abandon(f"W{worker} is gone")
+            self._planned = None
+
+    @property
+    def _number_open(self) -> int | None:
+        """Of the checkpoint that still waits for a worker's dense part."""
+        cut = self._open
+        return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
     def abandon(self, why: str) -> None:
         """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""

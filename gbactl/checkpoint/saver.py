@@ -53,6 +53,14 @@ class Chooser:
         chosen = self.order.choose(round(self.share * priority.size(self.spans)), self.table)
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
+    def part(self, kind: str) -> float:
+        """Which part of the rows a save of a kind has, at most."""
+        large = priority.size(self.spans)
+        if self.order is None or kind == "whole" or not len(self.table):
+            return 1.0
+        small = 0 if kind == "chosen" else len(self.table) - large
+        return (round(self.share * large) + small) / len(self.table)
+
     def _small(self) -> NDArray[np.int32]:
         small = np.ones(len(self.table), bool)
         for low, high in self.spans:

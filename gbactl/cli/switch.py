@@ -31,7 +31,9 @@ def command(
       gbactl switch switch.schedule='[{at: {samples: 3e6}, to: gba, set: {iota: 4}},
                                       {at: {fraction: 0.8}, to: sync}]'
     Points: day epoch samples step seconds fraction; `set` changes keys of
-    conf/mode/MODE.yaml, and how many workers train.
+    conf/mode/MODE.yaml, and how many workers train; fresh_optimizer: true
+    begins the optimizer's state anew.
+      gbactl switch mode=sync switch=auto            sync or gba, by itself
 
     \b
     While it runs:

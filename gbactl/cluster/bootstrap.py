@@ -294,7 +294,6 @@ def work(
     from gbactl.cluster.turns import Place, join
     from gbactl.cluster.worker import DataSource, Worker
     from gbactl.collective import surviving
-    from gbactl.collective.base import Single
     from gbactl.collective.factory import connect
     from gbactl.faults.delay import Delay
     from gbactl.kernels import load
@@ -323,8 +322,9 @@ def work(
         return DenseBlock(value, flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
     if cfg.collects:
-        later = boot.epoch > 0 and cfg.collective.name != surviving.NAME  # a ring that was formed takes nobody in
-        collective = collective or (Single() if later else connect())
+        collective = collective or connect(late=boot.epoch > 0)
+    if isinstance(collective, surviving.Surviving):
+        exchange.on_absent = collective.leave_out
     served = ServedDense(flat, exchange)
     sides: dict[str, DenseSide] = {"servers": served}
     trainer = TrainerDense(flat, exchange, served, lambda: make_block(copied(flat.initial())), collective)
@@ -337,7 +337,7 @@ def work(
         replica = ReplicatedDense(
             flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
         )
-        if cfg.resume is not None:
+        if cfg.resume is not None and boot.epoch == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
             replica.restored()
         sides["workers"] = replica

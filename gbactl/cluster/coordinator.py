@@ -96,7 +96,7 @@ class Coordinator:
             Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
-            Fenced: self._on_fenced, Event: self._on_event, ClosedReplicas: self._on_closed, Pong: self._on_pong,
+            Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
             Saved: self._on_saved, DenseSaved: self._on_dense_saved,
         }  # fmt: skip
         self.recovery = Recovery(self)
@@ -171,6 +171,7 @@ class Coordinator:
         )  # fmt: skip
         training.stop_at, training.ranges, self._training = stop_at, rest, training
         self.cuts.watch(training)
+        training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
         for worker in self.losses.gone:
             training.left(worker)
         training.serve()
@@ -183,6 +184,7 @@ class Coordinator:
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self.record.phases[-1].update(self.trainers.phase())
         self._progress()
+        self.recovery.rejoin()
         return policy.phase.samples
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
@@ -352,11 +354,13 @@ class Coordinator:
         worker = peer.index
         while worker in self._waiting:  # once for each batch that it asked for
             self._waiting.remove(worker)
+        self.trainers.left(worker)
         batches = [] if self._training is None else self._training.leaving(worker)
         if self._switcher is not None and self._switcher.auto is not None:
             self._switcher.auto.controller.gone(worker)
         self.losses.fence(worker, self._phase_number, batches, peer.epoch)
         self.members.tell("worker", Absent(worker))
+        self.cuts.worker_lost(worker)
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):

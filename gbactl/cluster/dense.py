@@ -24,6 +24,8 @@ from gbactl.store.dense import DenseBlock, dense_range
 from gbactl.store.norms import dense_square
 from gbactl.store.schedule import due
 
+NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DenseSide.packed
+
 
 class Sides:
     """The ways a run has to keep its dense parameters, and the one in use: home -> side."""
@@ -57,8 +59,9 @@ class DenseSide(Protocol):
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
 
-    def packed(self) -> tuple[int, int, Any]:
-        """(optimizer steps, P, DenseBlock.packed) of what is held here, for a checkpoint."""
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
+        """(optimizer steps, P, DenseBlock.packed) of what is held here when `after` steps (0: any number) are taken,
+        for a checkpoint; None before that. P is -1 where that is over, or nothing is held here."""
 
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
@@ -131,9 +134,9 @@ class ServedDense:
         """See DenseSide."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Any]:
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
         """See DenseSide: nothing is held here."""
-        return 0, 0, np.empty(0, np.float32)
+        return NOT_HERE
 
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Push rows and dense slices."""
@@ -162,6 +165,7 @@ class ReplicatedDense:
         self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans)
         self._weight = np.float32(1.0)
         self._begun = self._again = False
+        self._taken = -1  # the last step; another worker's batches of it may still come
 
     def leave(self) -> None:
         """See DenseSide."""
@@ -213,8 +217,10 @@ class ReplicatedDense:
             self.gradient[low:high] *= self._weight
         self._filling.filled(part)
 
-    def packed(self) -> tuple[int, int, Any]:
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
         """See DenseSide."""
+        if after and self._taken != after - 1:
+            return None if self._taken < after - 1 else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
@@ -260,5 +266,6 @@ class ReplicatedDense:
         if self.survival is not None:
             self.survival.take(grant.token)
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
+        self._taken = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)

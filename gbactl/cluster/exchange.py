@@ -50,6 +50,8 @@ from gbactl.kernels.base import Floats, Unique
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
 
+LATER = object()  # a question that cannot be answered yet
+
 
 @dataclass(slots=True)
 class Item:
@@ -124,8 +126,8 @@ class Exchange:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks = 0
         self._stopped = False
-        #: called by the reading thread: a batch of a step at hand has come late; another worker is gone
-        self.on_more: Callable[[], None] = lambda: None
+        #: called by the reading thread: a batch of this step is next; another worker is gone
+        self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
@@ -141,8 +143,8 @@ class Exchange:
         """The next batch with its rows there; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
-        payload), each when every batch that was granted before it is done: a batch of no samples may be among them,
-        for which nobody waits.
+        payload), each when every batch that was granted before it is done (a batch of no samples may be among them,
+        for which nobody waits), and once more after the next one where that is LATER.
         """
         with self._cv:
             self._done(lane)
@@ -175,7 +177,9 @@ class Exchange:
         finally:
             self._cv.acquire()
             self._answering = False
-        if told is not None:
+        if told is LATER:
+            self._questions.appendleft((question, self._gone_items + 1))
+        elif told is not None:
             self.coordinator.send(*(told if type(told) is tuple else (told,)))
         self._cv.notify_all()
 
@@ -350,10 +354,9 @@ class Exchange:
             self._queue.append(item)
         self._granted_items += 1
         first = len(self._queue) + len(self._busy) <= self.lanes
-        if late:
-            self._pull(item)
-            self.on_more()
-        elif first or self._phase.prefetch_rows or not self._phase.training:
+        if self._queue[0] is item:
+            self.on_more(grant.token)
+        if late or first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
     def _late(self, item: Item) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gbactl.cluster.exchange import Exchange, Item
+from gbactl.errors import ClusterError
 from gbactl.kernels.base import Floats
 from gbactl.models.flat import FlatModel
 from gbactl.replicas.replica import Replica
@@ -76,9 +77,9 @@ class Lane:
         """Replicas differ; what is judged and summed up is what the servers hold."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Any]:
-        """See DenseSide: nothing of a replica is saved."""
-        return 0, 0, np.empty(0, np.float32)
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
+        """See DenseSide. Raises ClusterError: nothing here is what a checkpoint could hold (see config/rules.py)."""
+        raise ClusterError("Replicas that differ have no checkpoint; type checkpoint=none.")
 
     def leave(self) -> None:
         """See DenseSide."""

@@ -24,7 +24,8 @@ class Members:
     def hello(self, channel: Channel, hello: Hello) -> None:
         """A node has come; workers learn the servers' addresses once all are known. Raises WireError."""
         node = (hello.role, hello.number)
-        if self.settled and hello.role == "worker" and self._joins(channel, hello.number):
+        if self.settled and hello.role == "worker":
+            self._joins(channel, hello.number)
             return
         expected = 0 <= hello.number < self.expected.get(hello.role, 0)
         if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
@@ -35,15 +36,15 @@ class Members:
         if len(self.addresses) == self.expected["server"]:
             self._tell_workers()
 
-    def _joins(self, channel: Channel, number: int) -> bool:
+    def _joins(self, channel: Channel, number: int) -> None:
         """A worker in the place of one that is gone: it is no member before it is admitted."""
         vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
         before = self.joining.get(number)
-        if not vacant or number != channel.peer.index or (before and before.peer.epoch >= channel.peer.epoch):
-            return False
+        later = channel.peer.epoch > (0 if before is None else before.peer.epoch)
+        if not vacant or not later or (channel.peer.role, channel.peer.index) != ("worker", number):
+            raise WireError(f"{channel.peer} does not belong to this run as worker {number}.")
         self.joining[number] = channel
         channel.send(Setup(self._servers()))
-        return True
 
     def admit(self, number: int) -> Channel:
         """A worker that was joining is a member from now on."""

@@ -371,13 +371,16 @@ class Saved(NamedTuple):
 
 
 class SaveDense(NamedTuple):
-    """To a worker: tell the dense parameters as they are behind the batches that it has now."""
+    """To a worker: tell the dense parameters as they are after `step` steps of the job, or as they are now (0)."""
 
     number: int
+    step: int
 
 
 class DenseSaved(NamedTuple):
-    """The answer to SaveDense: payload float32 (see DenseBlock.packed) with `params` parameters, after `step` steps."""
+    """The answer to SaveDense: payload float32 (see DenseBlock.packed) with `params` parameters, after `step` steps.
+
+    `params` -1: it is too late."""
 
     number: int
     step: int

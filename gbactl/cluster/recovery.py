@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
-from gbactl.cluster.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
+from gbactl.cluster.messages import Absent, BeginPhase, Inspected, MoveDense, Pong, Stop
 from gbactl.cluster.recoveries import Recoveries
 from gbactl.collective import surviving
+from gbactl.collective.shm import available
 from gbactl.errors import ClusterError
 from gbactl.faults.failures import Hang
 from gbactl.faults.injector import Injector
@@ -45,6 +46,7 @@ class Recovery:
         self._fails = plan.fails
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
         self._ready: set[int] = set()
+        self._broken = False  # the workers' dense parts may differ in their last bits
 
     @property
     def replaces(self) -> bool:
@@ -75,7 +77,7 @@ class Recovery:
                 self._silent(worker)
         if self._ready and c.now.home == "servers" and (c._training is not None or c._evaluation is not None):
             self.admit(self.begun)
-        elif self._ready and c._training is not None and c._training.stopped is None:
+        elif (self._ready or self._broken) and c._training is not None and c._training.stopped is None:
             c._training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
 
     def _lives(self, process: str) -> bool:
@@ -106,6 +108,9 @@ class Recovery:
     def lost(self, channel: Channel, failure: str = "death") -> None:
         """A node that belonged to the run is missed."""
         self.times.detected(str(channel.peer), failure)
+        cfg = self.c.cfg
+        ring = cfg.collective.name != surviving.NAME and cfg.cluster.name == "local"
+        self._broken |= ring and self.c.now.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
         """Whether who asks for a batch is a successor that is not admitted yet; it gets one then."""
@@ -135,10 +140,15 @@ class Recovery:
     @property
     def survivable(self) -> bool:
         """Whether the mode at hand goes on when a worker dies."""
-        cfg = self.c.cfg
-        if self.c.now.home == "replicas":
-            return not self.c.now.collective_now
-        return self.c.now.home == "servers" or (cfg.collective.name == surviving.NAME and cfg.cluster.name == "local")
+        now, virtual = self.c.now, self.c.cfg.cluster.name == "virtual"
+        return not now.collective_now or (now.home == "workers" and (virtual or available()))
+
+    @property
+    def outside(self) -> list[int]:
+        """Successors that the all-reduce does not know: a ring takes nobody in, and nothing is under it."""
+        if self.c.cfg.cluster.name == "virtual" or available():
+            return []
+        return sorted(worker for worker, channel in self.c.members.of("worker").items() if channel.peer.epoch > 0)
 
     def begin(self) -> None:
         """A phase begins, of which workers are told next."""
@@ -147,17 +157,19 @@ class Recovery:
 
     def rejoin(self) -> None:
         """Between two phases, in `sync`: one worker gives the dense part to the servers, and all with the successors
-        take it from there."""
-        c = self.c
-        if c.now.home == "replicas":
-            self.admit(None)
+        take it from there. So they have the same again where a ring broke in the middle of a sum. Trainers all begin
+        with what the servers hold then, too."""
+        c, home = self.c, self.c.now.home
+        ready = any(not c.losses.fencing(worker) for worker in self._ready)
+        if home == "servers" or not (ready or self._broken):
             return
-        if c.now.home == "servers" or not any(not c.losses.fencing(worker) for worker in self._ready):
-            return
+        self._broken = False
         mover = c.switcher.mover
-        mover.move("servers")
+        mover.move("servers", home)
         self.admit(None, "servers")
-        mover.move("workers")
+        mover.move(home, "servers")
+        for worker in c.losses.gone:  # in the new generation nobody knows yet who is missing
+            c.members.tell("worker", Absent(worker))
 
     def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
         """Let successors in that are ready. `begun`: the phase at hand, of which they do not know; `home`: who holds
@@ -171,8 +183,7 @@ class Recovery:
         c = self.c
         channel = c.members.admit(worker)
         c.losses.returned(worker)
-        for each in ("servers", home) if home == "replicas" else (home,):  # a trainer takes over what they come to
-            channel.send(MoveDense(each, -1, NO_TURN))
+        channel.send(MoveDense(home, -1, NO_TURN))
         if begun is not None:
             channel.send(begun)
         if c._training is not None:

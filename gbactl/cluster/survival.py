@@ -31,7 +31,7 @@ class Survival:
         self._first: int | None = None  # of this generation
         self._token = -1  # of the step at hand
         collective.wanted = self._wanted
-        exchange.on_more = collective.interrupt
+        exchange.on_more = self._more_comes
         exchange.on_absent = collective.leave_out
 
     def begin(self, item: Item) -> bool:
@@ -58,6 +58,10 @@ class Survival:
     def more(self) -> bool:
         """Whether another batch of the step at hand is this worker's."""
         return self.exchange.has_batch_of(self._token)
+
+    def _more_comes(self, step: int) -> None:
+        if step <= self._token:
+            self.collective.interrupt()
 
     def _wanted(self) -> bool:
         return self.exchange.over() or self.more()

@@ -117,8 +117,12 @@ class Switcher:
 
     def _reason(self, cfg: RunConfig) -> str:
         """Why a switch that is due cannot be; empty if it can."""
-        gone = ", ".join(f"W{worker}" for worker in self.c.losses.gone)
-        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.collective_now else ""
+        if not cfg.collective_now:
+            return ""
+        if gone := ", ".join(f"W{worker}" for worker in self.c.losses.gone):
+            return f"{gone} died, and {cfg.mode.name} needs every worker"
+        outside = ", ".join(f"W{worker}" for worker in self.c.recovery.outside)
+        return f"{outside} came later, and no all-reduce takes one in without shared memory" if outside else ""
 
     @property
     def _patience(self) -> float:

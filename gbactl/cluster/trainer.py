@@ -113,8 +113,6 @@ class TrainerDense(Lane):
             return CentreMeeting(self.replica, rule, self._notes, self._elastic)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
-        if isinstance(self.collective, Surviving):
-            self.collective.undeal()  # `sync` may have dealt its parts
         return RoundMeeting(self.replica, rule, self._notes, self.collective, float(self._trains))
 
     def stepped(self) -> None:
@@ -161,6 +159,8 @@ class TrainerDense(Lane):
 
     def take_over(self, turn: int) -> None:
         """See DenseSide: every trainer begins with what the servers hold."""
+        if isinstance(self.collective, Surviving):
+            self.collective.renew(turn)  # others may have come since it was formed, or parts been dealt
         self._fetch()
         self._fresh = self._common = True
 

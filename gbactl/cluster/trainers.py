@@ -93,6 +93,11 @@ class Trainers:
             self._told.add(worker)
             self.members.of("worker")[worker].send(CloseReplicas(self._turn))
 
+    def left(self, worker: int) -> None:
+        """A worker is gone, and what its threads asked for: one in its place asks for its own."""
+        self._more = [each for each in self._more if each != worker]
+        self._late.pop(worker, None)
+
     def one_too_many(self, worker: int) -> bool:
         """Whether a worker that asks for a batch does so for a thread of a phase that is over."""
         if not self._late[worker]:

@@ -6,7 +6,7 @@ The only place where a policy meets the world. A gradient costs the coordinator 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +63,8 @@ class Training:
         self.ordered: Callable[[int], None] = lambda steps: None
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # when it was told to
+        self.one_each = False  # whether a worker that asks early has to wait: without prefetch in this phase
+        self._flying: Counter[int] = Counter()  # batches of each worker
         self._openings = -1
         self._parts: dict[int, dict[int, Staged]] = {}
         self._leaving: set[int] = set()
@@ -82,13 +84,14 @@ class Training:
 
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
-        grant = self.policy.take(worker)
+        grant = None if self.one_each and self._flying[worker] else self.policy.take(worker)
         if grant is None:
             return False
         if not asked:
             self._unasked.add(grant.batch)
         self.clock.tick()
         if grant.samples:
+            self._flying[worker] += 1
             self.log.grant(worker, grant.batch, grant.token)
         scale = self.lr_scale(grant.progress) if grant.divisor else 0.0
         self.workers[worker].send(
@@ -124,6 +127,7 @@ class Training:
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
         for batch in mine:
             self._parts.pop(batch, None)
+        self._flying.pop(worker, None)  # one in its place has none
         return mine
 
     def left(self, worker: int) -> None:
@@ -170,6 +174,7 @@ class Training:
         pulled = self._pulled(rows, dense)
         self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
         self.log.announce(one.worker, one.batch, rows, dense)
+        self._flying[one.worker] -= 1
         self.clock.announced()
         before = self.policy.ledger.finished
         self._carry_out(self.policy.announce(one.worker, one.batch), before, one.worker)

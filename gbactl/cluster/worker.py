@@ -13,7 +13,7 @@ import numpy as np
 
 from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
 from gbactl.cluster.dense import DenseSide, Sides
-from gbactl.cluster.exchange import Exchange, Item, Question
+from gbactl.cluster.exchange import LATER, Exchange, Item, Question
 from gbactl.cluster.messages import BeginPhase, DenseSaved, Granted, Inspect, Inspected, Moved, MoveDense, SaveDense
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.cluster.turns import AnyTime, Turns
@@ -112,10 +112,10 @@ class Worker:
         return self.sides.now
 
     def _answer(self, question: Question) -> Any:
-        """The message that answers, or (message, payload), or nothing."""
+        """The message that answers, (message, payload), LATER, or None where there is nothing to tell."""
         if isinstance(question, SaveDense):
-            step, params, values = self.dense.packed()
-            return DenseSaved(question.number, step, params), values.view(np.uint8)
+            found = self.dense.packed(question.step)
+            return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
             self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)

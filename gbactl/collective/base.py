@@ -135,5 +135,8 @@ class Single:
     def wait(self, handle: Any) -> None:
         """Return at once."""
 
+    def abandon(self) -> None:
+        """Nobody else can be gone."""
+
     def close(self) -> None:
         """Nothing to release."""

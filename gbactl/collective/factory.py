@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 
 from gbactl.collective.base import Collective, Single
+from gbactl.collective.falling import FallingCollective, FallingMeeting, Ring
 from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.meeting import Meeting
 from gbactl.collective.rendezvous import HorovodRendezvous
-from gbactl.collective.shm import SharedMemoryMeeting
+from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting, available
 from gbactl.errors import ConfigError
 
 NAMES = ("horovod", "gloo", "shm")
@@ -27,8 +28,10 @@ def open_rendezvous(
     bind: str = "127.0.0.1",
     cycle_time_ms: float = 3.0,
     timeout: float = 30.0,
+    survives: bool = False,
 ) -> Meeting:
-    """Start the launcher's side for `size` ranks of one host; `timeout` is in seconds.
+    """Start the launcher's side for `size` ranks of one host; `timeout` is in seconds. `survives`: where a rank dies
+    the sums go on, in shared memory if there is any.
 
     Raises MissingDependencyError when Horovod is asked for and is not there, ConfigError for an unknown
     name, ClusterError when `bind` cannot be bound.
@@ -37,17 +40,27 @@ def open_rendezvous(
         raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
     if name == "shm":
         return SharedMemoryMeeting(size)
+    made: Meeting
     if name == "horovod":
-        return HorovodRendezvous(size, bind, cycle_time_ms, timeout)
-    return GlooRendezvous(size, bind, run_dir, timeout)
+        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout)
+    else:
+        made = GlooRendezvous(size, bind, run_dir, timeout)
+    return FallingMeeting(made, SharedMemoryMeeting(size)) if survives and available() else made
 
 
-def connect() -> Collective:
+def connect(late: bool = False) -> Collective:
     """Join the group described by this process's environment. A process outside any group is alone.
 
-    Raises ClusterError when the ring does not form.
+    `late`: in the place of another one, whose ring is broken. Raises ClusterError when the ring does not form.
     """
-    name = os.environ.get("GBACTL_COLLECTIVE", "")
+    name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
+    if folder is None:
+        return Single() if late else _ring(name)
+    slots = SharedMemoryCollective(Path(folder), int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"]))
+    return slots if name == "shm" else FallingCollective(None if late else _ring(name), slots)
+
+
+def _ring(name: str) -> Ring:
     if name == "horovod":
         from gbactl.collective.horovod import HorovodCollective
 
@@ -56,9 +69,4 @@ def connect() -> Collective:
         from gbactl.collective.gloo import GlooCollective
 
         return GlooCollective(os.environ)
-    if name == "shm":
-        from gbactl.collective.shm import SharedMemoryCollective
-
-        folder = Path(os.environ["GBACTL_SUM_FOLDER"])
-        return SharedMemoryCollective(folder, int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"]))
     return Single()

@@ -17,6 +17,7 @@ from gbactl.collective.base import as_tensor, rank_gone
 from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.errors import ClusterError
 
+PATIENCE = datetime.timedelta(seconds=1)  # how often a wait looks whether it was given up
 STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a dead peer is noticed at once
 
 
@@ -78,6 +79,11 @@ class GlooCollective:
         except Exception as error:
             raise ClusterError("torch.distributed could not form its ring; see the worker's log.") from error
         self._open = True
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """See falling.Ring."""
+        self._abandoned = True
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
@@ -90,10 +96,13 @@ class GlooCollective:
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
-        try:
-            handle.work.wait()
-        except Exception as error:
-            raise rank_gone(handle.name, self.rank) from error
+        while True:
+            try:
+                handle.work.wait(PATIENCE)
+                return
+            except Exception as error:
+                if self._abandoned or handle.work.is_completed():
+                    raise rank_gone(handle.name, self.rank) from error
 
     def close(self) -> None:
         """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""

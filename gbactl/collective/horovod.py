@@ -16,6 +16,7 @@ from gbactl.collective.base import as_tensor, rank_gone
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
+PATIENCE_SECONDS = 1.0  # what a wait may still take when somebody is gone
 FIRST_SLEEP, ADAPTING, LONGEST_USUAL = 0.75, 0.1, 0.02
 HOW_TO_GET_IT = (
     "collective=horovod needs Horovod, which cannot be imported here ({reason}); type `make install` in a "
@@ -60,7 +61,12 @@ class HorovodCollective:
         self.rank: int = self._hvd.rank()
         self.size: int = self._hvd.size()
         self._open = True
+        self._abandoned: float | None = None
         self._usual: dict[str, float] = {}
+
+    def abandon(self) -> None:
+        """See falling.Ring."""
+        self._abandoned = time.monotonic()
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
@@ -80,6 +86,8 @@ class HorovodCollective:
                 time.sleep(FIRST_SLEEP * self._usual.get(handle.name, 0.0))
             while not self._hvd.poll(handle.number):
                 time.sleep(POLL_SECONDS)
+                if self._abandoned is not None and time.monotonic() > self._abandoned + PATIENCE_SECONDS:
+                    raise TimeoutError
             self._hvd.synchronize(handle.number)
         except Exception as error:
             raise rank_gone(handle.name, self.rank) from error

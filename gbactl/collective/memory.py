@@ -125,10 +125,6 @@ class MemoryCollective(Surviving):
         """See Surviving."""
         self._dealt = (number, part, parts)
 
-    def undeal(self) -> None:
-        """See Surviving."""
-        self._dealt = None
-
     def leave_out(self, rank: int) -> None:
         """See Surviving; nothing is ever overwritten here."""
 
@@ -139,7 +135,7 @@ class MemoryCollective(Surviving):
 
     def renew(self, generation: int) -> None:
         """See Surviving."""
-        self._generation = generation
+        self._generation, self._dealt = generation, None
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""

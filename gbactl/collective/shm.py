@@ -75,6 +75,11 @@ class _Handle:
     parts: int
 
 
+def available() -> bool:
+    """Whether this machine has what it takes."""
+    return bool(FUTEX) and SHARED_MEMORY.is_dir()
+
+
 def alive(pid: int) -> bool:
     """Whether process `pid` can still do anything: a zombie cannot."""
     try:
@@ -101,10 +106,6 @@ class SharedMemoryCollective(Surviving):
         """See Surviving."""
         self._dealt = (number, part, parts)
 
-    def undeal(self) -> None:
-        """See Surviving."""
-        self._dealt = None
-
     def leave_out(self, rank: int) -> None:
         """See Surviving."""
         self._absent.add(rank)
@@ -120,6 +121,7 @@ class SharedMemoryCollective(Surviving):
         """See Surviving."""
         self._buckets.clear()
         self._absent.clear()
+        self._dealt = None
         self.folder = self._root / str(generation)
         self.folder.mkdir(exist_ok=True)
 
@@ -156,6 +158,10 @@ class SharedMemoryCollective(Surviving):
                 np.add(handle.buffer, parts[part], out=handle.buffer)
         if handle.parts == 1:
             np.copyto(handle.buffer, parts[0])
+        self.passed(handle)
+
+    def passed(self, handle: _Handle) -> None:
+        """This rank has the round's sum, and will read nothing of it any more."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -215,7 +221,7 @@ class SharedMemoryMeeting(Meeting):
     """A private folder in shared memory, removed at close()."""
 
     def __init__(self, size: int) -> None:
-        if not FUTEX or not SHARED_MEMORY.is_dir():
+        if not available():
             raise ConfigError(
                 "collective=shm needs Linux and /dev/shm; type collective=gloo."
             )

@@ -28,10 +28,6 @@ class Surviving(ABC):
         twice, with the same numbers. A wait sums the parts in their order."""
 
     @abstractmethod
-    def undeal(self) -> None:
-        """Every rank puts in its own part again, in rounds that count themselves; a dead one breaks a wait."""
-
-    @abstractmethod
     def leave_out(self, rank: int) -> None:
         """A rank is gone: nobody waits for what it has yet to read."""
 
@@ -41,4 +37,4 @@ class Surviving(ABC):
 
     @abstractmethod
     def renew(self, generation: int) -> None:
-        """Nothing is in flight: begin anew with all ranks that are there, some of which may be new."""
+        """Nothing is in flight: begin anew, nothing dealt, with all ranks that are there, some of which may be new."""

@@ -162,7 +162,8 @@ class Run:
         from gbactl.collective.factory import open_rendezvous
 
         bind, cycle = self.cfg.cluster.bind, c.cycle_time_ms
-        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle) as meeting:
+        survives = self.cfg.cluster.lost_worker != "end"
+        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives) as meeting:
             yield [meeting.environment(rank) for rank in range(workers)]
 
     def _follow(self, children: Children) -> None:

@@ -95,7 +95,7 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
-    """Raise EventLogError for phases whose dense sums nobody knows the order of: of gradients, or of replicas."""
+    """Raise EventLogError for phases with replicas, or whose gradients were summed in an order that nobody knows."""
     replicas = [phase.mode.name for cfg in cfgs for phase in cfg.phases if phase.home == "replicas"]
     if replicas:
         raise EventLogError(

@@ -39,11 +39,14 @@ class Side(Protocol):
     def finish(self, worker: VirtualWorker, item: Item) -> None:
         """A worker has computed: push, and free the worker when it may go on."""
 
+    def resume(self, worker: VirtualWorker) -> None:
+        """A worker has a batch: if it waits, and the batch is one of the same step, it goes on."""
+
     def checksum(self) -> tuple[str, str]:
         """(checksum, model sum) of what a worker holds."""
 
-    def packed(self) -> tuple[int, int, Floats]:
-        """(optimizer steps, P, DenseBlock.packed) of what workers hold, for a checkpoint."""
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """See DenseSide in cluster/dense.py."""
 
     def leave(self) -> None:
         """Somebody else holds the dense vector from now on."""
@@ -56,9 +59,9 @@ class Sides(Protocol):
     def now(self) -> Side:
         """The one in use."""
 
-    def move(self, home: str) -> list[tuple[int, Floats]]:
-        """Nothing is in flight: use another. What the first to call it has to give to the servers: (optimizer
-        steps, float32) for every shard; nothing where they have it, or were given it."""
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+        """Nothing is in flight: worker `index` uses another. What the first to call it has to give to the servers:
+        (optimizer steps, float32) for every shard; nothing where they have it, or were given it."""
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """(optimizer steps, float32) of every shard have come from the servers."""

@@ -91,13 +91,16 @@ class ServedSide:
         for part, (low, high) in zip(parts, self.compute.cuts, strict=True):
             part[:] = self._whole[low:high]
 
+    def resume(self, worker: VirtualWorker) -> None:
+        """See worker.Side: nobody waits here."""
+
     def checksum(self) -> tuple[str, str]:
         """See worker.Side."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Floats]:
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See worker.Side: nothing is held here."""
-        return 0, 0, np.empty(0, np.float32)
+        return 0, -1, np.empty(0, np.float32)
 
     def leave(self) -> None:
         """See worker.Side."""
@@ -107,13 +110,15 @@ class ServedSide:
 class OrderedSum:
     """A sum of vectors in the order of their ranks, whenever they come: ((v0 + v1) + v2) + ..."""
 
-    def __init__(self, size: int, ranks: int) -> None:
+    def __init__(self, size: int) -> None:
         self.total = np.zeros(size, np.float32)
-        self._ranks, self._next = ranks, 0
+        self._next = 0
         self._held: dict[int, Floats] = {}
 
     def add(self, rank: int, vector: Floats) -> None:
-        """Take part; the vector is copied if it has to wait for one before it."""
+        """Take part, once; the vector is copied if it has to wait for one before it."""
+        if rank < self._next or rank in self._held:
+            return
         if rank != self._next:
             self._held[rank] = vector.copy()
             return
@@ -128,10 +133,12 @@ class OrderedSum:
             np.add(self.total, vector, out=self.total)
         self._next += 1
 
+    def complete(self, ranks: int) -> bool:
+        """Whether so many ranks have taken part."""
+        return self._next == ranks
+
     def take(self) -> Floats:
-        """The whole sum, valid until the next `add`. Raises ValueError while a rank is missing."""
-        if self._next != self._ranks:
-            raise ValueError(f"rank {self._next} of {self._ranks} did not take part")
+        """The sum, valid until the next `add`."""
         self._next = 0
         return self.total
 
@@ -154,30 +161,51 @@ class Ring:
 
 
 class ReplicatedSide:
-    """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step."""
+    """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step.
 
-    def __init__(self, compute: Compute, block: DenseBlock, ring: Ring, norms_every: int = 0) -> None:
+    Who dies is not waited for: others are dealt its batches, as in cluster/survival.py. `members`: who takes part."""
+
+    def __init__(
+        self, compute: Compute, block: DenseBlock, ring: Ring, global_batch: int, norms_every: int = 0
+    ) -> None:
         self.compute, self.flat, self.block = compute, compute.flat, block
         self.ring, self.norms_every = ring, norms_every
         self._none = [0] * compute.servers
-        self._sum = OrderedSum(self.flat.size, ring.workers)
+        self._sum, self._global_batch = OrderedSum(self.flat.size), global_batch
+        self.members = set(range(ring.workers))
+        self._before = block.value.copy()  # the parameters that the last step was taken from
+        self._taken, self._parts, self._stepping = -1, 0, False
+        self._again: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
         self._payloads: dict[int, Payloads] = {}
-        self._there: list[VirtualWorker] = []
+        self._there: dict[int, tuple[VirtualWorker, Item]] = {}
         self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
         """Compute now: the vector is this step's until everybody has finished."""
-        gradient = self._gradient
-        if item.grant.samples == 0:
-            gradient[:] = 0.0
-        else:
-            self._payloads[worker.index] = computed(self.compute, item, self._none)
-            self.flat.gradient_into(gradient)
-            weight = item.grant.samples / item.phase.local_batch
-            if weight != 1.0:
-                gradient *= np.float32(weight)
-        self._sum.add(worker.index, gradient)
+        grant, phase, gradient = item.grant, item.phase, self._gradient
+        width = self._global_batch // phase.local_batch
+        first = (grant.token - phase.first_step) * width
+        if grant.samples and grant.token <= self._taken:
+            self._compute_again(worker, item)
+            return
+        self._parts = min(width, -(-phase.samples // phase.local_batch) - first)
+        if grant.samples == 0:
+            return
+        self._payloads[worker.index] = computed(self.compute, item, self._none)
+        self.flat.gradient_into(gradient)
+        weight = grant.samples / phase.local_batch
+        if weight != 1.0:
+            gradient *= np.float32(weight)
+        self._sum.add(grant.batch - first, gradient)
+
+    def _compute_again(self, worker: VirtualWorker, item: Item) -> None:
+        """A dead worker's batch of a step that is taken: its rows are missing."""
+        now = self.block.value.copy()
+        self.flat.load(self._before)
+        self._payloads[worker.index] = computed(self.compute, item, self._none)
+        self.flat.load(now)
+        self._again.add(worker.index)
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
         """Push the rows; the last worker to come starts the all-reduce."""
@@ -186,26 +214,57 @@ class ReplicatedSide:
         else:
             push(worker, item, self._payloads.pop(worker.index))
         worker.pull_ahead()
-        self._there.append(worker)
-        if len(self._there) == self.ring.workers:
+        if worker.index in self._again or worker.has_batch_of(item.grant.token):
+            self._again.discard(worker.index)
+            worker.free()
+            return
+        self._there[worker.index] = (worker, item)
+        self._look()
+
+    def _look(self) -> None:
+        """Begin the all-reduce when everybody who lives is there, and every part."""
+        if self._stepping or not self._there or not self.members <= set(self._there):
+            return
+        if self._sum.complete(self._parts):
+            worker, item = next(reversed(self._there.values()))
+            self._stepping = True
             worker.crew.events.after(self.ring.seconds(4 * self.flat.size, item.seconds), self._step, item)
+
+    def resume(self, worker: VirtualWorker) -> None:
+        """See worker.Side: it goes on if it waits for a step of which it has another batch now."""
+        _, item = self._there.get(worker.index, (worker, None))
+        if item is not None and not self._stepping and worker.has_batch_of(item.grant.token):
+            del self._there[worker.index]
+            worker.free()
+
+    def left(self, index: int) -> None:
+        """A worker is gone."""
+        self.members.discard(index)
+        self._there.pop(index, None)
+        self._look()
 
     def _step(self, item: Item) -> None:
         grant = item.grant
+        self._stepping, self._taken = False, grant.token
+        np.copyto(self._before, self.block.value)
         total = self._sum.take()
         if due(self.norms_every, grant.token):
             square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
-            self._there[0].coordinator.send(Norms(grant.token, square, []))
+            min(self._there.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
+                Norms(grant.token, square, [])
+            )
         self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
-        there, self._there = self._there, []
+        there, self._there = self._there, {}
         seconds = self.ring.work(self.flat.size)
-        for worker in there:
+        for worker, _ in there.values():
             worker.host.cores.run(seconds, worker.free)
 
-    def packed(self) -> tuple[int, int, Floats]:
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See worker.Side."""
+        if after and self._taken != after - 1:
+            return None if self._taken < after - 1 else (0, -1, np.empty(0, np.float32))
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:

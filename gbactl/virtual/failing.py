@@ -29,10 +29,18 @@ class Failing:
         """Act on what concerns who dies or is to be replaced."""
         if event.name == "inject":
             self._inject(event.fields)
-        elif event.name == "lost" and event.fields["replaced"]:
-            self.cluster.events.after(self.cluster.cost.restart, self._succeed, int(event.fields["process"][1:]))
+        elif event.name == "lost":
+            self._lost(int(event.fields["process"][1:]), event.fields)
         elif event.name == "result":
             self._over = True
+
+    def _lost(self, index: int, fields: dict[str, Any]) -> None:
+        worker = self.cluster.workers[index]
+        if fields["shared"]:
+            worker.die()  # as the launcher kills one that hangs: it could write into what others share
+        self.cluster.sides.left(index)
+        if fields["replaced"]:
+            self.cluster.events.after(self.cluster.cost.restart, self._succeed, index)
 
     def _inject(self, fields: dict[str, Any]) -> None:
         process, seconds = fields["process"], fields["seconds"]

@@ -150,7 +150,9 @@ class VirtualCluster:
         def saver(tell: Callable[[Any], None]) -> Saver | None:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
 
-        server = VirtualServer(self.hub, made, host, self.network, norms, saver)
+        server = VirtualServer(
+            self.hub, made, host, self.network, norms, saver, self.cfg.checkpoint.save_seconds
+        )  # fmt: skip
         server.served_dense = self.cfg.home == "servers"
         server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
         return server
@@ -165,7 +167,8 @@ class VirtualCluster:
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg
         source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
-        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self._sides())
+        self.sides = self._sides()
+        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides)
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self.wire(worker)
@@ -180,7 +183,7 @@ class VirtualCluster:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
             ring = Ring(self.cost, cfg.processes, hosts)
-            replicated = ReplicatedSide(self.compute, block, ring, cfg.train.norms_every)
+            replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
         rounds = Rounds(self.events, self.cost, cfg.processes, hosts)
         trainers = TrainerSide(self.compute, lambda: self._block(copied(flat.initial())), rounds)
         return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)

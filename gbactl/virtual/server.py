@@ -29,6 +29,7 @@ from gbactl.cluster.messages import (
     Push,
     PutDense,
     Rows,
+    Save,
     kind_of,
 )
 from gbactl.cluster.server import Server
@@ -64,8 +65,10 @@ class VirtualServer(Server):
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
-        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
+        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None, save_seconds: float = 0.0,
     ) -> None:  # fmt: skip
+        """`save_seconds`: nobody is served for so long while all is saved (O_s of the equations)."""
+        self.save_seconds = save_seconds
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
         self.network = network
         channel = network.connect(self, hub)
@@ -109,6 +112,8 @@ class VirtualServer(Server):
         elif isinstance(message, GetDense | PutDense | GiveReplica):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
+        elif isinstance(message, Save) and self.saver is not None and message.pace > 0:
+            seconds += self.save_seconds * self.saver.chooser.part(message.kind)
         elif isinstance(message, DropPart):
             self._sizes.pop(message.batch, None)
         elif isinstance(message, OrderStep):

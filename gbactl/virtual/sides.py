@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gbactl.errors import ClusterError
 from gbactl.kernels.base import Floats
 from gbactl.store.dense import DenseBlock
 from gbactl.virtual.compute import Compute
@@ -29,8 +30,8 @@ class TrainerSide:
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
         """See worker.Sides."""
-        made = self._trainers.get(worker.index)
-        if made is None or made.worker is not worker:  # another in its place
+        known = self._trainers.get(worker.index)
+        if known is None or known.worker is not worker:  # a successor has a replica of its own
             made = VirtualTrainer(worker, self._make_block(), self.compute.cuts, self._rounds)
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
@@ -57,13 +58,16 @@ class TrainerSide:
         seconds = worker.crew.cost.replica_step(self.flat.size)
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
 
+    def resume(self, worker: VirtualWorker) -> None:
+        """See worker.Side: nobody waits for others."""
+
     def checksum(self) -> tuple[str, str]:
         """Replicas differ; what is judged is what the servers hold."""
         return "", ""
 
-    def packed(self) -> tuple[int, int, Floats]:
-        """See worker.Side: nothing of a replica is saved."""
-        return 0, 0, np.empty(0, np.float32)
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """See cluster/lane.py."""
+        raise ClusterError("Replicas that differ have no checkpoint; type checkpoint=none.")
 
     def leave(self) -> None:
         """See worker.Side."""
@@ -91,17 +95,26 @@ class Sides:
         """See worker.Sides."""
         return self._trainers.trainer(worker)
 
-    def move(self, home: str) -> list[tuple[int, Floats]]:
+    def left(self, index: int) -> None:
+        """A worker is gone."""
+        if self._replicated is not None:
+            self._replicated.left(index)
+
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
         """See worker.Sides."""
+        replicas = self._replicated
         if home == self._home:
+            if replicas is not None and home == "workers":
+                replicas.members.add(index)
             return []
         self.now.leave()
         before, self._home, self._due = self._home, home, home == "workers"
+        if replicas is not None:
+            replicas.members = {index}
         if (before, home) != ("workers", "servers"):
             return []
-        assert self._replicated is not None
-        block = self._replicated.block
-        return [(block.step, block.packed(*cut)) for cut in self._replicated.compute.cuts]
+        assert replicas is not None
+        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.cuts]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """See worker.Sides; the same comes to every worker, for all of which there is one copy."""

@@ -166,9 +166,7 @@ class VirtualTrainer:
             self._wake(self._generation)
 
     def _wake(self, generation: int) -> None:
-        if self.worker.holds(self._wake, generation):
-            return
-        if generation == self._generation:
+        if generation == self._generation and not self.worker.holds(self._wake, generation):
             self._generation += 1
             self._pausing = False
             self._exchange(self._shadowed)
@@ -193,11 +191,13 @@ class VirtualTrainer:
         """Half of an exchange's own passes over the vector, then `call`."""
         worker = self.worker
         seconds = worker.crew.cost.meet(len(self.replica.value)) / 2 if self.trains else 0.0
-        worker.host.cores.run(seconds, call, *args)
+        worker.host.cores.run(seconds, self._worked, call, *args)
+
+    def _worked(self, call: Callable[..., None], *args: Any) -> None:
+        if not self.worker.holds(self._worked, call, *args):
+            call(*args)
 
     def _offer(self, began: float, done: Done) -> None:
-        if self.worker.holds(self._offer, began, done):
-            return
         met = self._encounter
         if isinstance(met, RoundEncounter):
             vector = met.offer(self._leaving)
@@ -220,8 +220,6 @@ class VirtualTrainer:
             self._arrived()
 
     def _answered(self, began: float, done: Done) -> None:
-        if self.worker.holds(self._answered, began, done):
-            return
         self._encounter.receive(self._centre, began, 8.0 * len(self._centre))
         done(False)
 

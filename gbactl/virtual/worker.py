@@ -132,10 +132,25 @@ class VirtualWorker(Mortal):
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
         item = Item(grant, self._phase, *self.crew.source.prepare(grant))
-        self._queue.append(item)
         self._granted_items += 1
-        if len(self._queue) + self.busy <= self.lanes or self._phase.prefetch_rows or not self._phase.training:
+        if not self._phase.served_dense and self.has_batch_after(item):
+            later = next(n for n, other in enumerate(self._queue) if other.grant.token > grant.token)
+            self._queue.insert(later, item)
             self._pull(item)
+            return
+        self._queue.append(item)
+        self.crew.sides.now.resume(self)
+        first = len(self._queue) + self.busy <= self.lanes
+        if first or self._phase.prefetch_rows or not self._phase.training:
+            self._pull(item)
+
+    def has_batch_after(self, item: Item) -> bool:
+        """Whether a batch of a later step is here already: this one was a dead worker's."""
+        return item.phase.training and any(other.grant.token > item.grant.token for other in self._queue)
+
+    def has_batch_of(self, step: int) -> bool:
+        """See Exchange."""
+        return bool(self._queue) and self._queue[0].phase.training and self._queue[0].grant.token <= step
 
     def _pull(self, item: Item) -> None:
         if item.pulled:
@@ -161,6 +176,7 @@ class VirtualWorker(Mortal):
         item.missing -= 1
         if item.ready:
             del self._tickets[rows.ticket]
+            self.crew.sides.now.resume(self)
             self._go_on()
 
     # -- computing ----------------------------------------------------------------------------------
@@ -199,8 +215,11 @@ class VirtualWorker(Mortal):
             self.coordinator.send(self._inspected())
             return
         if isinstance(question, SaveDense):
-            step, params, values = self.crew.sides.now.packed()
-            self.coordinator.send(DenseSaved(question.number, step, params), values.view(np.uint8))
+            found = self.crew.sides.now.packed(question.step)
+            if found is None:  # after the next batch
+                self._questions.appendleft((question, self._gone_items + 1))
+            else:
+                self.coordinator.send(DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
             return
         self.busy += 1
         if isinstance(question, MoveDense):
@@ -232,7 +251,7 @@ class VirtualWorker(Mortal):
                 sides.trainer(self).take_over(states)
             moved()
 
-        given = sides.move(question.home)
+        given = sides.move(question.home, self.index)
         if question.home == "servers":
             self.moves.give(given, moved)
         else:

@@ -114,3 +114,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> An
     assert done.code == 0, done.err
     yield launched.run_dir
     assert not launched.reap()
+
+
+@pytest.mark.slow
+def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(launcher: Launcher) -> None:
+    """Those left compute its batches: a cut's dense part is that of its step, whoever was asked and when."""
+    run = ("mode=sync", "collective=shm", "train.global_batch=384", "mode.local_batch=128", "cluster.workers=3",
+           "data.rows_per_day=16000")  # fmt: skip
+    plain = launcher.train(*run)
+    saved = ("checkpoint=full", "checkpoint.interval_steps=1", "checkpoint.keep=99", "cluster.lost_worker=continue")
+    killed = launcher.start(*run, *saved, "faults.plans=[{kind: kill, workers: [1], step: 12}]")
+    done = killed.finish()
+    assert done.code == 0, done.err
+    assert done.result["checksums"]["model"] == plain["checksums"]["model"]
+    cuts = [row for row in map(json.loads, command(launcher, "ls", str(killed.run_dir), "--json").splitlines())]
+    after = [row["name"] for row in cuts if 10 <= row["step"] <= 41][:4]
+    assert len(after) >= 2, cuts
+    for name in after:
+        again = launcher.start(
+            f"resume={killed.run_dir}/checkpoints/{name}", "faults.plans=[]", "checkpoint=none", small=False
+        ).finish()
+        assert again.code == 0, again.err
+        assert again.result["checksums"]["model"] == plain["checksums"]["model"], name

@@ -68,7 +68,7 @@ def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: P
     assert any(isinstance(record, eventlog.OrderRecord) for record in journal(done.run_dir))
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("sync", 2), ("gba", 1)])
+@pytest.mark.parametrize(("mode", "workers"), [("sync", 1), ("gba", 1)])
 def test_where_nobody_can_take_over_a_lost_worker_ends_the_run(launcher: Launcher, mode: str, workers: int) -> None:
     options = (f"mode={mode}", f"cluster.workers={workers}", "cluster.lost_worker=continue")
     launched = launcher.start(*LONG, *options, f"collective={collective()}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Launcher, alive, wait_for
+from tests.support.processes import Launcher, alive, collective, wait_for
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
         "mode.local_batch=128", "train.max_eval_samples=2000")  # fmt: skip
@@ -37,6 +37,14 @@ def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     assert injected["step"] >= 10 and not alive(injected["pid"])
     assert "W0 is gone" in done.err and "W0 is back" in done.err
     assert (done.run_dir / "logs" / "W0-1.log").exists() and launched.left_behind() == []
+
+
+def test_sync_goes_on_when_its_ring_is_broken(launcher: Launcher) -> None:
+    more = (*LONG[:1], *LONG[3:], "mode=sync", f"collective={collective()}", "train.global_batch=384")
+    result = launcher.train(*more, "model.hidden=[64]", "faults=kill_worker")
+    adds_up(result, 60_000)
+    assert [failed["process"] for failed in result["recovery"]] == ["W1"]
+    assert result["global_step"] == -(-60_000 // 384)
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from gbactl.errors import WireError
 class Recorder:
     """A channel that keeps what was sent."""
 
-    def __init__(self, role: str, index: int) -> None:
-        self.peer = Peer(role, index)
+    def __init__(self, role: str, index: int, epoch: int = 0) -> None:
+        self.peer = Peer(role, index, epoch)
         self.sent: list[Any] = []
 
     def send(self, message: Any, payload: Any = None) -> None:
@@ -29,8 +29,8 @@ class Recorder:
         pass
 
 
-def come(members: Members, role: str, index: int) -> Recorder:
-    channel = Recorder(role, index)
+def come(members: Members, role: str, index: int, epoch: int = 0) -> Recorder:
+    channel = Recorder(role, index, epoch)
     members.hello(channel, Hello(role, index, f"127.0.0.1:{7000 + index}", 1))
     return channel
 
@@ -92,3 +92,20 @@ def test_a_lost_node_is_forgotten_and_a_stranger_is_not_missed() -> None:
     assert members.of("worker") == {}
     with pytest.raises(WireError, match="W0 speaks for worker 0"):
         members.authentic(worker, "worker", 0)
+
+
+def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
+    members = Members(workers=1, servers=1)
+    come(members, "server", 0)
+    first = come(members, "worker", 0)
+    members.settled = True
+    with pytest.raises(WireError):
+        come(members, "worker", 0, 1)  # the place is taken
+    members.forget(first)
+    with pytest.raises(WireError):
+        come(members, "worker", 0)  # one of before
+    successor = come(members, "worker", 0, 1)
+    assert isinstance(successor.sent[0], Setup) and members.of("worker") == {}
+    with pytest.raises(WireError):
+        come(members, "worker", 0, 1)  # of the same epoch
+    assert members.admit(0) is successor and members.of("worker") == {0: successor} and not members.joining

@@ -190,6 +190,19 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_where_a_ring_breaks_all_get_the_same_parameters_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], when: str
+) -> None:
+    Victim(monkeypatch, 0, 4, when)
+    cfg = config("sync")
+    cfg.collective.name = "gloo"
+    result = run_in_memory(cfg, data, tmp_path)
+    adds_up(result)
+    assert model(result) == model(undisturbed)
+    assert len(result["phases"]) >= 2
+
+
 @pytest.mark.parametrize("turn", [2, 9])
 def test_sync_where_the_dead_workers_part_of_the_sum_is_missing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int

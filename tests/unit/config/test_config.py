@@ -130,3 +130,14 @@ def test_every_key_of_the_schema_is_a_scalar_or_a_list_when_flattened() -> None:
     assert flat["model.hidden"] == [400, 400, 400]
     assert {key.split(".")[0] for key in flat} == {f.name for f in dataclasses.fields(RunConfig)}
     assert flatten({"a": {"b": {"c": 1}}, "d": {}}) == {"a.b.c": 1, "d": {}}
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_replicas_have_no_checkpoint(switched: bool) -> None:
+    schedule = [{"at": {"samples": 9}, "to": "shadow_easgd"}] if switched else []
+    own: dict[str, Any] = {"mode": {"name": "gba" if switched else "shadow_easgd"}, "switch": {"schedule": schedule}}
+    check(from_dict(own))
+    with pytest.raises(ConfigError, match=r"mode=shadow_easgd keeps replicas .* type checkpoint=none"):
+        check(from_dict({**own, "checkpoint": {"name": "full"}}))
+    with pytest.raises(ConfigError, match=r"cannot go on from a checkpoint in mode=shadow_easgd"):
+        check(from_dict({**own, "resume": "runs/one"}))

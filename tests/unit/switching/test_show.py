@@ -31,6 +31,10 @@ def test_a_job_fits_a_terminal() -> None:
                  "step 100: sync to gba, after a pause of 31 ms", "not done: W7 died"):  # fmt: skip
         assert part in text
     assert status(Path("runs/a"), {"switches": []}) == "a: starting"
+    look = {"sync": 1234.5, "gba": 5678.9, "reason": "gba promises 4.60 of sync, more than 1.21"}
+    told = status(Path("runs/a"), {**PROGRESS, "auto": look})
+    assert max(map(len, told.splitlines())) <= 80
+    assert "sync 1,234, gba 5,679 samples/s: gba promises 4.60 of sync, more than 1.21" in " ".join(told.split())
 
 
 def test_an_answer_is_a_sentence() -> None:
@@ -38,6 +42,8 @@ def test_an_answer_is_a_sentence() -> None:
     assert "already" in answer({**told, "state": "same"})
     assert answer({**told, "state": "done", "pause_ms": 12.3}).endswith("from step 9 on, after a pause of 12 ms.")
     assert answer({**told, "state": "done", "pause_ms": None}) == "The run goes on in gba from step 9 on."
+    fresh = {**told, "state": "done", "pause_ms": None, "fresh_optimizer": True}
+    assert answer(fresh) == "The run goes on in gba from step 9 on, its optimizer's state begun anew."
     assert "as soon as" in answer({**told, "state": "accepted"})
     with pytest.raises(GbactlError, match=r"^No switch: mode\.iota must be 0\.$"):
         answer({"state": "refused", "why": "mode.iota must be 0."})
@@ -52,3 +58,5 @@ def test_every_mode_has_a_number_of_its_own() -> None:
     assert legend().startswith("0 sync, 1 async")
     switches = [{"to": "gba", "day": "day 1", "first_sample": 0}, {"to": "sync", "day": "day 1", "first_sample": 64}]
     assert listed("sync", switches) == "sync; gba from day 1, sample 0; sync from day 1, sample 64"
+    anew = [{**switches[0], "fresh_optimizer": True}]
+    assert listed("sync", anew) == "sync; gba from day 1, sample 0, optimizer anew"

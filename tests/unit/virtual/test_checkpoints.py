@@ -15,7 +15,8 @@ from gbactl.config import CheckpointConfig, from_dict
 
 @pytest.mark.parametrize("mode", ["sync", "gba"])
 def test_saving_changes_nothing_and_sync_goes_on_bit_for_bit(mode: str, data: Path, tmp_path: Path) -> None:
-    cfg = dataclasses.replace(config(mode), checkpoint=CheckpointConfig("full", interval_steps=4, keep=9))
+    saved = CheckpointConfig("full", interval_steps=4, keep=9, save_seconds=0.0)
+    cfg = dataclasses.replace(config(mode), checkpoint=saved)
     whole, without = run(cfg, data, tmp_path / "a"), run(config(mode), data, tmp_path / "b")
     assert whole["checksums"] == without["checksums"]
     folder = Folder(tmp_path / "a" / "checkpoints")
@@ -31,7 +32,9 @@ def test_saving_changes_nothing_and_sync_goes_on_bit_for_bit(mode: str, data: Pa
 
 @pytest.mark.parametrize("name", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
 def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Path) -> None:
-    saved = CheckpointConfig(name, interval_steps=2, keep=99, share=0.5, base_every=2, large_tables=0.5)
+    saved = CheckpointConfig(
+        name, interval_steps=2, keep=99, share=0.5, base_every=2, large_tables=0.5, save_seconds=0.0
+    )
     cfg = dataclasses.replace(config("gba"), checkpoint=saved)
     result = run(cfg, data, tmp_path / "a")
     folder = Folder(tmp_path / "a" / "checkpoints")
@@ -52,7 +55,7 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Pa
 def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_path: Path) -> None:
     switches = [{"at": {"samples": 400}, "to": "gba"}, {"at": {"samples": 1000}, "to": "sync"}]
     cfg = config("sync", switches=switches)
-    cfg = dataclasses.replace(cfg, checkpoint=CheckpointConfig("full", interval_steps=1, keep=99))
+    cfg = dataclasses.replace(cfg, checkpoint=CheckpointConfig("full", interval_steps=1, keep=99, save_seconds=0.0))
     result = run(cfg, data, tmp_path / "a")
     modes = [phase["mode"] for phase in result["phases"]]
     assert modes == ["sync", "gba", "sync"]
@@ -70,3 +73,38 @@ def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_p
         if left == 0:
             assert again["checksums"]["model"] == result["checksums"]["model"]
     assert homes == {"servers", "workers"}
+
+
+@pytest.mark.parametrize(("name", "steps", "seconds"), [("full", 4, 300.0), ("cpr_mfu", 12, 150.0)])
+def test_a_save_takes_the_time_that_it_costs(
+    name: str, steps: int, seconds: float, data: Path, tmp_path: Path
+) -> None:
+    """12 steps. full saves at 4, 8 and 12; cpr_mfu half of the rows at 6, and all at 12. The last save of all, when
+    training is over, costs nothing."""
+    saved = CheckpointConfig(
+        name, interval_steps=steps, share=0.5, large_tables=1.0, base_every=1, target_pls=0.5, save_seconds=100.0
+    )
+    slow = run(dataclasses.replace(config("sync"), checkpoint=saved), data, tmp_path / "a")
+    fast = run(config("sync"), data, tmp_path / "b")
+    assert slow["virtual_seconds"] - fast["virtual_seconds"] == pytest.approx(seconds, abs=1.0)
+    assert slow["checksums"] == fast["checksums"]
+
+
+def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(data: Path, tmp_path: Path) -> None:
+    """Those left compute its batches: a cut's dense part is that of its step all the same."""
+    plain = run(config("sync"), data, tmp_path / "plain")
+    saved = CheckpointConfig("full", interval_steps=1, keep=99, save_seconds=0.0)
+    cfg = dataclasses.replace(config("sync", faults=[{"kind": "kill", "workers": [1], "step": 4}]), checkpoint=saved)
+    cluster = dataclasses.replace(cfg.cluster, lost_worker="continue")
+    cfg = dataclasses.replace(cfg, cluster=cluster, collective=dataclasses.replace(cfg.collective, name="shm"))
+    killed = run(cfg, data, tmp_path / "killed")
+    assert killed["checksums"]["model"] == plain["checksums"]["model"]
+    assert [failed["process"] for failed in killed["recovery"]] == ["W1"]
+    folder = Folder(tmp_path / "killed" / "checkpoints")
+    steps = [folder.chain(name).last.step for name in folder.names()[:-1]]
+    assert {3, 7} <= set(steps)
+    for name in folder.names()[:-1]:
+        values = {**at(folder.verified(name)), "resume": str(folder.path / name)}
+        values |= {"checkpoint": {"name": "none"}, "faults": {}}
+        again = run(from_dict(values), data, tmp_path / name)
+        assert again["checksums"]["model"] == plain["checksums"]["model"], name

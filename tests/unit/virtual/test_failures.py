@@ -63,6 +63,29 @@ def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, secon
         assert result["recovery"][0]["detected_s"] == pytest.approx(0.02, abs=0.015)
 
 
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("when", [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
+    data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: int
+) -> None:
+    plain = run(failing("sync"), data, tmp_path / "plain")
+    kill = {"kind": "kill", "workers": [1, 3], **when}
+    result = run(failing("sync", kill, lost=lost, restart=2000.0, prefetch=prefetch), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["checksums"]["model"] == plain["checksums"]["model"] and result["auc"] == plain["auc"]
+    assert [failed["process"] for failed in result["recovery"]] == ["W1", "W3"]
+    if lost == "replace":
+        assert all(failed["loaded_s"] is not None for failed in result["recovery"])
+
+
+def test_sync_where_a_worker_stands_still(data: Path, tmp_path: Path) -> None:
+    plain = run(failing("sync"), data, tmp_path / "plain")
+    hang = {"kind": "hang", "workers": [1], "step": 2, "seconds": 1.0}
+    result = run(failing("sync", hang), data, tmp_path / "run")
+    assert result["checksums"]["model"] == plain["checksums"]["model"] and len(result["recovery"]) == 1
+
+
 @pytest.mark.parametrize("mode", ["gba", "sync", "hop_bs"])
 def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: Path, mode: str) -> None:
     storm = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}

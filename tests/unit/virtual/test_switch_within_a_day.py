@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from virtual_runs import adds_up, config, model, run
 
-from gbactl.cluster.eventlog import ForgoRecord, GrantRecord, InfoRecord, StopRecord, read
+from gbactl.cluster.eventlog import AnnounceRecord, ForgoRecord, GrantRecord, InfoRecord, StopRecord, read
 from gbactl.config import RunConfig, check
 from gbactl.errors import ConfigError
 from tests.support.memory_cluster import run_in_memory
@@ -142,6 +142,26 @@ def test_a_point_before_the_last_whole_global_batch_of_a_day_waits_for_the_next_
     assert [p["mode"] for p in result["phases"]] == ["gba", "sync", "sync", "sync"]
     assert result["phases"][1]["pause_ms"] is None
     adds_up(result, 2400)
+
+
+@pytest.mark.parametrize("mode", ["gba", "async", "hop_bs", "hop_bw"])
+def test_without_prefetch_a_worker_holds_one_batch_whatever_it_asked_for_before(
+    data: Path, tmp_path: Path, mode: str
+) -> None:
+    """Before the switch it asks early; a token that waits with its batch would be stale for nothing."""
+    cfg = config("sync", cost=UNEVEN, faults=SLOW, prefetch=1, switches=[at("samples", 500, mode)])
+    adds_up(run(cfg, data, tmp_path), 1500)
+    phase, most = "", dict.fromkeys(("sync", mode), 0)
+    flying: dict[int, int] = {}
+    for record in read(tmp_path / "events.log"):
+        if isinstance(record, InfoRecord) and "first_step" in record.fields:
+            phase, flying = record.fields["mode"], {}
+        elif isinstance(record, GrantRecord):
+            flying[record.worker] = flying.get(record.worker, 0) + 1
+            most[phase] = max(most[phase], flying[record.worker])
+        elif isinstance(record, AnnounceRecord):
+            flying[record.worker] -= 1
+    assert most == {"sync": 2, mode: 1}
 
 
 def test_the_schedule_of_the_learning_rate_does_not_jump(data: Path, tmp_path: Path, lock_step: None) -> None:

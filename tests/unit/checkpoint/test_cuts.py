@@ -1,0 +1,175 @@
+"""The coordinator's part, with servers and workers that are told what to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.checkpoint.cuts import Cuts
+from gbactl.checkpoint.folder import Folder
+from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
+from gbactl.cluster.record import RunRecord
+from gbactl.config import CheckpointConfig, RunConfig
+
+
+class Channel:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+class Cluster:
+    """As much of a coordinator as a checkpoint needs: two servers, two workers, a clock to be set."""
+
+    def __init__(self, run_dir: Path, mode: str, **checkpoint: Any) -> None:
+        self.cfg = RunConfig(checkpoint=CheckpointConfig(**{"name": "full", "interval_steps": 2, **checkpoint}))
+        self.cfg.mode.name = mode
+        self.cfg.cluster.name = "virtual"  # the manifest is written within the call
+        self.now, self.time, self.step, self._training = self.cfg, 0.0, 0, None
+        self.hub = SimpleNamespace(now=lambda: self.time)
+        schema = SimpleNamespace(rows=11, numeric=0, cardinalities=(11,), shared_ids=False)
+        self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
+        self.record, self.switcher = RunRecord(self.hub.now), SimpleNamespace(plan=SimpleNamespace(taken=0))
+        self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
+        self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell)
+        self.events: list[dict[str, Any]] = []
+        self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
+        self.cuts.begin(1000)
+        self.training = SimpleNamespace()
+        self.cuts.watch(self.training)  # type: ignore[arg-type]
+
+    def _tell(self, role: str, message: Any) -> None:
+        for channel in self.nodes[role].values():
+            channel.send(message)
+
+    def _event(self, name: str, fields: dict[str, Any]) -> None:
+        self.events.append(fields)
+
+    def saves(self) -> list[Save]:
+        return [message for message in self.nodes["server"][0].sent if isinstance(message, Save)]
+
+    def answer(self, number: int, *shards: int, error: str = "") -> None:
+        for shard in shards:
+            self.cuts.saved(Saved(shard, number, 10, 3, {}, 0.1, error))
+
+
+def names(run_dir: Path) -> list[str]:
+    return Folder(run_dir / "checkpoints").names()
+
+
+def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    for step in (1, 2, 3, 4):
+        cluster.training.ordered(step)
+    assert [save.step for save in cluster.saves()] == [2], "one at a time"
+    cluster.answer(1, 0, 0)
+    assert names(tmp_path) == []
+    cluster.answer(7, 1)  # of another time
+    assert names(tmp_path) == []
+    cluster.answer(1, 1)
+    assert names(tmp_path) == ["cut-000001"]
+    assert [event["state"] for event in cluster.events] == ["planned", "saved"]
+
+
+def test_by_time(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", interval_steps=None, interval_seconds=10.0)
+    for step, now in ((1, 9.0), (2, 10.0), (3, 11.0)):
+        cluster.time = now
+        cluster.training.ordered(step)
+        cluster.answer(1, 0, 1)
+    assert [save.step for save in cluster.saves()] == [2]
+    cluster.time = 20.0
+    cluster.training.ordered(4)
+    assert [save.step for save in cluster.saves()] == [2, 4]
+
+
+def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(1, 1)
+    assert not cluster.nodes["worker"][1].sent, "another one's batch"
+    cluster.training.granted(0, 1)
+    assert cluster.nodes["worker"][0].sent == [SaveDense(1, 2)]
+    cluster.training.ordered(1)
+    assert cluster.saves() == []
+    cluster.training.ordered(2)
+    assert [save[:2] for save in cluster.saves()] == [(1, 2)]
+    cluster.answer(1, 0, 1)
+    assert names(tmp_path) == []
+    cluster.cuts.dense(DenseSaved(1, 2, 3), np.zeros(9, np.float32))
+    assert names(tmp_path) == ["cut-000001"]
+    assert (tmp_path / "checkpoints" / "cut-000001" / "dense.safetensors").exists()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_the_next_one_is_tried_where_the_worker_that_was_asked_dies(tmp_path: Path, opened: bool) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(0, 1)
+    if opened:
+        cluster.training.ordered(2)
+        cluster.answer(1, 0, 1)
+    cluster.cuts.worker_lost(1)
+    cluster.training.granted(0, 3)
+    assert len(cluster.nodes["worker"][0].sent) == 1, "it waits for the one"
+    del cluster.nodes["worker"][0]
+    cluster.cuts.worker_lost(0)
+    assert list((tmp_path / "checkpoints").glob("*")) == []
+    cluster.training.granted(1, 3)
+    assert cluster.nodes["worker"][1].sent == [SaveDense(2, 4)]
+
+
+def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", name="cpr_mfu", share=0.5)
+    cluster.training.ordered(1)
+    assert cluster.saves()[-1].kind == "chosen"
+    cluster.answer(1, 0)
+    cluster.answer(1, 1, error="no room")
+    assert names(tmp_path) == [] and cluster.events[-1] == {"state": "failed", "step": 1, "why": "no room"}
+    assert not (tmp_path / "checkpoints" / "cut-000001").exists()
+    cluster.training.ordered(2)
+    assert cluster.saves()[-1].kind == "whole"
+
+
+def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", name="cpr_ssu", share=0.5)
+    cluster.training.ordered(1)
+    cluster.answer(1, 0, 1)
+    cluster.training.ordered(2)
+    cluster.answer(2, 0)
+    assert cluster.cuts.server_lost(1, 500) == pytest.approx(500 / (2 * 1000))
+    assert names(tmp_path) == ["cut-000001"] and cluster.events[-1]["state"] == "failed"
+    cluster.training.ordered(3)
+    assert cluster.saves()[-1].kind == "whole"
+    assert cluster.cuts.summary()["checkpoint"]["pls"] == pytest.approx(0.25)
+
+
+def test_a_folder_that_cannot_be_made_costs_a_checkpoint_alone(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    (tmp_path / "checkpoints").write_text("in the way")
+    cluster.training.ordered(2)
+    assert cluster.events[-1]["state"] == "failed" and cluster.saves() == []
+    (tmp_path / "checkpoints").unlink()
+    cluster.training.ordered(4)
+    cluster.answer(2, 0, 1)
+    assert names(tmp_path) == ["cut-000002"]
+
+
+def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(0, 1)
+    cluster.training.ordered(2)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
+    assert cluster.events[-1]["state"] == "failed"
+    cluster.training.granted(0, 3)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
+    cluster.training.ordered(4)
+    cluster.cuts.dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
+    cluster.answer(2, 0, 1)
+    assert names(tmp_path) == ["cut-000002"]

@@ -1,0 +1,170 @@
+"""Sums whose parts are dealt: a rank may put in several, one or none, twice, late; whoever dies is not waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.collective.falling import FallingCollective
+from gbactl.collective.memory import MemoryGroup, sum_in_rank_order
+from gbactl.collective.shm import SharedMemoryCollective, available
+from gbactl.collective.surviving import InterruptedSum
+from gbactl.errors import ClusterError
+
+KINDS = ("memory", pytest.param("shm", marks=pytest.mark.skipif(not available(), reason="no shared memory")))
+N = 100
+
+
+def group(kind: str, size: int, folder: Path) -> list[Any]:
+    if kind == "shm":
+        return [SharedMemoryCollective(folder, rank, size) for rank in range(size)]
+    made = MemoryGroup(size, timeout=5)
+    return [made.member(rank) for rank in range(size)]
+
+
+def part(number: int, position: int) -> np.ndarray:
+    rng = np.random.default_rng([number, position])
+    return (rng.standard_normal(N) * 10.0 ** rng.integers(-3, 4, N)).astype(np.float32)
+
+
+def total(number: int, parts: int) -> bytes:
+    return sum_in_rank_order([part(number, position) for position in range(parts)]).tobytes()
+
+
+def put(rank: Any, number: int, position: int | None, parts: int) -> tuple[Any, np.ndarray]:
+    buffer = np.zeros(N, np.float32) if position is None else part(number, position)
+    rank.deal(number, position, parts)
+    return rank.start("d", buffer), buffer
+
+
+def summed(rank: Any, number: int, position: int | None, parts: int) -> bytes:
+    handle, buffer = put(rank, number, position, parts)
+    rank.wait(handle)
+    return buffer.tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_do_the_work_of_three_in_the_same_order(kind: str, tmp_path: Path) -> None:
+    """Rank 2 is gone; its part is rank 0's in one round and rank 1's in the next."""
+    one, two, _ = group(kind, 3, tmp_path)
+    for rank in (one, two):
+        rank.leave_out(2)
+    for number in range(1, 8):
+        worker, other = (one, two) if number % 2 else (two, one)
+        put(worker, number, 2, 3)
+        put(other, number, 1, 3)
+        assert summed(worker, number, 0, 3) == total(number, 3) == summed(other, number, 1, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_may_come_twice_and_a_rank_may_only_listen(kind: str, tmp_path: Path) -> None:
+    one, two = group(kind, 2, tmp_path)
+    put(one, 1, 0, 1)
+    assert summed(one, 1, 0, 1) == total(1, 1) == summed(two, 1, None, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wait_is_broken_off_for_something_else(kind: str, tmp_path: Path) -> None:
+    one, two = group(kind, 2, tmp_path)
+    wanted = threading.Event()
+    one.wanted = wanted.is_set
+    handle, buffer = put(one, 1, 0, 2)
+
+    def call() -> None:
+        time.sleep(0.05)
+        wanted.set()
+        one.interrupt()
+
+    threading.Thread(target=call).start()
+    with pytest.raises(InterruptedSum):
+        one.wait(handle)
+    wanted.clear()
+    put(two, 1, 1, 2)
+    one.wait(handle)
+    assert buffer.tobytes() == total(1, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_generation_begins_with_round_one(kind: str, tmp_path: Path) -> None:
+    one, two = group(kind, 2, tmp_path)
+    put(two, 1, 1, 2)
+    assert summed(one, 1, 0, 2) == total(1, 2)
+    for rank in (one, two):
+        rank.renew(5)
+    put(two, 1, 0, 1)
+    assert summed(one, 1, None, 1) == total(1, 1)
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_nothing_is_overwritten_that_a_slow_rank_still_has_to_read(tmp_path: Path) -> None:
+    one, two = group("shm", 2, tmp_path)
+    handles = [put(two, number, None, 1) for number in (1, 2)]
+    for number in (1, 2):
+        assert summed(one, number, 0, 1) == total(number, 1)
+    late = threading.Thread(target=put, args=(one, 3, 0, 1))
+    late.start()
+    late.join(0.1)
+    assert late.is_alive()  # round 3 goes where round 1 is
+    for number, (handle, buffer) in enumerate(handles, start=1):
+        two.wait(handle)
+        assert buffer.tobytes() == total(number, 1)
+    late.join(5)
+    assert not late.is_alive()
+
+
+class Brittle:
+    """A ring of one that breaks when it is told to."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.broken = self.abandoned = self.closed = False
+
+    def start(self, name: str, buffer: Any) -> Any:
+        return buffer
+
+    def wait(self, handle: Any) -> None:
+        if self.broken:
+            raise ClusterError("all-reduce d failed on rank 0: another rank is gone.")
+        handle[:] = 42.0
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_a_ring_that_breaks_leaves_the_sum_to_shared_memory(tmp_path: Path) -> None:
+    ring, slots = Brittle(), group("shm", 2, tmp_path)
+    one = FallingCollective(ring, slots[0])
+    assert summed(one, 1, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
+    put(slots[1], 1, 1, 2)
+    ring.broken = True
+    put(slots[1], 2, 1, 2)
+    assert summed(one, 2, 0, 2) == total(2, 2)
+    assert ring.abandoned and one.ring is None
+    one.close()
+    assert not ring.closed
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_without_room_the_ring_does_alone_until_it_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring, one = Brittle(), FallingCollective(None, group("shm", 2, tmp_path)[0])
+    one.ring = ring
+
+    def full(*_: Any) -> None:
+        raise ClusterError("/dev/shm has no room for 9 MiB.")
+
+    monkeypatch.setattr(SharedMemoryCollective, "start", full)
+    for number in (1, 2):
+        assert summed(one, number, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
+    ring.broken = True
+    with pytest.raises(ClusterError, match="another rank is gone"):
+        summed(one, 3, 0, 2)

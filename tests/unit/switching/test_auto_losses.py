@@ -1,0 +1,48 @@
+"""switch=auto where a worker dies, on a cluster of threads: it counts those left, asks for nothing that needs all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster.auto import NAME
+from gbactl.cluster.worker import Worker
+from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
+from gbactl.data.prepare import prepare
+from tests.support.memory_cluster import Killed, run_in_memory
+
+DATA = {
+    "name": "synthetic", "rows_per_day": 8000, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
+    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
+}  # fmt: skip
+
+
+def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Worker._train
+
+    def train(self: Any, item: Any) -> None:
+        if self.exchange.index == 1:
+            raise Killed
+        plain(self, item)
+
+    monkeypatch.setattr(Worker, "_train", train)
+    cfg = RunConfig(
+        mode=ModeConfig("gba", prefetch=0),
+        model=ModelConfig(dim=4, hidden=[16, 8]),
+        cluster=ClusterConfig(workers=3, servers=2, lost_worker="continue"),
+        train=TrainConfig(global_batch=192, eval_batch=500),
+        switch=SwitchConfig(name="auto", every=0.001, window=1.0, margin=9.0, minimum_stay=0.0),  # sync is preferred
+        seed=5,
+    )
+    result = run_in_memory(check(cfg), prepare({**DATA, "cache": str(tmp_path / "cache")}), tmp_path / "run")
+    looks = [json.loads(line) for line in (tmp_path / "run" / NAME).read_text().splitlines()]
+    assert looks and {look["workers"] for look in looks} == {2}
+    assert {look["wanted"] for look in looks} == {"sync"}
+    why = {look["obstacle"] for look in looks}
+    assert why - {"the run has handed out its last batch"} == {"W1 died, and sync needs every worker"}
+    assert {phase["mode"] for phase in result["phases"]} == {"gba"} and result["auto"]["switched"] == []
+    samples = result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] == 8000

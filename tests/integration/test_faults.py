@@ -38,7 +38,7 @@ def checked(result: dict[str, Any], worker: str, factor: float, within: float) -
     assert found["error"] == pytest.approx(found["observed"] / found["injected"] - 1.0)
 
 
-@pytest.mark.parametrize("mode", ["gba", "async"])
+@pytest.mark.parametrize("mode", ["gba", pytest.param("async", marks=pytest.mark.slow)])
 def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Launcher, mode: str) -> None:
     result = launcher.train(*FAULTY, f"mode={mode}", "faults=one_slow")
     checked(result, "W1", 4.0, NOISE)

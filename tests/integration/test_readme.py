@@ -46,6 +46,7 @@ def test_command(workplace: Path, command: str) -> None:
     assert done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_own_data_commands(workplace: Path) -> None:
     """The commands under "Your data" take the formats they name."""
     from tests.support.samples import write_samples

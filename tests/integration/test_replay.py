@@ -50,6 +50,7 @@ def recorded(launcher: Launcher, mode: str, tmp_path: Path, *more: str, tracking
 
 ALWAYS = ("async", "gba", "hop_bw")
 EVERY = [*ALWAYS, *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m not in ALWAYS)]
+FEW = ["gba", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "gba")]
 
 
 @pytest.mark.parametrize("mode", EVERY)
@@ -68,7 +69,7 @@ def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_pat
     assert log.stat().st_size <= 100 * 2 * 157
 
 
-@pytest.mark.parametrize("mode", EVERY)
+@pytest.mark.parametrize("mode", FEW)
 def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
     launcher: Launcher, tmp_path: Path, mode: str
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_run_is_found_by_its_id_and_damage_is_named(launcher: Launcher, tmp_pa
     assert unknown.returncode == 2 and "There is no run no-such-run" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_a_run_with_sync_phases_comes_out_again(launcher: Launcher, tmp_path: Path) -> None:
     """Four processes whose gradients are added up in shared memory, in their order; there, back and there again."""
     data = splits(tmp_path / "data", rows=5000)

@@ -144,7 +144,9 @@ def draining(launched: Launched) -> None:
     wait_for(lambda: "a switch to" in path.read_text())
 
 
-@pytest.mark.parametrize(("lost", "to"), [("end", "bsp"), ("continue", "bsp"), ("continue", "sync")])
+@pytest.mark.parametrize(
+    ("lost", "to"), [("end", "bsp"), pytest.param("continue", "bsp", marks=pytest.mark.slow), ("continue", "sync")]
+)
 def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
     """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it.
 

@@ -60,6 +60,7 @@ def test_what_was_fitted_on_2_and_4_workers_holds_for_8(dataset: Dataset, tmp_pa
         assert told(mode, 8, found.cost).eps == pytest.approx(told(mode, 8, MACHINE).eps, rel=0.08), mode
 
 
+@pytest.mark.slow
 def test_rates_alone_are_enough(dataset: Dataset, tmp_path: Path) -> None:
     told = predictor(dataset, tmp_path)
     rates = [replace(one, cpu={}) for one in observed(told)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import bootstrap
+from gbactl.cluster import working
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import Event
 from gbactl.config import (
@@ -131,13 +131,13 @@ def test_who_dies_before_it_has_joined_is_replaced_again(
 ) -> None:
     """Its connection breaks; the run still waits for somebody."""
     Victim(monkeypatch, 0, 4, "before")
-    plain, tries = bootstrap.warm_up, []
+    plain, tries = working.warm_up, []
 
     def warm_up(*args: Any) -> None:
         tries.append(1)
         plain(*args)
 
-    monkeypatch.setattr(bootstrap, "warm_up", warm_up)
+    monkeypatch.setattr(working, "warm_up", warm_up)
     result = run_in_memory(config("gba", workers=1), data, tmp_path)
     adds_up(result)
     assert len(tries) == 1
@@ -232,7 +232,7 @@ def test_a_successor_takes_part_in_sync(
     """The others wait for it before they go on, so that it comes in time."""
     Victim(monkeypatch, 1, 3, "before")
     there = threading.Event()
-    plain, warm = Exchange.push, bootstrap.warm_up
+    plain, warm = Exchange.push, working.warm_up
 
     def warm_up(*args: Any) -> None:
         warm(*args)
@@ -243,7 +243,7 @@ def test_a_successor_takes_part_in_sync(
             there.wait(8)
         plain(self, item, *rest)
 
-    monkeypatch.setattr(bootstrap, "warm_up", warm_up)
+    monkeypatch.setattr(working, "warm_up", warm_up)
     monkeypatch.setattr(Exchange, "push", push)
     told: list[Event] = []
     result = run_in_memory(config("sync"), data, tmp_path, told=told)
@@ -322,13 +322,13 @@ def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: threading.Event
 ) -> None:
     """It wakes up when its successor works, and pushes what it had: the servers do not take it."""
-    useful = bootstrap.warm_up
+    useful = working.warm_up
 
     def warm_up(*args: Any) -> None:
         useful(*args)
         hung.set()
 
-    monkeypatch.setattr(bootstrap, "warm_up", warm_up)
+    monkeypatch.setattr(working, "warm_up", warm_up)
     plain = Exchange.push
 
     def push(self: Any, item: Any, *rest: Any) -> None:

@@ -23,20 +23,16 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, PeerGoneError
+from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
-DATA = {
-    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
 
 
 def config(mode: str, workers: int = 3, lost: str = "replace", hang: float = 10.0, **more: Any) -> RunConfig:

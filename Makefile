@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims shadowsync switching ui clean help
+.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims shadowsync switching cpr ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -56,6 +56,10 @@ switching: install ## the studies in experiments/switching (30 minutes; SIZE=ful
 	$(BIN)/python experiments/study.py experiments/switching/sweep.yaml --part carry --part carry_frappe --part day --part pauses
 	$(BIN)/python experiments/switching/pauses.py
 	$(BIN)/python experiments/switching/write_up.py
+
+cpr: install ## the study in experiments/cpr (30 minutes; SIZE=full: hours; SIZE=tiny: tries it out)
+	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml
+	$(BIN)/python experiments/cpr/write_cpr.py
 
 ui: install ## open the MLflow UI on the store of this directory
 	$(BIN)/gbactl ui

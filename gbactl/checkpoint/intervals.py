@@ -98,11 +98,15 @@ class Rhythm:
         return self.seconds / self.parts
 
 
-def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
+def costs_of(config: CheckpointConfig, servers: int) -> Costs:
     """Of a configuration. Raises ConfigError for times that cannot be."""
     c = config
-    costs = Costs(c.job_seconds, c.mtbf_seconds, servers, c.save_seconds, c.load_seconds, c.reschedule_seconds)
-    return estimate(c.name, costs, c.target_pls, c.interval_seconds)
+    return Costs(c.job_seconds, c.mtbf_seconds, servers, c.save_seconds, c.load_seconds, c.reschedule_seconds)
+
+
+def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
+    """Of a configuration. Raises ConfigError for times that cannot be."""
+    return estimate(config.name, costs_of(config, servers), config.target_pls, config.interval_seconds)
 
 
 def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:

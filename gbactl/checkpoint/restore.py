@@ -129,6 +129,15 @@ def _fit(block: DenseBlock, state: State) -> None:
         raise CheckpointError(f"The checkpoint's dense part does not fit: {error}") from error
 
 
+def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
+    """Rows, their optimizer and, if wanted, the dense slice of another shard of the same kind; the version stays."""
+    here, there = arrays_of(shard), arrays_of(other)
+    for name, array in here.items():
+        np.copyto(array, there[name])
+    if with_dense and shard.dense is not None:
+        shard.load_dense(other.dense_state())
+
+
 def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
     """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
 

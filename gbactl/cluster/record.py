@@ -38,8 +38,13 @@ class RunRecord:
         self._began = self.now()
 
     def go_on(self, seconds: float) -> None:
-        """It began so long ago: this run continues another."""
-        self._began = self.now() - seconds
+        """It began so long ago, or even before: this run continues another."""
+        self._began = min(self._began, self.now() - seconds)
+
+    @property
+    def began(self) -> float:
+        """When everybody was ready, by `now`."""
+        return self._began
 
     @property
     def seconds(self) -> float:

@@ -5,6 +5,7 @@ Virtual seconds may be too few or too many to be told by, and real ones would no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gbactl.cluster.coordinator import Coordinator
@@ -15,6 +16,14 @@ class VirtualCoordinator(Coordinator):
     """Its `hub` is a VirtualHub. `notes`: how often a phase says how far it is."""
 
     notes = 50
+    began: float | None = None  # when a run did that goes on in this cluster
+    told: Callable[[float], dict[str, Any]] | None = None  # of its checkpoints, more
+
+    def gather(self) -> None:
+        """See Coordinator."""
+        super().gather()
+        if self.began is not None:
+            self.record.go_on(self.hub.now() - self.began)
 
     def _progress_due(self, training: Training) -> bool:
         policy = training.policy
@@ -27,5 +36,8 @@ class VirtualCoordinator(Coordinator):
     _noted = (0, 0)
 
     def result(self, best: dict[str, Any]) -> dict[str, Any]:
-        """See Coordinator; and the virtual time that has passed."""
-        return {**super().result(best), "virtual_seconds": self.hub.now()}
+        """See Coordinator; and the virtual time that has passed, and what of it was spent on checkpoints."""
+        result = {**super().result(best), "virtual_seconds": self.hub.now()}
+        if "checkpoint" in result and self.told is not None:
+            result["checkpoint"] |= self.told(self.record.seconds)
+        return result

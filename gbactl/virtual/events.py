@@ -12,10 +12,11 @@ from typing import Any
 
 
 class Events:
-    """`now` is virtual seconds since the start; it moves only in `step` and `wait`."""
+    """`now` is virtual seconds of work since the start; it moves only in `step` and `wait`. `clock` counts, too, the
+    seconds for which everybody stood still, `stalled` in all."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0, stalled: float = 0.0) -> None:
+        self.now, self.stalled = now, stalled
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 
@@ -32,6 +33,17 @@ class Events:
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         """Call `delay` seconds from now."""
         self.at(self.now + delay, call, *args)
+
+    @property
+    def clock(self) -> float:
+        """What a clock on the wall shows."""
+        return self.now + self.stalled
+
+    def stall(self, seconds: float) -> None:
+        """Everybody stands still for so long: whatever is due comes as much later. Raises ValueError below 0."""
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"nobody stands still for {seconds} seconds")
+        self.stalled += seconds
 
     @property
     def next_time(self) -> float:

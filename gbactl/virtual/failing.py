@@ -27,6 +27,7 @@ class Failing:
 
     def heard(self, event: Event) -> None:
         """Act on what concerns who dies or is to be replaced."""
+        self.cluster.comebacks.heard(event)
         if event.name == "inject":
             self._inject(event.fields)
         elif event.name == "lost":
@@ -44,8 +45,14 @@ class Failing:
 
     def _inject(self, fields: dict[str, Any]) -> None:
         process, seconds = fields["process"], fields["seconds"]
+        if process[0] == "S" and self.cluster.coordinator.cuts.on:
+            self._server(int(process[1:]), fields["kind"], seconds)
+            return
         if process[0] != "W":
-            raise ClusterError(f"The fault plan hit {process} ({fields['kind']}): the run cannot go on without it.")
+            more = "; type checkpoint=cpr or full" if process[0] == "S" else ""
+            raise ClusterError(
+                f"The fault plan hit {process} ({fields['kind']}): the run cannot go on without it{more}."
+            )
         worker = self.cluster.workers[int(process[1:])]
         if fields["kind"] == "kill":
             worker.die()
@@ -53,6 +60,19 @@ class Failing:
         worker.freeze()
         if seconds is not None:
             self.cluster.events.after(seconds, worker.wake)
+
+    def _server(self, shard: int, kind: str, seconds: float | None) -> None:
+        """A server disappears, or stands still: that counts as its death when it lasts too long."""
+        cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
+        if kind == "kill":
+            cluster.comebacks.lost(shard)
+            return
+        if seconds is not None and seconds <= patience:
+            cluster.events.stall(seconds)
+            return
+        cluster.events.stall(patience)
+        cluster.comebacks.spent.rescheduling += patience
+        cluster.comebacks.lost(shard)
 
     def _succeed(self, index: int) -> None:
         """Another worker in the place of one that is gone."""

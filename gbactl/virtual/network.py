@@ -146,8 +146,8 @@ class VirtualHub:
         return [self._inbox.popleft()]
 
     def now(self) -> float:
-        """Virtual seconds."""
-        return self.events.now
+        """Virtual seconds, by the clock."""
+        return self.events.clock
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR

@@ -31,6 +31,7 @@ from gbactl.store.dense import DenseBlock, dense_range
 from gbactl.store.memory import copied
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
+from gbactl.virtual.comebacks import Before, Comebacks, EverybodyBack
 from gbactl.virtual.compute import Compute
 from gbactl.virtual.coordinator import VirtualCoordinator
 from gbactl.virtual.cost import CostModel
@@ -93,8 +94,12 @@ def place(cfg: RunConfig, events: Events) -> Hosts:
 class VirtualCluster:
     """One run's nodes. `run()` returns when the result has been told."""
 
-    def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:
-        self.cfg, self.dataset, self.run_dir, self.events = cfg, dataset, run_dir, Events()
+    def __init__(
+        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: Before | None = None
+    ) -> None:
+        """`before`: what the cluster leaves in whose place this one is."""
+        self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
+        self.events = Events() if before is None else Events(before.now, before.stalled)
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
         self.compute = self._compute()
@@ -104,10 +109,12 @@ class VirtualCluster:
         lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts)
         self.network = lossy if plan.stormy else Network(self.events, self.cost)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.failing = Failing(self)
+        self.failing, self.comebacks = Failing(self), Comebacks(self, before)
+        self.coordinator.told = self.comebacks.told
         self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
+        self.comebacks.begin()
 
     def run(self) -> None:
         """Train. Raises GbactlError."""
@@ -126,7 +133,8 @@ class VirtualCluster:
         return max(phase.mode.prefetch for phase in self.cfg.possible)
 
     def _heard(self, listen: Listen, event: Event) -> None:
-        listen(event)
+        if not (self.comebacks.before is not None and event.fields.get("state") == "planned"):  # that was told
+            listen(event)
         self.failing.heard(event)
 
     def wire(self, worker: VirtualWorker) -> None:
@@ -152,7 +160,7 @@ class VirtualCluster:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
 
         server = VirtualServer(
-            self.hub, made, host, self.network, norms, saver, self.cfg.checkpoint.save_seconds
+            self.hub, made, host, self.network, norms, saver, self.comebacks.saves
         )  # fmt: skip
         server.served_dense = self.cfg.home == "servers"
         server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
@@ -201,7 +209,13 @@ def run_virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen)
     from gbactl.cluster.scheduling import settle_garbage
 
     torch.set_num_threads(cfg.threads)
+    before: Before | None = None
     with flushed():
-        cluster = VirtualCluster(cfg, dataset, run_dir, listen)
-        settle_garbage()
-        cluster.run()
+        while True:
+            cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
+            settle_garbage()
+            try:
+                cluster.run()
+                return
+            except EverybodyBack:
+                before = cluster.comebacks.leave()

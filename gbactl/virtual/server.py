@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint.restore import take_over
 from gbactl.checkpoint.saver import Saver
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES
@@ -65,14 +66,17 @@ class VirtualServer(Server):
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
-        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None, save_seconds: float = 0.0,
+        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
+        saves: Callable[[Save, float], None] = lambda save, part: None,
     ) -> None:  # fmt: skip
-        """`save_seconds`: nobody is served for so long while all is saved (O_s of the equations)."""
-        self.save_seconds = save_seconds
+        """`saves` hears of what is saved, and of how much of all it is."""
+        self._saves = saves
+        self.useful: Callable[[], None] | None = None
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
         self.network = network
         channel = network.connect(self, hub)
-        super().__init__(hub, channel, shard, norms_every, saver_of(channel.send))
+        self._make_saver = lambda: saver_of(channel.send)
+        super().__init__(hub, channel, shard, norms_every, self._make_saver())
         self.process = Process(host.cores)
         self._sizes: dict[int, int] = {}
         self._paid: Pull | None = None
@@ -112,8 +116,6 @@ class VirtualServer(Server):
         elif isinstance(message, GetDense | PutDense | GiveReplica):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
-        elif isinstance(message, Save) and self.saver is not None and message.pace > 0:
-            seconds += self.save_seconds * self.saver.chooser.part(message.kind)
         elif isinstance(message, DropPart):
             self._sizes.pop(message.batch, None)
         elif isinstance(message, OrderStep):
@@ -132,6 +134,25 @@ class VirtualServer(Server):
     def _afresh(self, channel: Any, afresh: Afresh, frame: Frame) -> None:
         super()._afresh(channel, afresh, frame)
         self._packed = None
+
+    def _save(self, channel: Any, save: Save, frame: Frame) -> None:
+        if self.saver is not None:
+            self._saves(save, self.saver.chooser.part(save.kind))
+        super()._save(channel, save, frame)
+
+    def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:
+        """Hold what another process would in its place: `state`, and of a priority nothing. What is in flight would be
+        sent again, so it is kept. `useful` is called when this one works again."""
+        take_over(self.shard, state, with_dense)
+        self._dense = self._packed = None
+        self.saver, self.useful = self._make_saver(), useful
+
+    def handle(self, channel: Any, frame: Frame) -> None:
+        """See cluster.Server."""
+        super().handle(channel, frame)
+        if self.useful is not None and isinstance(frame.message, Pull | Push | OrderStep):
+            useful, self.useful = self.useful, None
+            useful()
 
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
         """All workers get the same copy."""

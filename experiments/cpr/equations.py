@@ -1,0 +1,163 @@
+"""Studies 2 and 5: the equations against jobs that are emulated without training, and what they say of other settings.
+
+    .venv/bin/python experiments/cpr/equations.py [--failures 10000] [--jobs 2000]     # prints both tables
+
+Costs 20 seconds. Seeded: the same tables every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gbactl.checkpoint.emulation import Outcome, emulate
+from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate
+from gbactl.checkpoint.overheads import Costs
+from gbactl.config import CheckpointConfig
+
+SERVERS, TARGET = 8, 0.035
+REFERENCE = costs_of(CheckpointConfig(), SERVERS)
+WITHIN = 0.05
+FAILURES, JOBS = 10_000, 2_000
+DISTRIBUTIONS: tuple[tuple[str, float | None], ...] = (("exponential", None), ("weibull", 0.7), ("gamma", 2.0))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A line: the costs, the target, `parts` saves in an interval, a whole one every `base_every` of them."""
+
+    name: str
+    variant: str
+    costs: Costs = REFERENCE
+    target: float = TARGET
+    parts: int = 1
+    base_every: int = 0
+
+    def expected(self) -> tuple[float, float]:
+        """(overhead, PLS) by the equations, of the variant even where another one is cheaper."""
+        found = estimate("cpr", self.costs, self.target)
+        if self.variant == "full":
+            return found.full_overhead, 0.0
+        return found.partial_overhead, self.target
+
+    def rhythm(self) -> Rhythm:
+        """When it saves."""
+        found = estimate("cpr", self.costs, self.target)
+        interval = found.full_interval if self.variant == "full" else found.partial_interval
+        return Rhythm(self.parts, interval, None, self.base_every)
+
+    def emulated(self, seed: int, distribution: str = "exponential", shape: float | None = None) -> Outcome:
+        """One job."""
+        recovery = "full" if self.variant == "full" else "partial"
+        return emulate(self.costs, self.rhythm(), recovery, seed, distribution, shape)
+
+    def long(self, failures: int) -> Setting:
+        """With so many failures in one job: its ends do not count."""
+        return replace(self, costs=replace(self.costs, job=failures * self.costs.between_failures))
+
+
+VARIANTS = (
+    Setting("full", "full"),
+    Setting("cpr", "cpr"),
+    Setting("scar, mfu, ssu", "cpr", parts=8),
+    Setting("scar, mfu, ssu; a base every 8 intervals", "cpr", parts=8, base_every=8),
+)
+
+
+def of_clock(outcome: Outcome) -> float:
+    """Overhead as a share of the time by the clock, saves and failures included."""
+    return outcome.overhead / (1.0 + outcome.overhead)
+
+
+def ratio(found: float, expected: float) -> str:
+    """found / expected; bold where that is within the target."""
+    if not expected:
+        return "-"
+    text = f"{found / expected:.3f}"
+    return f"**{text}**" if abs(found / expected - 1) <= WITHIN else text
+
+
+def against(failures: int = FAILURES, jobs: int = JOBS) -> str:
+    """Study 2: a line for each variant and distribution."""
+    heads = ("expected %", "of the clock's %", "/ expected", "of the job %", "/ expected", "PLS expected", "emulated",
+             "/ expected", "56 h: overhead %", "56 h: PLS")  # fmt: skip
+    lines = [f"| variant, failures | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for distribution, shape in DISTRIBUTIONS:
+        for setting in VARIANTS:
+            name = f"{setting.name}, {distribution}" + ("" if shape is None else f" {shape:g}")
+            cells = _line(setting, distribution, shape, failures, jobs)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    notes = (
+        f"one job of {failures:,} failures; 56 h: the mean of {jobs:,} jobs of the reference length.",
+        "The equations count failures and saves in T hours. A job whose training takes T lasts longer and so has more of "
+        "both: `of the job` divides by its training, `of the clock's` by all of its time, which is T as the equations have it.",
+        "A job of 56 h has 3.57 intervals of cpr: it saves 3 times, and the last piece of an interval loses less.",
+        f"bold: within {100 * WITHIN:g} %.",
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _line(setting: Setting, distribution: str, shape: float | None, failures: int, jobs: int) -> list[str]:
+    overhead, pls = setting.expected()
+    found = setting.long(failures).emulated(1, distribution, shape)
+    short = [setting.emulated(seed, distribution, shape) for seed in range(jobs)]
+    clock = of_clock(found)
+    return [
+        f"{100 * overhead:.3f}", f"{100 * clock:.3f}", ratio(clock, overhead),
+        f"{100 * found.overhead:.3f}", ratio(found.overhead, overhead), f"{pls:.4f}", f"{found.pls:.4f}",
+        ratio(found.pls, pls), f"{100 * mean(short, 'overhead'):.3f}", f"{mean(short, 'pls'):.4f}",
+    ]  # fmt: skip
+
+
+def mean(outcomes: Sequence[Outcome], name: str) -> float:
+    """Of one number of several jobs."""
+    return statistics.fmean(getattr(each, name) for each in outcomes)
+
+
+def others() -> Iterator[tuple[str, Costs, float]]:
+    """Study 5: the reference setting, and one thing changed at a time."""
+    yield "reference", REFERENCE, TARGET
+    names = {"save": "O_s", "load": "O_l", "reschedule": "O_r", "between_failures": "T_f", "servers": "N"}
+    for key, name in names.items():
+        for factor in (0.25, 0.5, 2, 4):
+            value = type(getattr(REFERENCE, key))(getattr(REFERENCE, key) * factor)
+            yield f"{name} x {factor:g}", replace(REFERENCE, **{key: value}), TARGET
+    for target in (0.001, 0.005, 0.01, 0.02, 0.05, 0.1):
+        yield f"PLS {target:g}", REFERENCE, target
+
+
+def sensitivity(failures: int = FAILURES // 5) -> str:
+    """Study 5: a line a setting; emulated beside it, one long job each."""
+    heads = ("full: T_s h", "full %", "emulated %", "partial: T_s h", "partial %", "emulated %", "PLS emulated",
+             "full / partial", "chosen")  # fmt: skip
+    lines = [f"| setting | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for name, costs, target in others():
+        found = estimate("cpr", costs, target)
+        whole = Setting(name, "full", costs, target).long(failures).emulated(2)
+        part = Setting(name, "cpr", costs, target).long(failures).emulated(2)
+        lines.append(
+            f"| {name} | {found.full_interval / 3600:.2f} | {100 * found.full_overhead:.2f} | {100 * of_clock(whole):.2f} "
+            f"| {found.partial_interval / 3600:.2f} | {100 * found.partial_overhead:.2f} | {100 * of_clock(part):.2f} "
+            f"| {part.pls:.4f} | {found.full_overhead / found.partial_overhead:.1f} | {found.recovery} |"
+        )
+    notes = (
+        "O_s 5.4 min, O_l 2 min, O_r 1 min, T_f 28 h, N 8, PLS .035: the reference; each line changes one of them.",
+        f"emulated: one job of {failures:,} failures, overhead as a share of its time by the clock.",
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--failures", type=int, default=FAILURES, help="in the one long job of a line")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="of the reference length, for a line")
+    given = parser.parse_args()
+    print(against(given.failures, given.jobs))
+    print(sensitivity(max(1, given.failures // 5)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Study 1: what saving and failing cost a job, and what they do to AUC, as Markdown. Pure; costs a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from done import Done
+
+from gbactl.report.stats import Difference, paired
+
+TARGET_OVERHEAD, TARGET_AUC = 0.0068, 0.0005  # of the abstract
+PARTS = ("saving", "loading", "rescheduling", "again")
+HEADS = ("expected %", "overhead %", *(f"{part} %" for part in PARTS), "PLS expected", "PLS", "lost updates %",
+         "samples again", "AUC - none", "MB saved")  # fmt: skip
+Results = dict[str, dict[str, Any]]
+
+
+def by_line(cells: Iterable[Done], key: str = "line") -> dict[str, Results]:
+    """{line: {seed: result}}."""
+    found: dict[str, Results] = {}
+    for cell in cells:
+        found.setdefault(cell.options.get(key, "none"), {})[cell.seed] = cell.result
+    return found
+
+
+def mean_of(values: Sequence[float]) -> Difference:
+    """Mean and half of its 95 % interval."""
+    found = paired([(0.0, value) for value in values])
+    assert found is not None
+    return found
+
+
+def written(values: Sequence[float], digits: int, sign: str = "", most: float | None = None) -> str:
+    """Mean +- half; bold where all of the interval lies within `most` of 0."""
+    each = mean_of(values)
+    half = 0.0 if each.half is None else each.half
+    text = f"{each.mean:{sign}.{digits}f}" + ("" if each.half is None else f" +-{each.half:.{digits}f}")
+    return f"**{text}**" if most is not None and abs(each.mean) + half <= most else text
+
+
+def row(line: Results, none: Results) -> list[str]:
+    """The cells of a line, against the jobs of the same seeds in which nothing failed."""
+    told = [result["checkpoint"] for result in line.values()]
+    longer = [each["virtual_seconds"] / none[seed]["virtual_seconds"] - 1 for seed, each in line.items()]
+    overhead = [f"{100 * each[f'{each["recovery"]}_overhead']:.2f}" for each in told]
+    lost = [each["lost_updates"] for each in told]
+    auc = [each["auc"] - none[seed]["auc"] for seed, each in line.items()]
+    return [
+        overhead[0], written([100 * x for x in longer], 2, most=100 * TARGET_OVERHEAD),
+        *(written([100 * each["overhead"][part] for each in told], 3) for part in PARTS),
+        f"{told[0]['expected_pls']:.4f}", written([each["pls"] for each in told], 4),
+        "-" if None in lost else written([100 * x for x in lost], 3),
+        f"{mean_of([each['overhead']['samples_again'] for each in told]).mean:,.0f}",
+        written(auc, 5, sign="+", most=TARGET_AUC), f"{mean_of([each['bytes'] / 1e6 for each in told]).mean:,.0f}",
+    ]  # fmt: skip
+
+
+def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
+    """A line each."""
+    found, [plain] = by_line(cells), by_line(none).values()
+    lines = [f"| variant | {' | '.join(HEADS)} |", f"| --- |{' ---: |' * len(HEADS)}"]
+    lines += [f"| {name} | {' | '.join(row(line, plain))} |" for name, line in found.items()]
+    hours = mean_of([each["virtual_seconds"] / 3600 for each in plain.values()]).mean
+    auc = mean_of([each["auc"] for each in plain.values()]).mean
+    failures = mean_of([float(len(each["recovery"])) for line in found.values() for each in line.values()]).mean
+    notes = (
+        f"none: {hours:.1f} h, AUC {auc:.5f}, {len(plain)} seeds; {failures:.1f} failures a job; +-: half of a 95 % "
+        "interval over seeds, of differences or ratios in pairs of one seed.",
+        "expected: by the equations; overhead: by the clock, against the job of the same seed without saves and failures; "
+        "its parts as they were charged, `again`: training that was undone and done once more.",
+        "lost updates: row updates undone, of all; samples again: trained a second time after a full recovery.",
+        f"bold: all of the interval is at or under {100 * TARGET_OVERHEAD:.2f} %, or within +-{TARGET_AUC} AUC.",
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"

@@ -1,0 +1,163 @@
+"""Study 4: what each priority costs a server: bytes a row, microseconds a step, milliseconds a choice, and in EPS.
+
+    .venv/bin/python experiments/cpr/priorities.py [--rows 1000000] [--batch 512] [--steps 40] [--rounds 15]
+
+One real shard with Adam takes steps of single gradients, with log-uniform (Zipf) ids, watched by each priority in turn;
+rounds alternate and medians of ratios are told. EPS: a worker and its server on one core, the worker's batch measured
+beside it, so nothing is hidden behind other work. Costs a minute on an otherwise idle machine; writes
+runs/studies/cpr/priorities.json, which write_cpr.py puts into results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from gbactl.checkpoint import priority
+from gbactl.checkpoint.saver import Chooser
+from gbactl.kernels.denormals import flush
+from gbactl.store.optim import OptimizerSpec
+from gbactl.store.part import Order, Part
+from gbactl.store.shard import Shard
+from gbactl.store.spec import ShardSpec
+
+WIDTH, FIELDS, NUMERIC, HIDDEN, SHARE = 17, 26, 13, [400, 400, 400], 0.125
+NAMES = ("none", "scar", "mfu", "ssu")
+OUT = Path("runs/studies/cpr/priorities.json")
+
+
+class Bench:
+    """A shard of f32[rows, WIDTH] and gradients of `batch` samples for it."""
+
+    def __init__(self, rows: int, batch: int) -> None:
+        self.shard = Shard(ShardSpec(0, 1, rows, WIDTH, row_optimizer=OptimizerSpec("adam", 1e-3)))
+        self.rng, self.rows, self.ids = np.random.default_rng(0), rows, batch * FIELDS
+        self.turn = 0
+        spans = [(0, rows)]
+        self.choosers = {
+            name: Chooser(self.shard, priority.make(name, self.shard.table, spans, SHARE, 1), spans, SHARE)
+            for name in NAMES[1:]
+        }
+
+    def parts(self, count: int) -> list[Part]:
+        """Gradients whose rows are drawn anew."""
+        found = []
+        for _ in range(count):
+            drawn = np.exp(self.rng.random(self.ids) * np.log(self.rows)).astype(np.int64) - 1
+            index = np.unique(drawn).astype(np.int32)
+            found.append(Part(index, self.rng.normal(0, 1e-3, (len(index), WIDTH)).astype(np.float32)))
+        return found
+
+    def step(self, name: str, parts: Sequence[Part]) -> float:
+        """Mean seconds of a step, watched by a priority."""
+        self.shard.watcher = None if name == "none" else self.choosers[name].touched
+        first = self.turn
+        for place, part in enumerate(parts):
+            self.shard.stage(first + place, part)
+        began = time.perf_counter()
+        for place in range(len(parts)):
+            batch = first + place
+            self.shard.apply(Order(self.shard.version, ((batch, 1.0),), 1.0, 1.0))
+        self.turn += len(parts)
+        return (time.perf_counter() - began) / len(parts)
+
+    def choice(self, name: str) -> tuple[float, int]:
+        """Seconds of a choice of rows, and how many were chosen."""
+        began = time.perf_counter()
+        rows = self.choosers[name].rows("chosen")
+        assert rows is not None
+        return time.perf_counter() - began, len(rows)
+
+
+def worker_seconds(batch: int, rounds: int) -> float:
+    """Median seconds of a worker's gradient."""
+    import torch
+
+    from gbactl.config import ModelConfig
+    from gbactl.models import build
+    from gbactl.models.compute import GradientComputer
+
+    torch.set_num_threads(1)
+    computer = GradientComputer(build(ModelConfig(dim=WIDTH - 1, hidden=HIDDEN), NUMERIC, FIELDS, 0))
+    rng = np.random.default_rng(0)
+    numeric = rng.normal(size=(batch, NUMERIC)).astype(np.float32)
+    rows = rng.normal(0, 0.01, (batch, FIELDS, WIDTH)).astype(np.float32)
+    labels = rng.integers(0, 2, batch).astype(np.float32)
+    found = []
+    for turn in range(rounds + 2):
+        began = time.perf_counter()
+        computer.gradient(numeric, labels, rows, turn)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])
+
+
+def measure(rows: int, batch: int, steps: int, rounds: int) -> dict[str, Any]:
+    """All of it, as plain numbers."""
+    flush()
+    bench = Bench(rows, batch)
+    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+    choices: dict[str, list[tuple[float, int]]] = {name: [] for name in NAMES[1:]}
+    for name in NAMES:
+        bench.step(name, bench.parts(2))
+    for _ in range(rounds):
+        for name in NAMES:
+            seconds[name].append(bench.step(name, bench.parts(steps)))
+            if name != "none":
+                choices[name].append(bench.choice(name))
+    nbytes = {name: 0 if c.order is None else c.order.nbytes for name, c in bench.choosers.items()}
+    return {
+        "rows": rows, "batch": batch, "rounds": rounds, "worker": worker_seconds(batch, rounds), "seconds": seconds,
+        "choices": choices, "bytes_a_row": {name: count / rows for name, count in nbytes.items()},
+        "table_bytes_a_row": sum(bench.shard.rows.nbytes[kind] for kind in ("table", "moments", "counts")) / rows,
+    }  # fmt: skip
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Markdown: a priority a line."""
+    heads = ("bytes a row", "% of the row", "us more a step", "% of a step", "ms a choice", "rows chosen", "% EPS")
+    lines = [f"| priority | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    plain = found["seconds"]["none"]
+    for name in NAMES[1:]:
+        more = [mine - without for mine, without in zip(found["seconds"][name], plain, strict=True)]
+        share = statistics.median(extra / without for extra, without in zip(more, plain, strict=True))
+        eps = statistics.median(extra / (found["worker"] + without) for extra, without in zip(more, plain, strict=True))
+        bytes_, chosen = found["bytes_a_row"][name], found["choices"][name]
+        lines.append(
+            f"| {name} | {bytes_:.2f} | {100 * bytes_ / found['table_bytes_a_row']:.1f} "
+            f"| {1e6 * statistics.median(more):.1f} | {100 * share:.1f} "
+            f"| {1e3 * statistics.median(seconds for seconds, _ in chosen):.2f} | {chosen[-1][1]:,} | {100 * eps:.2f} |"
+        )
+    notes = (
+        f"{found['rows']:,} rows of one server, {WIDTH} wide, Adam; a step is one gradient of {found['batch']} samples, "
+        f"{1e3 * statistics.median(plain):.2f} ms without a priority; a worker's batch takes {1e3 * found['worker']:.1f} ms; "
+        f"medians of {found['rounds']} rounds.",
+        "EPS: what a worker and its server on one core lose; with cores of their own less.",
+        "A choice comes 8 times in an interval and stops the server that long.",
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("rows", 1_000_000), ("batch", 512), ("steps", 40), ("rounds", 15)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    found = measure(given.rows, given.batch, given.steps, given.rounds)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(found) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

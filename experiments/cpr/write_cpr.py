@@ -1,0 +1,73 @@
+"""Write results.md: the tables of this study, each with what made it. Part of `make cpr`.
+
+    .venv/bin/python experiments/cpr/write_cpr.py
+
+Costs 20 seconds, for study 2; reads runs/studies/.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import done as of_any  # noqa: E402  (scripts beside this one and its folder, not a package)
+import equations  # noqa: E402
+import overhead_table  # noqa: E402
+import priorities  # noqa: E402
+import study  # noqa: E402
+from done import Done, seeds, size  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+COUNTS = {"tiny": (200, 20)}  # failures of the long jobs, short jobs
+
+
+def done(name: str) -> list[Done]:
+    """The finished cells of a part."""
+    return of_any.done(SWEEP, name, "cpr")
+
+
+def origin(name: str) -> str:
+    """How many runs of which seeds, from which code."""
+    cells = of_any.part(SWEEP, name).cells
+    return f"{name}: {len(cells)} runs, seeds {', '.join(seeds(cells))}, code version {study.code_version()}.\n"
+
+
+def modes() -> list[str]:
+    """Study 1 in other modes, where there are cells."""
+    found = []
+    for mode in sorted({cell.options["mode"] for cell in done("modes")}):
+        cells, none = ([c for c in done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
+        found += [f"### In `{mode}`\n", origin("modes"), overhead_table.table(cells, none)]
+    return found
+
+
+def priced() -> str:
+    """Study 4, if it was measured."""
+    if not priorities.OUT.exists():
+        return "Not measured: `experiments/cpr/priorities.py` wants an otherwise idle machine.\n"
+    return priorities.table(json.loads(priorities.OUT.read_text()))
+
+
+def main() -> None:
+    """Write the file."""
+    made = f"make cpr{'' if size() == 'default' else f' SIZE={size()}'}"
+    none = done("none")
+    text = [
+        f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n",
+        "## 1. What saving and failing cost\n", origin("abstract"), overhead_table.table(done("abstract"), none),
+        "### Cheaper still\n", origin("beyond"), overhead_table.table(done("beyond"), none), *modes(),
+        "## 2. The equations against emulated jobs\n",
+        equations.against(*COUNTS.get(size(), (equations.FAILURES, equations.JOBS))),
+        "## 4. What each priority costs\n", priced(),
+        "## 5. Other costs, other targets\n",
+        equations.sensitivity(COUNTS.get(size(), (equations.FAILURES // 5, 0))[0]),
+    ]  # fmt: skip
+    (HERE / "results.md").write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A job that saves and fails, without its training: what the equations only expect, counted. Pure, seeded.
+
+The rules are those of cluster=virtual: whatever takes time is blocking, and failures come from the same fault plans.
+Costs a few microseconds a save or failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gbactl.checkpoint.intervals import Rhythm
+from gbactl.checkpoint.overheads import Costs
+from gbactl.checkpoint.pls import PlsCounter
+from gbactl.checkpoint.spent import Spent
+from gbactl.config.groups import FaultsConfig
+from gbactl.faults.injector import Injector
+from gbactl.faults.plan import FaultPlan
+
+SAMPLES = 10**12  # of a job: fine enough to count lost ones in
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one job: `overhead` is a share of its length without saves and failures."""
+
+    overhead: float
+    pls: float
+    failures: int
+    saves: int
+    spent: Spent
+
+
+def by_distribution(
+    costs: Costs, seed: int, distribution: str = "exponential", shape: float | None = None
+) -> Injector:
+    """Failures of servers, one at a time, with the costs' mean time between them."""
+    plan = {
+        "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,
+    }  # fmt: skip
+    return Injector(FaultPlan(FaultsConfig(plans=[plan]), seed, 1, costs.servers))
+
+
+class Emulation:
+    """One job, its time by the clock and its training, both in the unit of the costs."""
+
+    def __init__(self, costs: Costs, rhythm: Rhythm, recovery: str, injector: Injector) -> None:
+        """`recovery`: partial (a lost server alone goes back) or full."""
+        self.costs, self.rhythm, self.partial, self.injector = costs, rhythm, recovery == "partial", injector
+        self.spent, self.pls = Spent(), PlsCounter(SAMPLES, costs.servers)
+        self.clock = self.trained = self.saved_at = 0.0
+        self.saves = 0
+        self._due = rhythm.gap
+
+    def run(self) -> Outcome:
+        """To the end of its training."""
+        while True:
+            event = min(self._due, self.injector.next_seconds)
+            left = self.costs.job - self.trained
+            if event >= self.clock + left:
+                break
+            self._train(max(0.0, event - self.clock))
+            if self.injector.next_seconds <= self.clock:
+                self._fail()
+            else:
+                self._save()
+        self._train(self.costs.job - self.trained)
+        failures = self.spent.alone + self.spent.everybody
+        return Outcome(self.spent.total / self.costs.job, self.pls.total, failures, self.saves, self.spent)
+
+    def _train(self, seconds: float) -> None:
+        self.clock += seconds
+        self.trained += seconds
+
+    def _save(self) -> None:
+        self.saves += 1
+        kind = self.rhythm.tick(self.saves).kind
+        self._due = self.clock + self.rhythm.gap
+        self.clock += self.spent.save(self.costs, 1.0 if kind == "whole" else 1.0 / self.rhythm.parts)
+        self.saved_at = self.trained
+        if kind != "chosen":
+            self.pls.saved(self._samples)
+
+    @property
+    def _samples(self) -> int:
+        return round(SAMPLES * self.trained / self.costs.job)
+
+    def _fail(self) -> None:
+        for injection in self.injector.due(0, self.clock):
+            if self.partial:
+                self.pls.lost(int(injection.process[1:]), self._samples)
+                self.clock += self.spent.one_back(self.costs)
+            else:
+                again = self.trained - self.saved_at
+                self.trained = self.saved_at
+                self.clock += self.spent.all_back(self.costs, again, round(SAMPLES * again / self.costs.job))
+                self._due = self.clock + self.rhythm.gap
+
+
+def emulate(
+    costs: Costs, rhythm: Rhythm, recovery: str, seed: int,
+    distribution: str = "exponential", shape: float | None = None,
+) -> Outcome:  # fmt: skip
+    """One job with failures by a distribution. Raises ConfigError for one that is not known."""
+    return Emulation(costs, rhythm, recovery, by_distribution(costs, seed, distribution, shape)).run()

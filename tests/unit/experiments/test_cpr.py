@@ -1,0 +1,111 @@
+"""The study of CPR: which cells it trains, what its scripts measure and write."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+FOLDER = EXPERIMENTS / "cpr"
+MODULES = ("done", "study", "equations", "failure_times", "overhead_table", "priorities", "write_cpr")
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, ModuleType]:
+    sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
+    return {name: importlib.import_module(name) for name in MODULES}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXPERIMENTS.parent)
+
+
+def job(scripts: Any, line: str, seed: int, hours: float, auc: float, **told: Any) -> Any:
+    parts = {part: 0.0 for part in scripts["overhead_table"].PARTS}
+    checkpoint = {
+        "recovery": "partial", "partial_overhead": 0.0065, "full_overhead": 0.082, "expected_pls": 0.035, "pls": 0.03,
+        "lost_updates": 0.01, "bytes": 2e6, "overhead": {**parts, "saving": 0.005, "samples_again": 0}, **told,
+    }  # fmt: skip
+    result = {"virtual_seconds": 3600 * hours, "auc": auc, "checkpoint": checkpoint, "recovery": [{}, {}]}
+    return scripts["done"].Done({"line": line, "seed": str(seed)}, result, Path())
+
+
+@pytest.mark.parametrize("size", ["default", "full", "tiny"])
+def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: Any, size: str) -> None:
+    parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
+    assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes"]
+    options = scripts["done"].options
+    none = {options(cell.overrides)["seed"] for cell in parts["none"].cells}
+    assert len(none) >= (2 if size == "tiny" else 5)
+    variants = {options(cell.overrides)["checkpoint"] for cell in parts["abstract"].cells}
+    assert variants == {"full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu"}
+    for name in ("abstract", "beyond", "modes"):
+        for cell in parts[name].cells:
+            told = options(cell.overrides)
+            assert told["seed"] in none
+            assert f"faults.plans={told['faults.plans']}" == scripts["failure_times"].plan(int(told["seed"]))
+    assert bool(parts["modes"].cells) == (size == "full")
+
+
+def test_one_cell_of_every_line_composes_to_the_reference_setting(scripts: Any) -> None:
+    from gbactl.checkpoint.intervals import costs_of
+    from gbactl.compose import compose
+
+    cells = [cell for part in scripts["study"].read_study(FOLDER / "sweep.yaml") for cell in part.cells]
+    lines = {scripts["done"].options(cell.overrides).get("line", cell.part): cell for cell in cells}
+    assert len({scripts["study"].key_of(cell, "v") for cell in lines.values()}) == len(lines)
+    cfg = compose(list(lines["cpr_mfu"].overrides))
+    assert costs_of(cfg.checkpoint, cfg.cluster.servers) == scripts["equations"].REFERENCE
+    rows = 4 * cfg.data["rows_per_day"]
+    assert rows * cfg.cost.sample_us / 1e6 / cfg.cluster.workers == cfg.checkpoint.job_seconds
+
+
+def test_failures_come_in_each_half_of_a_job(scripts: Any) -> None:
+    for seed in range(50):
+        first, second = scripts["failure_times"].times(seed)
+        assert 0 <= first <= scripts["failure_times"].JOB_SECONDS / 2 <= second <= scripts["failure_times"].JOB_SECONDS
+
+
+def test_the_table_compares_jobs_of_the_same_seed(scripts: Any) -> None:
+    none = [job(scripts, "none", seed, hours, 0.8) for seed, hours in ((1, 56.0), (2, 112.0))]
+    cells = [job(scripts, "cpr_mfu", 1, 56.28, 0.8001), job(scripts, "cpr_mfu", 2, 112.56, 0.8001)]
+    cells += [job(scripts, "full", 1, 61.6, 0.79, recovery="full", expected_pls=0.0, lost_updates=None)]
+    table = scripts["overhead_table"].table(cells, none)
+    mfu, full = (next(row for row in table.splitlines() if row.startswith(f"| {name} |")) for name in ("cpr_mfu", "full"))
+    assert "| 0.65 | **0.50 +-0.00** | 0.500 +-0.000 |" in mfu and "| **+0.00010 +-0.00000** |" in mfu
+    assert "| 8.20 | 10.00 |" in full and "| - |" in full and "| -0.01000 |" in full
+
+
+def test_equations_and_emulation_are_laid_side_by_side(scripts: Any) -> None:
+    equations = scripts["equations"]
+    table = equations.against(failures=300, jobs=3)
+    assert table == equations.against(failures=300, jobs=3), "seeded"
+    assert "| full, exponential | 8.202 |" in table and "| cpr, gamma 2 | 0.649 |" in table
+    sensitivity = equations.sensitivity(50)
+    assert "| reference | 2.24 | 8.20 |" in sensitivity
+    assert "| PLS 0.001 | 2.24 | 8.20 |" in sensitivity and sensitivity.count("| full |") >= 1
+    assert equations.ratio(1.049, 1.0) == "**1.049**" and equations.ratio(1.06, 1.0) == "1.060"
+
+
+def test_priorities_are_measured_on_a_shard(scripts: Any) -> None:
+    found = scripts["priorities"].measure(rows=2000, batch=8, steps=2, rounds=2)
+    found = json.loads(json.dumps(found))
+    assert found["bytes_a_row"] == {"scar": 4 * 17, "mfu": 4.0, "ssu": 1.5}
+    assert all(0 < rows <= 250 for name in ("mfu", "ssu") for _, rows in found["choices"][name])
+    table = scripts["priorities"].table(found)
+    assert table.count("\n| ") == 4 and "| mfu | 4.00 |" in table
+
+
+def test_an_unfinished_study_says_what_to_type(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scripts["study"], "STUDIES", tmp_path)
+    with pytest.raises(SystemExit, match=r"has no result in .*; type: make cpr"):
+        scripts["write_cpr"].done("abstract")

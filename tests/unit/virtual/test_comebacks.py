@@ -1,0 +1,174 @@
+"""Servers that are lost in virtual time: who goes back, to what, and that the accounting adds up."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from virtual_runs import adds_up, config, run
+
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.intervals import VARIANTS
+from gbactl.checkpoint.restore import arrays_of, load_shard
+from gbactl.config import CheckpointConfig, RunConfig, check
+from gbactl.store.shard import Shard
+from gbactl.virtual.comebacks import Comebacks
+
+KILL = {"kind": "kill", "servers": [1], "step": 7}
+COSTS = {"save_seconds": 8.0, "load_seconds": 6.0, "reschedule_seconds": 5.0}
+
+
+def saving(name: str, mode: str, *plans: dict[str, Any], steps: int = 4, **more: Any) -> RunConfig:
+    """12 steps; `name` partial recovery pays at this target."""
+    options = {"keep": 9, "target_pls": 0.5, "share": 0.5, "large_tables": 0.5, **COSTS}
+    cfg = config(mode, faults=list(plans), **more)
+    saved = CheckpointConfig(name, interval_steps=steps, **options)
+    return check(dataclasses.replace(cfg, checkpoint=saved))
+
+
+@pytest.mark.parametrize("step", [2, 7, 11])
+@pytest.mark.parametrize("saved", [{}, {"steps": 100}])
+def test_full_recovery_in_sync_ends_with_the_bits_of_a_run_without_failures(
+    data: Path, tmp_path: Path, step: int, saved: dict[str, Any]
+) -> None:
+    plain = run(config("sync"), data, tmp_path / "plain")
+    result = run(saving("full", "sync", {**KILL, "step": step}, **saved), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["checksums"] == plain["checksums"] and result["auc"] == plain["auc"]
+    assert result["samples"] == plain["samples"]
+    went, told = result["checkpoint"]["overhead"], result["checkpoint"]
+    since = step - (step // 4 * 4 if not saved else 0)
+    assert went["samples_again"] == since * 128 and went["everybody_went_back"] == 1
+    assert (told["pls"], told["lost_updates"], told["resumed_at"]) == (0.0, 0.0, None)
+    assert (went["loading_seconds"], went["rescheduling_seconds"]) == (6.0, 5.0)
+
+
+def test_what_is_spent_is_what_a_run_takes_longer(data: Path, tmp_path: Path) -> None:
+    plain = run(config("sync"), data, tmp_path / "plain")
+    result = run(saving("full", "sync", KILL, {**KILL, "step": 10}), data, tmp_path / "run")
+    went = result["checkpoint"]["overhead"]
+    assert went["saving_seconds"] == 24.0 and went["everybody_went_back"] == 2
+    spent = sum(went[f"{part}_seconds"] for part in ("saving", "loading", "rescheduling", "again"))
+    assert 0 < went["again_seconds"] < 1.0
+    assert result["virtual_seconds"] - plain["virtual_seconds"] == pytest.approx(spent, abs=0.02)
+    assert went["total"] == pytest.approx(spent / went["job_seconds"])
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("cpr")])
+@pytest.mark.parametrize("mode", ["gba", "sync", "async"])
+def test_partial_recovery_adds_up_and_costs_what_it_costs(
+    data: Path, tmp_path: Path, mode: str, name: str
+) -> None:
+    cfg = saving(name, mode, {**KILL, "step": 30 if mode == "async" else 7})
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    adds_up(result, 1500)
+    told, went = result["checkpoint"], result["checkpoint"]["overhead"]
+    assert told["recovery"] == "partial" and (went["went_back_alone"], went["everybody_went_back"]) == (1, 0)
+    assert (went["loading_seconds"], went["rescheduling_seconds"], went["again"]) == (3.0, 5.0, 0.0)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"], failed["detected_s"]) == ("S1", "kill", 0.0)
+    assert failed["loaded_s"] == 8.0 and 8.0 < failed["useful_s"] < 8.1
+    assert 0 < failed["pls"] == told["pls"] < 0.5 and failed["samples_lost"] == round(told["pls"] * 1500)
+    assert 0 < told["lost_updates"] < 0.5
+    for key in ("checksums", "recovery", "checkpoint", "auc"):
+        assert again[key] == result[key]
+
+
+def test_nothing_that_was_saved_is_lost(data: Path, tmp_path: Path) -> None:
+    """A failure right behind a checkpoint undoes nothing, and the run is that without a failure."""
+    plain = run(config("sync"), data, tmp_path / "plain")
+    result = run(saving("cpr", "sync", {**KILL, "step": 4}), data, tmp_path / "run")
+    assert result["checkpoint"]["lost_updates"] == result["checkpoint"]["pls"] == 0.0
+    assert result["checksums"] == plain["checksums"]
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_the_lost_shard_alone_goes_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    seen: list[dict[str, Any]] = []
+    real = Comebacks._alone
+
+    def watched(self: Comebacks, shard: int) -> None:
+        servers = self.cluster.servers
+        before = [contents(server.shard) for server in servers]
+        version = servers[shard].shard.version
+        real(self, shard)
+        fresh = Shard(self.cluster._spec(shard))
+        folder = Folder(tmp_path / "run" / "checkpoints")
+        load_shard(fresh, folder.verified("cut-000001"), mode == "gba")
+        seen.append({"before": before, "after": [contents(server.shard) for server in servers], "saved": fresh})
+        assert servers[shard].shard.version == version
+
+    monkeypatch.setattr(Comebacks, "_alone", watched)
+    run(saving("cpr", mode, KILL), data, tmp_path / "run")
+    [one] = seen
+    assert same(one["before"][0], one["after"][0]) and not same(one["before"][1], one["after"][1])
+    saved = contents(one["saved"])
+    if mode == "sync":  # workers hold the dense part: none goes back
+        saved = {**saved, **{name: value for name, value in one["before"][1].items() if name.startswith("dense")}}
+    assert same(saved, one["after"][1])
+
+
+def contents(shard: Shard) -> dict[str, Any]:
+    found = {name: array.copy() for name, array in arrays_of(shard).items()}
+    if shard.dense is not None:
+        found |= {f"dense.{name}": array.copy() for name, array in shard.dense_state().items()}
+    return found
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_failures_by_a_distribution_and_a_second_one_before_the_next_checkpoint(data: Path, tmp_path: Path) -> None:
+    plan = {"kind": "kill", "servers": "all", "mtbf": 6.0, "distribution": "gamma", "shape": 2.0, "times": 3}
+    result = run(saving("cpr_mfu", "gba", plan), data, tmp_path / "run")
+    adds_up(result, 1500)
+    lost = [failed["pls"] for failed in result["recovery"]]
+    assert len(lost) == 3 and sum(lost) == pytest.approx(result["checkpoint"]["pls"])
+    twice = [{**KILL, "step": 6}, {**KILL, "step": 7}]
+    result = run(saving("cpr", "gba", *twice), data, tmp_path / "twice")
+    first, second = (failed["pls"] for failed in result["recovery"])
+    assert 0 < second < first, "what was lost is lost once"
+
+
+def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> None:
+    plan = {"kind": "kill", "servers": "all", "mtbf": 25.0, "times": 5}
+    plain = run(config("sync"), data, tmp_path / "plain")
+    result = run(saving("full", "sync", plan, steps=3), data, tmp_path / "run")
+    went = result["checkpoint"]["overhead"]
+    assert went["everybody_went_back"] == len(result["recovery"]) >= 2
+    assert result["checksums"] == plain["checksums"]
+    assert all(failed["useful_s"] > failed["loaded_s"] == 11.0 for failed in result["recovery"])
+
+
+@pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])
+def test_full_recovery_in_the_middle_of_a_phase_adds_up(data: Path, tmp_path: Path, mode: str) -> None:
+    cfg = saving("full", mode, {**KILL, "step": 50 if mode == "async" else 7}, steps=20 if mode == "async" else 4)
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    adds_up(result, 1500)
+    assert result["checkpoint"]["overhead"]["samples_again"] > 0
+    assert again["checksums"] == result["checksums"] and again["recovery"] == result["recovery"]
+
+
+def test_a_server_that_stands_still_is_lost_when_it_takes_too_long(data: Path, tmp_path: Path) -> None:
+    hang = {"kind": "hang", "servers": [0], "step": 6}
+    short = run(saving("cpr", "gba", {**hang, "seconds": 2.0}), data, tmp_path / "short")
+    assert short["recovery"] == []
+    result = run(saving("cpr", "gba", hang), data, tmp_path / "run")
+    [failed] = result["recovery"]
+    assert (failed["failure"], failed["detected_s"]) == ("hang", 10.0)
+
+
+def test_a_switch_after_the_checkpoint_is_taken_again(data: Path, tmp_path: Path) -> None:
+    switches = [{"at": {"samples": 768}, "to": "gba"}]
+    plans = {"full": KILL, "cpr": KILL}
+    for name, plan in plans.items():
+        result = run(saving(name, "sync", plan, switches=switches), data, tmp_path / name)
+        adds_up(result, 1500)
+        assert [phase["mode"] for phase in result["phases"]][-1] == "gba"
+        assert sum(phase["samples"] for phase in result["phases"]) == result["samples"]["trained"]

@@ -43,11 +43,11 @@ def row(line: Results, none: Results) -> list[str]:
     """The cells of a line, against the jobs of the same seeds in which nothing failed."""
     told = [result["checkpoint"] for result in line.values()]
     longer = [each["virtual_seconds"] / none[seed]["virtual_seconds"] - 1 for seed, each in line.items()]
-    overhead = [f"{100 * each[f'{each["recovery"]}_overhead']:.2f}" for each in told]
+    expected = 100 * told[0][f"{told[0]['recovery']}_overhead"]
     lost = [each["lost_updates"] for each in told]
     auc = [each["auc"] - none[seed]["auc"] for seed, each in line.items()]
     return [
-        overhead[0], written([100 * x for x in longer], 2, most=100 * TARGET_OVERHEAD),
+        f"{expected:.2f}", written([100 * x for x in longer], 2, most=100 * TARGET_OVERHEAD),
         *(written([100 * each["overhead"][part] for each in told], 3) for part in PARTS),
         f"{told[0]['expected_pls']:.4f}", written([each["pls"] for each in told], 4),
         "-" if None in lost else written([100 * x for x in lost], 3),
@@ -67,8 +67,8 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
     notes = (
         f"none: {hours:.1f} h, AUC {auc:.5f}, {len(plain)} seeds; {failures:.1f} failures a job; +-: half of a 95 % "
         "interval over seeds, of differences or ratios in pairs of one seed.",
-        "expected: by the equations; overhead: by the clock, against the job of the same seed without saves and failures; "
-        "its parts as they were charged, `again`: training that was undone and done once more.",
+        "expected: by the equations; overhead: by the clock, against the job of the same seed without saves and "
+        "failures; its parts as they were charged, `again`: training that was undone and done once more.",
         "lost updates: row updates undone, of all; samples again: trained a second time after a full recovery.",
         f"bold: all of the interval is at or under {100 * TARGET_OVERHEAD:.2f} %, or within +-{TARGET_AUC} AUC.",
     )

@@ -138,9 +138,9 @@ def table(found: Mapping[str, Any]) -> str:
             f"| {1e3 * statistics.median(seconds for seconds, _ in chosen):.2f} | {chosen[-1][1]:,} | {100 * eps:.2f} |"
         )
     notes = (
-        f"{found['rows']:,} rows of one server, {WIDTH} wide, Adam; a step is one gradient of {found['batch']} samples, "
-        f"{1e3 * statistics.median(plain):.2f} ms without a priority; a worker's batch takes {1e3 * found['worker']:.1f} ms; "
-        f"medians of {found['rounds']} rounds.",
+        f"{found['rows']:,} rows of one server, {WIDTH} wide, Adam; a step is one gradient of {found['batch']} samples,"
+        f" {1e3 * statistics.median(plain):.2f} ms without a priority; a worker's batch takes "
+        f"{1e3 * found['worker']:.1f} ms; medians of {found['rounds']} rounds.",
         "EPS: what a worker and its server on one core lose; with cores of their own less.",
         "A choice comes 8 times in an interval and stops the server that long.",
     )

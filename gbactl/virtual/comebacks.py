@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gbactl.virtual.run import VirtualCluster
 
 
-class EverybodyBack(Exception):  # noqa: N818 (what follows is no error)
+class EverybodyBack(Exception):
     """A server is gone, and everybody goes back."""
 
 
@@ -117,7 +117,8 @@ class Comebacks:
         self.cluster.events.stall(self.spent.one_back(self.costs))
         times.loaded(process)
         times.all[-1].pls, times.all[-1].samples_lost = pls, round(pls * c.cuts.pls.samples)
-        self._tell(f"{process} was lost at step {c._now_step} and alone goes back to step {state.version} (PLS {pls:.4f})")
+        back = f"it alone goes back to step {state.version} (PLS {pls:.4f})"
+        self._tell(f"{process} was lost at step {c._now_step}: {back}")
 
     def _state(self, shard: int) -> Shard:
         """What a new process would hold."""

@@ -70,7 +70,7 @@ def test_partial_recovery_adds_up_and_costs_what_it_costs(
     assert (went["loading_seconds"], went["rescheduling_seconds"], went["again"]) == (3.0, 5.0, 0.0)
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"], failed["detected_s"]) == ("S1", "kill", 0.0)
-    assert failed["loaded_s"] == 8.0 and 8.0 < failed["useful_s"] < 8.1
+    assert failed["loaded_s"] == pytest.approx(8.0) and failed["loaded_s"] < failed["useful_s"] < 8.1
     assert 0 < failed["pls"] == told["pls"] < 0.5 and failed["samples_lost"] == round(told["pls"] * 1500)
     assert 0 < told["lost_updates"] < 0.5
     for key in ("checksums", "recovery", "checkpoint", "auc"):
@@ -143,7 +143,8 @@ def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> No
     went = result["checkpoint"]["overhead"]
     assert went["everybody_went_back"] == len(result["recovery"]) >= 2
     assert result["checksums"] == plain["checksums"]
-    assert all(failed["useful_s"] > failed["loaded_s"] == 11.0 for failed in result["recovery"])
+    assert [failed["loaded_s"] for failed in result["recovery"]] == pytest.approx([11.0] * len(result["recovery"]))
+    assert all(failed["useful_s"] > failed["loaded_s"] for failed in result["recovery"])
 
 
 @pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])
@@ -161,7 +162,7 @@ def test_a_server_that_stands_still_is_lost_when_it_takes_too_long(data: Path, t
     assert short["recovery"] == []
     result = run(saving("cpr", "gba", hang), data, tmp_path / "run")
     [failed] = result["recovery"]
-    assert (failed["failure"], failed["detected_s"]) == ("hang", 10.0)
+    assert (failed["failure"], failed["detected_s"]) == ("hang", pytest.approx(10.0))
 
 
 def test_a_switch_after_the_checkpoint_is_taken_again(data: Path, tmp_path: Path) -> None:

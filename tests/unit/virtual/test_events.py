@@ -45,3 +45,15 @@ def test_the_clock_waits_no_longer_than_to_the_next_event() -> None:
         events.wait(2.5)
     assert events.step() and not events.step()
     assert events.next_time == float("inf")
+
+
+def test_when_everybody_stands_still_the_clock_alone_goes_on() -> None:
+    events, seen = Events(now=3.0, stalled=2.0), []
+    events.after(1.0, lambda: seen.append(events.clock))
+    events.stall(10.0)
+    assert (events.now, events.clock, events.next_time) == (3.0, 15.0, 4.0)
+    events.step()
+    assert seen == [16.0]
+    for seconds in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="stands still"):
+            events.stall(seconds)

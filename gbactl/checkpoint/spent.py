@@ -29,7 +29,7 @@ class Spent:
     @property
     def total(self) -> float:
         """All parts together."""
-        return sum(getattr(self, part) for part in PARTS)
+        return self.saving + self.loading + self.rescheduling + self.again
 
     def save(self, costs: Costs, part: float) -> float:
         """A `part` of everything is saved; returns the seconds that it takes."""

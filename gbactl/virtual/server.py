@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class VirtualServer(Server):
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
         self.network = network
         channel = network.connect(self, hub)
-        self._make_saver = lambda: saver_of(channel.send)
+        self._make_saver = partial(saver_of, channel.send)
         super().__init__(hub, channel, shard, norms_every, self._make_saver())
         self.process = Process(host.cores)
         self._sizes: dict[int, int] = {}

@@ -77,12 +77,15 @@ def test_partial_recovery_adds_up_and_costs_what_it_costs(
         assert again[key] == result[key]
 
 
-def test_nothing_that_was_saved_is_lost(data: Path, tmp_path: Path) -> None:
-    """A failure right behind a checkpoint undoes nothing, and the run is that without a failure."""
-    plain = run(config("sync"), data, tmp_path / "plain")
-    result = run(saving("cpr", "sync", {**KILL, "step": 4}), data, tmp_path / "run")
-    assert result["checkpoint"]["lost_updates"] == result["checkpoint"]["pls"] == 0.0
-    assert result["checksums"] == plain["checksums"]
+@pytest.mark.parametrize(("step", "lost", "failed"), [(4, 512, 1), (6, 256, 0)])
+def test_what_is_lost_is_what_came_since_a_checkpoint_that_was_complete(
+    data: Path, tmp_path: Path, step: int, lost: int, failed: int
+) -> None:
+    """At step 4 the checkpoint is under way, and ends with the server."""
+    result = run(saving("cpr", "sync", {**KILL, "step": step}), data, tmp_path / "run")
+    told = result["checkpoint"]
+    assert (told["pls"], told["failed"]) == (pytest.approx(lost / (1500 * 2)), failed)
+    assert 0 < told["lost_updates"] < 1.2 * lost / (1500 * 2)
 
 
 @pytest.mark.parametrize("mode", ["gba", "sync"])
@@ -144,12 +147,14 @@ def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> No
     assert went["everybody_went_back"] == len(result["recovery"]) >= 2
     assert result["checksums"] == plain["checksums"]
     assert [failed["loaded_s"] for failed in result["recovery"]] == pytest.approx([11.0] * len(result["recovery"]))
-    assert all(failed["useful_s"] > failed["loaded_s"] for failed in result["recovery"])
+    useful = [failed["useful_s"] for failed in result["recovery"]]
+    assert all(seconds is None or seconds > 11.0 for seconds in useful), "None: it failed again at once"
+    assert useful[-1] is not None
 
 
 @pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])
 def test_full_recovery_in_the_middle_of_a_phase_adds_up(data: Path, tmp_path: Path, mode: str) -> None:
-    cfg = saving("full", mode, {**KILL, "step": 50 if mode == "async" else 7}, steps=20 if mode == "async" else 4)
+    cfg = saving("full", mode, {**KILL, "step": 30 if mode == "async" else 7}, steps=20 if mode == "async" else 4)
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
     adds_up(result, 1500)
     assert result["checkpoint"]["overhead"]["samples_again"] > 0

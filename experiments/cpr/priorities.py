@@ -25,7 +25,7 @@ import numpy as np
 
 from gbactl.checkpoint import priority
 from gbactl.checkpoint.saver import Chooser
-from gbactl.kernels.denormals import flush
+from gbactl.kernels.denormals import flushed
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.part import Order, Part
 from gbactl.store.shard import Shard
@@ -103,7 +103,11 @@ def worker_seconds(batch: int, rounds: int) -> float:
 
 def measure(rows: int, batch: int, steps: int, rounds: int) -> dict[str, Any]:
     """All of it, as plain numbers."""
-    flush()
+    with flushed():
+        return _measured(rows, batch, steps, rounds)
+
+
+def _measured(rows: int, batch: int, steps: int, rounds: int) -> dict[str, Any]:
     bench = Bench(rows, batch)
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     choices: dict[str, list[tuple[float, int]]] = {name: [] for name in NAMES[1:]}

@@ -253,16 +253,14 @@ class Cuts:
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
 
-    def server_lost(self, shard: int, finished: int, newest: bool = False) -> float:
+    def server_lost(self, shard: int, finished: int) -> float:
         """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by.
 
-        A checkpoint that waits for its part will not be, and the next one is whole. It is, too, unless the server goes
-        back to the `newest` one, on which a part of its rows can rest: it may be older than the rest then."""
+        A checkpoint that waits for its part will not be; the next one is whole: that server is older than the rest."""
         self.look()
         if self._open is None or self._open.closing is None:
             self.abandon(f"S{shard} is gone")
-        if not newest or self._open is not None:
-            self._base, self._mixed = None, True
+        self._base, self._mixed = None, True
         return self.pls.lost(shard, finished)
 
     def worker_lost(self, worker: int) -> None:

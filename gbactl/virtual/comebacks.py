@@ -108,7 +108,7 @@ class Comebacks:
 
     def _alone(self, shard: int) -> None:
         c, times, process = self.cluster.coordinator, self.cluster.coordinator.recovery.times, f"S{shard}"
-        pls = c.cuts.server_lost(shard, self._finished, newest=True)
+        pls = self._count_lost(shard)
         state = self._state(shard)
         server, with_dense = self.cluster.servers[shard], c.now.home == "servers"
         before = updates(server.shard)
@@ -119,6 +119,16 @@ class Comebacks:
         times.all[-1].pls, times.all[-1].samples_lost = pls, round(pls * c.cuts.pls.samples)
         back = f"it alone goes back to step {state.version} (PLS {pls:.4f})"
         self._tell(f"{process} was lost at step {c._now_step}: {back}")
+
+    def _count_lost(self, shard: int) -> float:
+        """What the PLS grows by. Unless a checkpoint was under way, the next one can rest on the newest, as its shards
+        all have what that says."""
+        cuts = self.cluster.coordinator.cuts
+        idle, base = cuts._open is None, cuts._base
+        pls = cuts.server_lost(shard, self._finished)
+        if idle:
+            cuts._base, cuts._mixed = base, False
+        return pls
 
     def _state(self, shard: int) -> Shard:
         """What a new process would hold."""

@@ -178,3 +178,14 @@ def test_a_switch_after_the_checkpoint_is_taken_again(data: Path, tmp_path: Path
         adds_up(result, 1500)
         assert [phase["mode"] for phase in result["phases"]][-1] == "gba"
         assert sum(phase["samples"] for phase in result["phases"]) == result["samples"]["trained"]
+
+
+def test_chosen_rows_rest_on_what_the_lost_server_went_back_to(data: Path, tmp_path: Path) -> None:
+    cfg = saving("cpr_mfu", "gba", {**KILL, "step": 5}, {**KILL, "step": 9}, steps=4)
+    checkpoint = dataclasses.replace(cfg.checkpoint, keep=99, base_every=0)
+    result = run(dataclasses.replace(cfg, checkpoint=checkpoint), data, tmp_path / "run")
+    folder = Folder(tmp_path / "run" / "checkpoints")
+    cuts = [folder.verified(name).last for name in folder.names()]
+    kinds = [(cut.step, cut.kind, len(cut.base)) for cut in cuts]
+    assert kinds[:4] == [(2, "chosen", 0), (4, "rest", 1), (6, "chosen", 2), (8, "rest", 3)]
+    assert result["checkpoint"]["failed"] == 0 and len(result["recovery"]) == 2

@@ -13,7 +13,8 @@ from virtual_runs import adds_up, config, run
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.intervals import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
-from gbactl.config import CheckpointConfig, RunConfig, check
+from gbactl.checkpoint.resume import at
+from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.store.shard import Shard
 from gbactl.virtual.comebacks import Comebacks
 
@@ -189,3 +190,21 @@ def test_chosen_rows_rest_on_what_the_lost_server_went_back_to(data: Path, tmp_p
     kinds = [(cut.step, cut.kind, len(cut.base)) for cut in cuts]
     assert kinds[:4] == [(2, "chosen", 0), (4, "rest", 1), (6, "chosen", 2), (8, "rest", 3)]
     assert result["checkpoint"]["failed"] == 0 and len(result["recovery"]) == 2
+
+
+@pytest.mark.parametrize("name", ["full", "cpr"])
+def test_a_run_that_went_on_from_a_checkpoint_goes_back_to_that(data: Path, tmp_path: Path, name: str) -> None:
+    whole = run(saving("full", "sync"), data, tmp_path / "whole")
+    folder = Folder(tmp_path / "whole" / "checkpoints")
+    values = at(folder.verified("cut-000001"))
+    later = saving(name, "sync", {**KILL, "step": 6}, steps=100)
+    values |= {"resume": str(folder.path / "cut-000001"), "faults": {"plans": [{**KILL, "step": 6}]}}
+    values["checkpoint"] = dataclasses.asdict(later.checkpoint)
+    result = run(from_dict(values), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["checkpoint"]["resumed_at"] == 4
+    if name == "full":
+        assert result["checksums"] == whole["checksums"]
+        assert result["checkpoint"]["overhead"]["samples_again"] == 256
+    else:
+        assert result["checkpoint"]["pls"] == pytest.approx(256 / (1500 * 2))

@@ -44,6 +44,7 @@ from gbactl.cluster.messages import (
     Take,
     decode,
 )
+from gbactl.cluster.upcoming import Upcoming
 from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats, Unique
@@ -110,7 +111,7 @@ class Exchange:
         self.error: BaseException | None = None
         self._shard = {id(channel): s for s, channel in enumerate(servers)}
         self._cv = threading.Condition()
-        self._queue: deque[Item] = deque()
+        self._queue: Upcoming[Item] = Upcoming()
         self._tickets: dict[int, Item] = {}
         self._next_ticket = 0
         #: compute threads that may take batches: 0 to lanes - 1, of which 0 alone answers questions and evaluates
@@ -259,9 +260,8 @@ class Exchange:
                 self._pull(item)
 
     def has_batch_of(self, step: int) -> bool:
-        """Whether the next batch is one of a step (or of one before it) that this worker is in already."""
-        queue = self._queue
-        return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
+        """See Upcoming."""
+        return self._queue.has_of(step)
 
     def predictions(self, item: Item, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
@@ -331,9 +331,8 @@ class Exchange:
 
     def _abandon(self, phase: int) -> None:
         """Forget what was not begun, and ask for others. Its dense slices were never loaded: none are here."""
-        given_up = [item for item in self._queue if item.phase.number == phase]
+        given_up = self._queue.give_up(phase)
         for item in given_up:
-            self._queue.remove(item)
             self._gone_items += 1
             item.abandoned = True
             if not item.pulled or len(item.answers) == len(self.servers):
@@ -347,24 +346,13 @@ class Exchange:
         assert self._phase is not None
         batch, unique = self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
-        late = self._late(item)
-        if late:
-            self._queue.insert(late - 1, item)
-        else:
-            self._queue.append(item)
+        late = self._queue.admit(item)
         self._granted_items += 1
         first = len(self._queue) + len(self._busy) <= self.lanes
         if self._queue[0] is item:
             self.on_more(grant.token)
         if late or first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
-
-    def _late(self, item: Item) -> int:
-        """1 + its place before batches of later steps, as where it was a dead worker's in `sync`; else 0."""
-        if self._phase is None or self._phase.served_dense or not item.phase.training:
-            return 0
-        later = [n for n, other in enumerate(self._queue) if other.grant.token > item.grant.token]
-        return 1 + later[0] if later else 0
 
     def _pull(self, item: Item) -> None:
         if item.pulled:

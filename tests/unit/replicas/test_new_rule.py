@@ -12,10 +12,10 @@ import gbactl.policies
 import gbactl.replicas
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
 from gbactl.policies import base as policies
 from gbactl.replicas import base as rules
 from gbactl.virtual.run import run_virtual
+from tests.support import small_data
 
 RULE = '''
 import numpy as np
@@ -38,10 +38,6 @@ from gbactl.policies.replicas import ForegroundOptions, ReplicaPolicy
 class ForegroundNudge(ReplicaPolicy):
     Options, rule, collective = ForegroundOptions, "nudge", True
 '''
-DATA = {
-    "name": "synthetic", "rows_per_day": 600, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -67,7 +63,7 @@ def test_its_mode_and_its_arithmetic_are_found() -> None:
 
 @pytest.mark.usefixtures("nudge")
 def test_it_trains(tmp_path: Path) -> None:
-    data, events = prepare({**DATA, "cache": str(tmp_path / "cache")}), []
+    data, events = small_data.prepared(tmp_path / "cache", 600), []
     cfg = RunConfig(
         mode=ModeConfig("fr_nudge", local_batch=32, options={"k": 2, "alpha": 0.01}),
         model=ModelConfig(dim=4, hidden=[8]), cluster=ClusterConfig(name="virtual", workers=3, servers=1),

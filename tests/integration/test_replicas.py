@@ -55,7 +55,10 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("options", [("mode=shadow_easgd",), ("mode=shadow_ma",), ("mode=fr_bmuf", "mode.k=3")])
+@pytest.mark.parametrize(
+    "options",
+    [("mode=shadow_easgd",), ("mode=shadow_ma",), pytest.param(("mode=fr_bmuf", "mode.k=3"), marks=pytest.mark.slow)],
+)
 def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
     launched = launcher.start(
         *LONG, "data.rows_per_day=12000", *options, "cluster.workers=3", "mode.local_batch=64",

@@ -183,6 +183,23 @@ def test_in_rounds_another_one_takes_its_place_with_a_new_phase(
     assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
 
 
+@pytest.mark.parametrize("mode", ["shadow_bmuf", "fr_ma"])
+def test_one_that_dies_while_all_evaluate_is_not_waited_for_the_next_day(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain = TrainerDense.load
+
+    def load(self: Any, item: Any) -> None:
+        if self.exchange.index == 1 and not item.phase.training:
+            raise Killed
+        plain(self, item)
+
+    monkeypatch.setattr(TrainerDense, "load", load)
+    result = run_in_memory(config(mode, lost="continue", **foreground(mode)), data, tmp_path)
+    adds_up(result)
+    assert result["samples"]["trained"] == SAMPLES and [p["samples"] for p in result["phases"]] == [900, 900]
+
+
 def test_without_a_trainer_left_the_run_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that lives is no trainer in this phase."""
     dies_at(monkeypatch, 0, 20)

@@ -23,5 +23,5 @@ def plan(seed: int) -> str:
 
 
 if __name__ == "__main__":
-    for number in range(1, 11):
+    for number in range(11, 21):
         print(f'- [seed={number}, "{plan(number)}"]')

@@ -15,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.checkpoint import beginning
+from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster import frames
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
-from gbactl.cluster.messages import Ack, Hello, Install, Ready, Setup, Stop, decode
+from gbactl.cluster.comeback import load_last
+from gbactl.cluster.messages import Ack, Hello, Install, Loaded, Ready, Setup, Stop, decode
 from gbactl.cluster.reliable import exposed
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
@@ -183,16 +186,21 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
     spec = shard_spec(cfg, dataset, boot.index)
-    if "servers" in cfg.homes:
+    run_dir, resumed = Path(boot.run_dir), None if cfg.resume is None else Path(cfg.resume)
+    if boot.epoch > 0:
+        shard = Shard(beginning.again(run_dir, spec, cfg.model.batch_norm_momentum))
+        ready: Loaded | Ready = Loaded(boot.index, load_last(shard, run_dir / folders.NAME, resumed))
+    else:
         installed = await_dense(hub, coordinator, spec, cfg)
         if installed is None:
             return
-        spec = installed
-    shard = Shard(spec)
-    if cfg.resume is not None:
-        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
-    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
-    coordinator.send(Ready("server", boot.index))
+        if cfg.server_returns:
+            beginning.keep(run_dir, installed)
+        shard, ready = Shard(installed), Ready("server", boot.index)
+        if resumed is not None:
+            load_shard(shard, chain_at(resumed), cfg.home == "servers")
+    saver = saver_of(cfg, dataset.schema, run_dir, shard, coordinator.send)
+    coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
     server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)

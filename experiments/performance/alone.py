@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gbactl.cluster.bootstrap import optimizer, shard_spec
+from gbactl.cluster.specs import optimizer, shard_spec
 from gbactl.compose import compose
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, open_dataset

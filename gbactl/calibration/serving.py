@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from gbactl.calibration.alone import Alone
-from gbactl.cluster.bootstrap import shard_spec
+from gbactl.cluster.specs import shard_spec
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints

@@ -13,7 +13,7 @@ from typing import Any
 from gbactl.checkpoint.folder import Chain
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensorfile import write_tensors
-from gbactl.cluster.bootstrap import spec_of
+from gbactl.cluster.specs import spec_of
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import Schema
 from gbactl.errors import UsageError

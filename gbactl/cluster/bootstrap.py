@@ -7,39 +7,31 @@ no environment), and the coordinator its listening socket.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gbactl.checkpoint import beginning
 from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.saving import saver_of
-from gbactl.cluster import frames
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.comeback import load_last
-from gbactl.cluster.messages import Ack, Hello, Install, Loaded, Ready, Setup, Stop, decode
+from gbactl.cluster.meeting import await_dense
+from gbactl.cluster.messages import Hello, Loaded, Ready
 from gbactl.cluster.reliable import exposed
+from gbactl.cluster.specs import shard_spec
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.errors import PeerGoneError
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.serving import Slowness
 from gbactl.kernels.denormals import flush
-from gbactl.models import row_width
-from gbactl.store.dense import DenseSpec
-from gbactl.store.memory import copied
-from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
-
-INSTALLED = Ack(0, 0)
 
 
 @dataclass(frozen=True)
@@ -133,35 +125,6 @@ def run_coordinator(boot: Bootstrap) -> None:
     hub.close()
 
 
-def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
-    """The configured optimizer with one rate and decay."""
-    o = cfg.optim
-    return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
-
-
-def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
-    """What a server holds, its dense slice left out."""
-    return spec_of(cfg, dataset.schema.rows, shard)
-
-
-def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
-    """The same for a table of so many rows."""
-    row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
-    return ShardSpec(
-        shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
-        optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
-        dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
-        sparse_divisor=cfg.mode.sparse_divisor,
-        row_staleness=row_staleness(cfg),
-    )  # fmt: skip
-
-
-def row_staleness(cfg: RunConfig) -> str:
-    """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
-    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
-    return "row" if "row" in chosen else "token"
-
-
 def run_server(boot: Bootstrap) -> None:
     """Be a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
     from gbactl.cluster.server import Server
@@ -180,26 +143,14 @@ def run_server(boot: Bootstrap) -> None:
 
 def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, server_class: Any) -> None:
     """A server's life on any kind of hub."""
-    import os
-
     cfg = boot.cfg
     flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
-    spec = shard_spec(cfg, dataset, boot.index)
-    run_dir, resumed = Path(boot.run_dir), None if cfg.resume is None else Path(cfg.resume)
-    if boot.epoch > 0:
-        shard = Shard(beginning.again(run_dir, spec, cfg.model.batch_norm_momentum))
-        ready: Loaded | Ready = Loaded(boot.index, load_last(shard, run_dir / folders.NAME, resumed))
-    else:
-        installed = await_dense(hub, coordinator, spec, cfg)
-        if installed is None:
-            return
-        if cfg.server_returns:
-            beginning.keep(run_dir, installed)
-        shard, ready = Shard(installed), Ready("server", boot.index)
-        if resumed is not None:
-            load_shard(shard, chain_at(resumed), cfg.home == "servers")
-    saver = saver_of(cfg, dataset.schema, run_dir, shard, coordinator.send)
+    found = _first_shard(hub, coordinator, boot, dataset) if boot.epoch == 0 else _shard_again(boot, dataset)
+    if found is None:
+        return
+    shard, ready = found
+    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
@@ -207,70 +158,29 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     server.run()
 
 
-def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
-    """Wait for the first dense values, sent by a worker. None when the run ends before."""
-    while True:
-        for channel, frame in hub.poll(None):
-            if frame.kind == frames.CLOSED and channel is coordinator:
-                return None
-            message = None if frame.kind == frames.CLOSED else decode(frame)
-            if isinstance(message, Stop):
-                return None
-            if isinstance(message, Install):
-                values = frame.payload.view(np.float32).copy()
-                frame.release()
-                channel.send(INSTALLED)
-                dense = DenseSpec(message.params, message.buffers, cfg.model.batch_norm_momentum)
-                return replace(spec, dense=dense, dense_init=values)
+def _first_shard(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
+) -> tuple[Shard, Ready | Loaded] | None:
+    """The shard as the run begins, or goes on from a checkpoint. None when it ends before."""
+    cfg = boot.cfg
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), cfg)
+    if spec is None:
+        return None
+    if cfg.server_returns:
+        beginning.keep(Path(boot.run_dir), spec)
+    shard = Shard(spec)
+    if cfg.resume is not None:
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
+    return shard, Ready("server", boot.index)
 
 
-def await_setup(hub: Hub, coordinator: Channel) -> Setup:
-    """A worker waits for the servers' addresses. Raises ClusterError when the run ends before."""
-    while True:
-        for channel, frame in hub.poll(None):
-            gone = frame.kind == frames.CLOSED
-            message = None if gone else decode(frame)
-            if isinstance(message, Setup):
-                return message
-            if gone and channel is coordinator:
-                raise PeerGoneError("The coordinator is gone.")
-
-
-def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, vector: Any) -> None:
-    """Send every server its slice of the first dense values and wait until all have it."""
-    from gbactl.store.dense import dense_range
-
-    for shard, channel in enumerate(servers):
-        low, high = dense_range(len(vector), shard, len(servers))
-        channel.send(Install(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
-    waiting = len(servers)
-    while waiting:
-        for _, frame in hub.poll(None):
-            if frame.kind == frames.CLOSED:
-                raise PeerGoneError("A server is gone.")
-            waiting -= isinstance(decode(frame), Ack)
-
-
-def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
-    """Largest push and largest answer between one worker and one server; (0, 0) over TCP."""
-    if cfg.cluster.transport != "shm":
-        return 0, 0
-    fields, width = dataset.schema.fields, row_width(cfg.model)
-    # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
-    share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
-    slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
-    local_batch = max(phase.local_batch for phase in cfg.possible)
-    push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
-    answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
-    return push, answer
-
-
-def warm_up(computer: Any, dataset: Dataset, cfg: RunConfig) -> None:
-    """A successor computes a gradient of nothing before it takes batches: the first one takes far longer."""
-    schema, count = dataset.schema, cfg.local_batch
-    numeric = np.zeros((count, schema.numeric), np.float32)
-    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
-    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0)
+def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Loaded]:
+    """The shard as its newest checkpoint has it, in the place of a server that is gone."""
+    cfg, run_dir = boot.cfg, Path(boot.run_dir)
+    spec = shard_spec(cfg, dataset, boot.index)
+    shard = Shard(beginning.again(run_dir, spec, cfg.model.batch_norm_momentum))
+    resumed = None if cfg.resume is None else Path(cfg.resume)
+    return shard, Loaded(boot.index, load_last(shard, run_dir / folders.NAME, resumed))
 
 
 def run_worker(boot: Bootstrap) -> None:
@@ -282,101 +192,9 @@ def run_worker(boot: Bootstrap) -> None:
     hub.patience = cfg.cluster.start_timeout
     open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
     coordinator = open_hub.connect(boot.coordinator)
+    from gbactl.cluster.working import work  # torch comes with it, which takes a second
+
     work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()
 
 
-def work(
-    hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
-) -> None:
-    """A worker's life on any kind of hub: build the model, meet the servers, train until told to stop."""
-    import os
-
-    import torch
-
-    from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense, Sides
-    from gbactl.cluster.exchange import Exchange
-    from gbactl.cluster.lane import Lane, start
-    from gbactl.cluster.survival import Survival
-    from gbactl.cluster.trainer import TrainerDense
-    from gbactl.cluster.turns import Place, join
-    from gbactl.cluster.worker import DataSource, Worker
-    from gbactl.collective import surviving
-    from gbactl.collective.factory import connect
-    from gbactl.faults.delay import Delay
-    from gbactl.kernels import load
-    from gbactl.models import build
-    from gbactl.models.compute import GradientComputer
-    from gbactl.store.dense import DenseBlock
-
-    torch.set_num_threads(cfg.threads)
-    flush()
-    kernels = load()
-    coordinator.send(Hello("worker", boot.index, "", os.getpid()))
-    model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
-    computer = GradientComputer(model, precision=cfg.precision)
-    flat, homes = computer.flat, cfg.homes
-    setup = await_setup(hub, coordinator)
-    sizes = segment_bytes(cfg, dataset, flat.size if "servers" in homes else 0)
-    servers: list[Channel] = [
-        hub.connect(address, sizes, Peer("server", shard)) for shard, address in enumerate(setup.servers)
-    ]
-    if "servers" in homes and boot.index == 0 and boot.epoch == 0:
-        install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
-    source = DataSource(dataset, kernels, len(servers), cfg.seed, cfg.train.shuffle)
-    exchange = Exchange(hub, coordinator, servers, boot.index, source)
-
-    def make_block(value: Any) -> DenseBlock:
-        return DenseBlock(value, flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
-
-    if cfg.collects:
-        collective = collective or connect(late=boot.epoch > 0)
-    if isinstance(collective, surviving.Surviving):
-        exchange.on_absent = collective.leave_out
-    served = ServedDense(flat, exchange)
-    sides: dict[str, DenseSide] = {"servers": served}
-    trainer = TrainerDense(flat, exchange, served, lambda: make_block(copied(flat.initial())), collective)
-    sides["replicas"] = trainer
-    if "workers" in homes:
-        block = make_block(flat.initial() if flat.buffers else flat.vector)
-        assert collective is not None
-        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
-        survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
-        replica = ReplicatedDense(
-            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
-        )
-        if cfg.resume is not None and boot.epoch == 0:
-            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-            replica.restored()
-        sides["workers"] = replica
-    if boot.epoch > 0:
-        warm_up(computer, dataset, cfg)
-    coordinator.send(Ready("worker", boot.index))
-    alone = boot.place is None or cfg.lanes > 1  # one of several threads may wait for another within its turn
-    turns = join(None if alone or boot.place is None else Place(*boot.place))
-
-    def make_worker(computer: GradientComputer, dense: Sides) -> Worker:
-        delay = Delay(FaultPlan.of(cfg), boot.index)
-        return Worker(exchange, computer, dense, kernels, row_width(cfg.model), cfg.seed, turns, delay)
-
-    def more_lanes(thread: int) -> Lane:
-        model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
-        computer = GradientComputer(model, precision=cfg.precision)
-        lane = Lane(computer.flat, thread, trainer)
-        worker = make_worker(computer, Sides({"replicas": lane}, "replicas"))
-
-        def assist() -> None:
-            torch.set_num_threads(cfg.threads)
-            flush()
-            worker.assist(thread)
-
-        start(lane, assist, exchange)
-        return lane
-
-    trainer.more_lanes = more_lanes
-    worker = make_worker(computer, Sides(sides, cfg.home))
-    try:
-        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
-    finally:
-        if collective is not None:
-            collective.close()

@@ -175,11 +175,12 @@ class ReplicatedDense:
         """See DenseSide."""
         if self.survival is not None:
             self.survival.renew(turn)
+        self._taken = -1
         size = self.flat.size
         shards = len(self.exchange.servers)
         for shard, (state, values) in enumerate(self.exchange.get_dense()):
             self.block.unpack(*dense_range(size, shard, shards), values, state.step)
-        self.flat.load(self.block.value.copy())
+        self.restored()
 
     def hand_over(self) -> None:
         """See DenseSide."""
@@ -224,7 +225,7 @@ class ReplicatedDense:
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
-        """The block holds what a checkpoint had: compute with that."""
+        """The block holds other values than it has computed itself: go on with those."""
         self.flat.load(self.block.value.copy())
 
     def _summed(self) -> bool:

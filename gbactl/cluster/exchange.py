@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -38,14 +38,17 @@ from gbactl.cluster.messages import (
     Pull,
     Push,
     PutDense,
+    Relocated,
     Rows,
     SaveDense,
     Stop,
     Take,
     decode,
 )
+from gbactl.cluster.routes import Dial, Routes
+from gbactl.cluster.upcoming import Upcoming
 from gbactl.data.dataset import Batch
-from gbactl.errors import PeerGoneError
+from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats, Unique
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
@@ -108,9 +111,11 @@ class Exchange:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
         self.error: BaseException | None = None
-        self._shard = {id(channel): s for s, channel in enumerate(servers)}
+        self.routes = Routes(servers)
+        #: connects to a server in the place of one that is gone; None where the run ends with it
+        self.dial: Dial | None = None
         self._cv = threading.Condition()
-        self._queue: deque[Item] = deque()
+        self._queue: Upcoming[Item] = Upcoming()
         self._tickets: dict[int, Item] = {}
         self._next_ticket = 0
         #: compute threads that may take batches: 0 to lanes - 1, of which 0 alone answers questions and evaluates
@@ -124,7 +129,8 @@ class Exchange:
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
         self._granted_items = self._gone_items = 0
         self._states: dict[int, tuple[DenseState, Frame]] = {}
-        self._acks = 0
+        self._acks: set[int] = set()
+        self._again: Callable[[int], None] = lambda _: None  # asks a shard for what is being waited for
         self._stopped = False
         #: called by the reading thread: a batch of this step is next; another worker is gone
         self.on_more: Callable[[int], None] = lambda _: None
@@ -208,15 +214,16 @@ class Exchange:
         """
         width = row_gradient.shape[1]
         for s, low, high in item.unique.shares():
-            channel, count = self.servers[s], high - low
-            size = dense.size(s) if dense is not None else 0
+            count, size = high - low, dense.size(s) if dense is not None else 0
+            told = self._told(item, s, count, size)
+            channel = self.routes.pushing(s, told)
             out = channel.reserve(4 * (count + count * width + size))
             out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
             values = out.view(np.float32)
             values[count : count * (1 + width)] = row_gradient[low:high].reshape(-1)
             if dense is not None:
                 dense.write(s, values[count * (1 + width) :])
-            channel.send(self._told(item, s, count, size), out)
+            channel.send(told, out)
 
     def _told(self, item: Item, shard: int, rows: int, dense: int) -> Push:
         """What a shard, and through it the coordinator, learns of a gradient."""
@@ -226,9 +233,7 @@ class Exchange:
 
     def get_dense(self) -> list[tuple[DenseState, Floats]]:
         """Every shard's dense slice with its optimizer, copied. Raises what ended the run meanwhile."""
-        for channel in self.servers:
-            channel.send(GetDense())
-        self.until(lambda: len(self._states) == len(self.servers))
+        self._ask_all(lambda shard: self.servers[shard].send(GetDense()), self._states)
         found = [self._states[s] for s in range(len(self.servers))]
         self._states.clear()
         values = [frame.payload.view(np.float32).copy() for _, frame in found]
@@ -240,10 +245,17 @@ class Exchange:
         self, step: int, parts: list[Floats], how: type[PutDense] | type[GiveReplica] = PutDense
     ) -> None:
         """Give every shard its dense slice with its optimizer, and wait until all have it."""
-        for channel, part in zip(self.servers, parts, strict=True):
-            channel.send(how(step), part.view(np.uint8))
-        self.until(lambda: self._acks == len(self.servers))
-        self._acks = 0
+        self._ask_all(lambda shard: self.servers[shard].send(how(step), parts[shard].view(np.uint8)), self._acks)
+        self._acks.clear()
+
+    def _ask_all(self, ask: Callable[[int], None], answers: Collection[int]) -> None:
+        """Ask every shard and wait until all have answered; whoever takes a shard's place meanwhile is asked, too."""
+        with self._cv:
+            self._again = lambda shard: None if shard in answers else ask(shard)
+            for shard in range(len(self.servers)):
+                ask(shard)
+        self.until(lambda: len(answers) == len(self.servers))
+        self._again = lambda _: None
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, or the end of the run. Raises what ended it."""
@@ -259,9 +271,8 @@ class Exchange:
                 self._pull(item)
 
     def has_batch_of(self, step: int) -> bool:
-        """Whether the next batch is one of a step (or of one before it) that this worker is in already."""
-        queue = self._queue
-        return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
+        """See Upcoming."""
+        return self._queue.has_of(step)
 
     def predictions(self, item: Item, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
@@ -291,12 +302,16 @@ class Exchange:
             self.fail(error)
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
+        shard = self.routes.shard_of(channel)
+        if shard is None and channel is not self.coordinator:
+            frame.release()  # of a server that another one has taken the place of
+            return
         if frame.kind == frames.CLOSED:
-            name = "the coordinator" if channel is self.coordinator else f"S{self._shard[id(channel)]}"
-            raise PeerGoneError(f"W{self.index} lost its connection to {name}.")
+            self._closed(shard)
+            return
         message = decode(frame)
         if isinstance(message, Rows):
-            self._rows(channel, message, frame)
+            self._rows(self._of(shard), message, frame)
         elif isinstance(message, Granted):
             self._granted(message)
         elif isinstance(message, BeginPhase):
@@ -311,17 +326,46 @@ class Exchange:
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
         elif isinstance(message, DenseState):
-            self._states[self._shard[id(channel)]] = (message, frame)
+            self._states[self._of(shard)] = (message, frame)
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._acks += 1
+            self._acks.add(self._of(shard))
             self._cv.notify_all()
         elif isinstance(message, Stop):
             self._stopped = True
             self._cv.notify_all()
+        elif isinstance(message, Relocated):
+            self._relocated(message)
         elif type(message) in self.more:
-            self.more[type(message)](self._shard[id(channel)], message, frame)
+            self.more[type(message)](self._of(shard), message, frame)
             self._cv.notify_all()
+
+    def _of(self, shard: int | None) -> int:
+        """The shard that a server's answer is from. Raises WireError where it was none's."""
+        if shard is None:
+            raise WireError("The coordinator answers for a server.")
+        return shard
+
+    def _closed(self, shard: int | None) -> None:
+        """A connection is lost: that to a server may come back."""
+        if shard is None or self.dial is None:
+            name = "the coordinator" if shard is None else f"S{shard}"
+            raise PeerGoneError(f"W{self.index} lost its connection to {name}.")
+        self.routes.lose(shard)
+
+    def _relocated(self, message: Relocated) -> None:
+        """Ask whoever serves a shard now for all that was not answered."""
+        shard = message.shard
+        if shard < 0:
+            self._have_dense = [-1] * len(self.servers)
+            return
+        self._have_dense[shard] = -1
+        if self.dial is None or self.routes.renew(message, self.dial) is None:
+            return
+        for ticket, item in self._tickets.items():
+            if shard not in item.answers:
+                self._ask(ticket, item, *next(share for share in item.unique.shares() if share[0] == shard))
+        self._again(shard)
 
     def _begin(self, phase: BeginPhase) -> None:
         if self._phase is not None and phase.served_dense != self._phase.served_dense:
@@ -331,9 +375,8 @@ class Exchange:
 
     def _abandon(self, phase: int) -> None:
         """Forget what was not begun, and ask for others. Its dense slices were never loaded: none are here."""
-        given_up = [item for item in self._queue if item.phase.number == phase]
+        given_up = self._queue.give_up(phase)
         for item in given_up:
-            self._queue.remove(item)
             self._gone_items += 1
             item.abandoned = True
             if not item.pulled or len(item.answers) == len(self.servers):
@@ -347,11 +390,7 @@ class Exchange:
         assert self._phase is not None
         batch, unique = self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
-        late = self._late(item)
-        if late:
-            self._queue.insert(late - 1, item)
-        else:
-            self._queue.append(item)
+        late = self._queue.admit(item)
         self._granted_items += 1
         first = len(self._queue) + len(self._busy) <= self.lanes
         if self._queue[0] is item:
@@ -359,28 +398,24 @@ class Exchange:
         if late or first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
-    def _late(self, item: Item) -> int:
-        """1 + its place before batches of later steps, as where it was a dead worker's in `sync`; else 0."""
-        if self._phase is None or self._phase.served_dense or not item.phase.training:
-            return 0
-        later = [n for n, other in enumerate(self._queue) if other.grant.token > item.grant.token]
-        return 1 + later[0] if later else 0
-
     def _pull(self, item: Item) -> None:
         if item.pulled:
             return
         item.pulled = True
         self._next_ticket += 1
         self._tickets[self._next_ticket] = item
-        ticket = self._next_ticket
-        for s, low, high in item.unique.shares():
-            batch = item.grant.batch if item.phase.training else -1
-            pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, self._have_dense[s])
-            self.servers[s].send(pull, item.unique.index[low:high].view(np.uint8))
+        for share in item.unique.shares():
+            self._ask(self._next_ticket, item, *share)
 
-    def _rows(self, channel: Channel, rows: Rows, frame: Frame) -> None:
+    def _ask(self, ticket: int, item: Item, shard: int, low: int, high: int) -> None:
+        """Ask one shard for its rows of an item."""
+        batch = item.grant.batch if item.phase.training else -1
+        have = self._have_dense[shard]
+        pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, have)
+        self.servers[shard].send(pull, item.unique.index[low:high].view(np.uint8))
+
+    def _rows(self, shard: int, rows: Rows, frame: Frame) -> None:
         item = self._tickets[rows.ticket]
-        shard = self._shard[id(channel)]
         item.answers[shard] = (rows, frame)
         if item.abandoned:
             if len(item.answers) == len(self.servers):

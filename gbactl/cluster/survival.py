@@ -32,7 +32,6 @@ class Survival:
         self._token = -1  # of the step at hand
         collective.wanted = self._wanted
         exchange.on_more = self._more_comes
-        exchange.on_absent = collective.leave_out
 
     def begin(self, item: Item) -> bool:
         """Before a batch: say which place is filled next. False where its step is taken: only its rows are missing."""

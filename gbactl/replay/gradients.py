@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.cluster.bootstrap import shard_spec
 from gbactl.cluster.messages import BeginPhase, Granted
+from gbactl.cluster.specs import shard_spec
 from gbactl.cluster.worker import DataSource, dropout_key
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset

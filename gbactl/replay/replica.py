@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gbactl.cluster.bootstrap import optimizer
+from gbactl.cluster.specs import optimizer
 from gbactl.kernels.base import Floats
 from gbactl.policies import Step
 from gbactl.replay.gradients import Gradients

@@ -16,8 +16,9 @@ from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_sh
 from gbactl.checkpoint.saver import Saver
 from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.bootstrap import header, optimizer, shard_spec
+from gbactl.cluster.bootstrap import header
 from gbactl.cluster.messages import Event, Hello, Ready
+from gbactl.cluster.specs import optimizer, shard_spec
 from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset

@@ -35,6 +35,7 @@ from gbactl.cluster.messages import (
     Stop,
     Take,
 )
+from gbactl.cluster.upcoming import Upcoming
 from gbactl.kernels.base import Floats
 from gbactl.virtual.crew import Crew
 from gbactl.virtual.item import Item
@@ -56,7 +57,7 @@ class VirtualWorker(Mortal):
         #: batches computed at a time, each by a thread of its own, and how many are
         self.lanes, self.busy = 1, 0
         self._shard: dict[int, int] = {}
-        self._queue: deque[Item] = deque()
+        self._queue: Upcoming[Item] = Upcoming()
         self._tickets: dict[int, Item] = {}
         self._ticket = self._turn = 0
         self._questions: deque[tuple[Question, int]] = deque()
@@ -119,9 +120,8 @@ class VirtualWorker(Mortal):
 
     def _abandon(self, phase: int) -> None:
         """See Exchange."""
-        given_up = [item for item in self._queue if item.phase.number == phase]
+        given_up = self._queue.give_up(phase)
         for item in given_up:
-            self._queue.remove(item)
             self._gone_items += 1
             item.abandoned = True
             self.take()
@@ -133,24 +133,17 @@ class VirtualWorker(Mortal):
         assert self._phase is not None
         item = Item(grant, self._phase, *self.crew.source.prepare(grant))
         self._granted_items += 1
-        if not self._phase.served_dense and self.has_batch_after(item):
-            later = next(n for n, other in enumerate(self._queue) if other.grant.token > grant.token)
-            self._queue.insert(later, item)
+        if self._queue.admit(item):
             self._pull(item)
             return
-        self._queue.append(item)
         self.crew.sides.now.resume(self)
         first = len(self._queue) + self.busy <= self.lanes
         if first or self._phase.prefetch_rows or not self._phase.training:
             self._pull(item)
 
-    def has_batch_after(self, item: Item) -> bool:
-        """Whether a batch of a later step is here already: this one was a dead worker's."""
-        return item.phase.training and any(other.grant.token > item.grant.token for other in self._queue)
-
     def has_batch_of(self, step: int) -> bool:
-        """See Exchange."""
-        return bool(self._queue) and self._queue[0].phase.training and self._queue[0].grant.token <= step
+        """See Upcoming."""
+        return self._queue.has_of(step)
 
     def _pull(self, item: Item) -> None:
         if item.pulled:

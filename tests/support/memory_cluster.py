@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.bootstrap import Bootstrap, header, serve, work
+from gbactl.cluster.bootstrap import Bootstrap, header, serve
 from gbactl.cluster.channel import Hub
 from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.memory import MemoryHub
 from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.reliable import exposed
 from gbactl.cluster.server import Server
+from gbactl.cluster.working import work
 from gbactl.collective.memory import MemoryGroup
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import open_dataset

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.virtual.spec import CostConfig
+from tests.support import small_data
 
-DATA = {
-    "name": "synthetic", "rows_per_day": 20_000, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
+DATA = small_data.options(20_000)
 
 MACHINE = CostConfig(
     cores=2, batch_us=300.0, sample_us=20.0, server_message_us=50.0, row_pull_ns=60.0, row_apply_ns=200.0,

@@ -9,21 +9,16 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
-from gbactl.data.prepare import prepare
 from gbactl.policies import base as policies
+from tests.support import small_data
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
-
-DATA = {
-    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny synthetic set whose rows are no multiple of the batch."""
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import bootstrap
+from gbactl.cluster import working
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import Event
 from gbactl.config import (
@@ -23,20 +23,16 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, PeerGoneError
+from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
-DATA = {
-    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
 
 
 def config(mode: str, workers: int = 3, lost: str = "replace", hang: float = 10.0, **more: Any) -> RunConfig:
@@ -131,13 +127,13 @@ def test_who_dies_before_it_has_joined_is_replaced_again(
 ) -> None:
     """Its connection breaks; the run still waits for somebody."""
     Victim(monkeypatch, 0, 4, "before")
-    plain, tries = bootstrap.warm_up, []
+    plain, tries = working.warm_up, []
 
     def warm_up(*args: Any) -> None:
         tries.append(1)
         plain(*args)
 
-    monkeypatch.setattr(bootstrap, "warm_up", warm_up)
+    monkeypatch.setattr(working, "warm_up", warm_up)
     result = run_in_memory(config("gba", workers=1), data, tmp_path)
     adds_up(result)
     assert len(tries) == 1
@@ -232,7 +228,7 @@ def test_a_successor_takes_part_in_sync(
     """The others wait for it before they go on, so that it comes in time."""
     Victim(monkeypatch, 1, 3, "before")
     there = threading.Event()
-    plain, warm = Exchange.push, bootstrap.warm_up
+    plain, warm = Exchange.push, working.warm_up
 
     def warm_up(*args: Any) -> None:
         warm(*args)
@@ -243,7 +239,7 @@ def test_a_successor_takes_part_in_sync(
             there.wait(8)
         plain(self, item, *rest)
 
-    monkeypatch.setattr(bootstrap, "warm_up", warm_up)
+    monkeypatch.setattr(working, "warm_up", warm_up)
     monkeypatch.setattr(Exchange, "push", push)
     told: list[Event] = []
     result = run_in_memory(config("sync"), data, tmp_path, told=told)
@@ -322,13 +318,13 @@ def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: threading.Event
 ) -> None:
     """It wakes up when its successor works, and pushes what it had: the servers do not take it."""
-    useful = bootstrap.warm_up
+    useful = working.warm_up
 
     def warm_up(*args: Any) -> None:
         useful(*args)
         hung.set()
 
-    monkeypatch.setattr(bootstrap, "warm_up", warm_up)
+    monkeypatch.setattr(working, "warm_up", warm_up)
     plain = Exchange.push
 
     def push(self: Any, item: Any, *rest: Any) -> None:

@@ -23,21 +23,17 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, PeerGoneError
+from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
-DATA = {
-    "name": "synthetic", "rows_per_day": 900, "days": 3, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 SAMPLES = 1800  # two days of training, evaluated after each
 MODES = ["shadow_easgd", "shadow_ma", "shadow_bmuf", "fr_easgd", "fr_ma", "fr_bmuf", "local_sgd"]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 900, 3)
 
 
 def config(
@@ -90,6 +86,8 @@ def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> 
         ("fr_bmuf", {"k": 100_000}, True),
     ],
 )  # fmt: skip
+
+
 def test_one_trainer_without_synchronisation_is_plain_training_bit_for_bit(
     data: Path, tmp_path: Path, mode: str, options: dict[str, Any], batch_norm: bool
 ) -> None:

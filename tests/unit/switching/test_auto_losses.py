@@ -11,13 +11,8 @@ import pytest
 from gbactl.cluster.auto import NAME
 from gbactl.cluster.worker import Worker
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
-from gbactl.data.prepare import prepare
+from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
-
-DATA = {
-    "name": "synthetic", "rows_per_day": 8000, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 
 
 def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +32,7 @@ def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, mon
         switch=SwitchConfig(name="auto", every=0.001, window=1.0, margin=9.0, minimum_stay=0.0),  # sync is preferred
         seed=5,
     )
-    result = run_in_memory(check(cfg), prepare({**DATA, "cache": str(tmp_path / "cache")}), tmp_path / "run")
+    result = run_in_memory(check(cfg), small_data.prepared(tmp_path / "cache", 8000), tmp_path / "run")
     looks = [json.loads(line) for line in (tmp_path / "run" / NAME).read_text().splitlines()]
     assert looks and {look["workers"] for look in looks} == {2}
     assert {look["wanted"] for look in looks} == {"sync"}

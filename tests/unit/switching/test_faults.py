@@ -13,19 +13,14 @@ from gbactl.cluster.eventlog import InfoRecord, read
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import Event, PutDense
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
-from gbactl.data.prepare import prepare
 from gbactl.errors import PeerGoneError
+from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
-
-DATA = {
-    "name": "synthetic", "rows_per_day": 900, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 900)
 
 
 def config(first: str, to: str, lost: str = "continue") -> RunConfig:

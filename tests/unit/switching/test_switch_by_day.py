@@ -9,19 +9,14 @@ import pytest
 
 from gbactl.cluster.eventlog import InfoRecord, read
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
-from gbactl.data.prepare import prepare
+from tests.support import small_data
 from tests.support.memory_cluster import run_in_memory
-
-DATA = {
-    "name": "synthetic", "rows_per_day": 700, "days": 4, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three days to train on; a day's samples are no multiple of the batch."""
-    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 700, 4)
 
 
 def config(first: str, *switches: dict[str, Any], servers: int = 2) -> RunConfig:

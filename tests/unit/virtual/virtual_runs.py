@@ -21,11 +21,9 @@ from gbactl.config import (
 from gbactl.data.dataset import open_dataset
 from gbactl.virtual.run import run_virtual
 from gbactl.virtual.spec import CostConfig
+from tests.support import small_data
 
-DATA = {
-    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
+DATA = small_data.options(1500)
 
 
 def config(

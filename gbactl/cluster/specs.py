@@ -1,0 +1,52 @@
+"""What the configuration makes of servers and of the memory between them and workers."""
+
+from __future__ import annotations
+
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.models import row_width
+from gbactl.store.optim import OptimizerSpec
+from gbactl.store.spec import ShardSpec
+
+
+def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
+    """The configured optimizer with one rate and decay."""
+    o = cfg.optim
+    return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
+
+
+def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
+    """What a server holds, its dense slice left out."""
+    return spec_of(cfg, dataset.schema.rows, shard)
+
+
+def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
+    """The same for a table of so many rows."""
+    row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
+    return ShardSpec(
+        shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
+        optimizer(cfg, row_lr, 0.0), cfg.optim.row_l2, cfg.optim.row_weight_decay,
+        dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
+        sparse_divisor=cfg.mode.sparse_divisor,
+        row_staleness=row_staleness(cfg),
+    )  # fmt: skip
+
+
+def row_staleness(cfg: RunConfig) -> str:
+    """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
+    chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
+    return "row" if "row" in chosen else "token"
+
+
+def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
+    """Largest push and largest answer between one worker and one server; (0, 0) over TCP."""
+    if cfg.cluster.transport != "shm":
+        return 0, 0
+    fields, width = dataset.schema.fields, row_width(cfg.model)
+    # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
+    share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
+    slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
+    local_batch = max(phase.local_batch for phase in cfg.possible)
+    push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
+    answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
+    return push, answer

@@ -132,7 +132,8 @@ def _fit(block: DenseBlock, state: State) -> None:
 def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
     """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
 
-    Reads that shard's files alone, and where workers held the dense part, that. `refused` hears of those that are not good."""
+    Reads that shard's files alone, and the dense part where workers held it. `refused` hears of those that are not
+    good."""
     try:
         chain = Folder(folder).newest(refused, shard.spec.shard)
     except CheckpointError:

@@ -103,6 +103,10 @@ class Recovery:
             )
         c._give_up(channel.peer)
 
+    def unequal(self) -> None:
+        """The workers' dense parts may differ: between two phases they get the same again."""
+        self._broken |= self.c.cfg.collects
+
     # -- successors ---------------------------------------------------------------------------------
 
     def lost(self, channel: Channel, failure: str = "death") -> None:

@@ -82,7 +82,8 @@ class Server:
         centre = CentreSide(shard)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, **Comeback(self).handlers, Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            **centre.handlers, **Comeback(self).handlers,
+            Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
             Save: self._save,

@@ -108,6 +108,7 @@ class Switcher:
             self.mover.move("servers", self.c.now.home)
             if reason := self._reason(cfg):
                 raise ClusterError(f"{reason}.")
+        self.c.returns.fresh_at = self.c.step
         self.c.members.tell("server", Afresh())
         self.c._barrier()
         self.c.log.info(eventlog.SWITCH, {"mode": mode_values(self.c.now), "step": self.c.step, "fresh": True})
@@ -147,11 +148,17 @@ class Switcher:
         """The servers know of the next phase, the workers do not yet: nothing may have changed in a switch."""
         if self._drained is None:
             return
-        drained, self._drained = self._drained, None
+        (drained, self._drained), losses = (self._drained, None), self.c.returns.losses
         roles = ["server", *(["worker"] if self.c.now.home == "workers" else [])]
         now = self._sum("resumed", self.c.inspect(*roles, what=self._what))
-        if now != drained:
+        if now != drained and losses == self.c.returns.losses:
             raise ClusterError(f"The switch to {self.c.now.mode.name} changed the model; please report this.")
+
+    def disturbed(self) -> None:
+        """A server is lost: what comes in its place is older, and a part of a move may have gone with it."""
+        self._drained = None
+        if self.mover.moving:
+            self.c.recovery.unequal()
 
     # -- within a phase -----------------------------------------------------------------------------
 

@@ -114,6 +114,11 @@ class Cuts:
         left = self.at.unread if self.at is not None and self.at.round == number else None
         return ((0, samples),) if left is None else left
 
+    @property
+    def trained(self) -> bool:
+        """Whether the job went back to the end of its training, which patience had brought about."""
+        return self.at is not None and self.at.ended and self.at.stopped_early
+
     def end(self) -> None:
         """Training is over: the model as it is now is saved, in the place of what is being written."""
         while self.on:

@@ -41,10 +41,10 @@ class UpdateCounter:
         return undone
 
     def again(self) -> None:
-        """Every shard went back, and what was not saved is done again: it counts once."""
+        """Every shard went back, and what was not saved, or missed, is done again: it counts once."""
         for shard, undone in enumerate(self._unsaved):
-            self.applied_on[shard] -= undone
-            self._unsaved[shard] = 0
+            self.applied_on[shard] -= undone + self.lost_on[shard]
+            self._unsaved[shard] = self.lost_on[shard] = 0
 
     def missed(self, shard: int, updates: int) -> None:
         """So many went to a shard that was lost before it had applied them, and never come."""

@@ -62,8 +62,8 @@ def told(event: Event) -> str:
         return f"step {fields['step']}: everybody goes back to the checkpoint of step {fields['to']}; {again}."
     name = fields["process"]
     if event.name == "lost" and name[0] == "S":
-        back = "everybody goes back to the last one" if fields["recovery"] == "full" else "the others keep what they have"
-        return f"{name} is gone; another one takes its place with the checkpoint that there is, {back}."
+        others = "everybody goes back to it" if fields["recovery"] == "full" else "the others keep what they have"
+        return f"{name} is gone; another one takes its place with the last checkpoint, and {others}."
     if event.name == "lost":
         more = ", and another one takes its place" if fields["replaced"] else ""
         return f"{name} is gone; the others go on, its batches are handed out again{more}."

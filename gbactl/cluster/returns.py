@@ -48,8 +48,10 @@ class Returns:
         self._back = False
         self._heartbeat = self._fresh_heartbeat()
 
-    def _fresh_heartbeat(self) -> Heartbeat:
-        return Heartbeat(self.c.cfg.cluster.hang_seconds, self.c.hub.now)
+    def _fresh_heartbeat(self, reading: bool = False) -> Heartbeat:
+        """`reading`: of servers that read all they have, which takes longer than anything else."""
+        c = self.c.cfg.cluster
+        return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.c.hub.now)
 
     @property
     def full(self) -> bool:
@@ -65,11 +67,12 @@ class Returns:
     def asking(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
         """Tell every server, and inside, whoever takes the place of one whose shard has not answered."""
         self._asked = (message, answered)
+        self._heartbeat = self._fresh_heartbeat(isinstance(message, Inspect | Reload))
         self.c.members.tell("server", message)
         try:
             yield
         finally:
-            self._asked = None
+            self._asked, self._heartbeat = None, self._fresh_heartbeat()
 
     def ask(self, message: Any, answered: Callable[[int], bool]) -> None:
         """Tell every server and wait until all shards have answered."""
@@ -83,9 +86,7 @@ class Returns:
         c = self.c
         if not c.members.settled or c.stopped or c.cfg.cluster.name != "local":
             return
-        if self._asked is not None and isinstance(self._asked[0], Inspect | Reload):
-            self._heartbeat = self._fresh_heartbeat()  # reading a whole shard takes as long as it takes
-        elif self._heartbeat.due:
+        if self._heartbeat.due:
             for shard in self._heartbeat.silent(c.members.of("server")):
                 self._silent(shard)
         limit = c.cfg.cluster.start_timeout

@@ -1,4 +1,4 @@
-"""Servers killed and stopped, on real processes: another one comes with what was saved, and the run says what it cost."""
+"""Servers killed and stopped, on real processes: another one comes with what was saved; what it cost is told."""
 
 from __future__ import annotations
 

@@ -114,6 +114,8 @@ class Exchange:
         self.routes = Routes(servers)
         #: connects to a server in the place of one that is gone; None where the run ends with it
         self.dial: Dial | None = None
+        self.patience = 60.0  # seconds in which it comes
+        self._overdue: dict[int, threading.Timer] = {}
         self._cv = threading.Condition()
         self._queue: Upcoming[Item] = Upcoming()
         self._tickets: dict[int, Item] = {}
@@ -348,10 +350,14 @@ class Exchange:
 
     def _closed(self, shard: int | None) -> None:
         """A connection is lost: that to a server may come back."""
+        name = "the coordinator" if shard is None else f"S{shard}"
+        error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
-            name = "the coordinator" if shard is None else f"S{shard}"
-            raise PeerGoneError(f"W{self.index} lost its connection to {name}.")
+            raise error
         self.routes.lose(shard)
+        self._overdue[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
+        timer.daemon = True
+        timer.start()
 
     def _relocated(self, message: Relocated) -> None:
         """Ask whoever serves a shard now for all that was not answered."""
@@ -360,6 +366,8 @@ class Exchange:
             self._have_dense = [-1] * len(self.servers)
             return
         self._have_dense[shard] = -1
+        if shard in self._overdue:
+            self._overdue.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:
             return
         for ticket, item in self._tickets.items():

@@ -24,7 +24,7 @@ from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.ranges import Ranges
-from gbactl.checkpoint.updates import UpdateCounter
+from gbactl.checkpoint.stakes import Stakes
 from gbactl.cluster.comeback import BEGINNING
 from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
 from gbactl.cluster.parts import Parts
@@ -69,13 +69,11 @@ class Cuts:
         self.folder = Folder(run_dir / folders.NAME)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
-        self.pls = PlsCounter(0, cfg.cluster.servers)
+        self.stakes = Stakes(0, cfg.cluster.servers)
         self.stopping = EarlyStopping(cfg.train.patience)
         self.results: list[dict[str, Any]] = []
-        self.updates = UpdateCounter(cfg.cluster.servers)
         self.resumed: Position | None = None
         self.at: Position | None = None  # where the job went on from last
-        self._saves: list[tuple[int, int]] = []  # (step, samples) of what is complete
         self.done, self.failed, self.bytes, self.seconds = 0, 0, 0, 0.0
         self._number = self._tick = 1
         self._base: list[str] | None = []  # what the next partial one rests on; None: it has to be whole
@@ -86,19 +84,23 @@ class Cuts:
         self._giver = -1  # the worker that was asked for the dense part
         self._mixed = False  # a server went back since the checkpoint under way was begun
 
+    @property
+    def pls(self) -> PlsCounter:
+        """The portion of lost samples so far."""
+        return self.stakes.pls
+
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
         """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one."""
         c = self.c
-        self.pls = PlsCounter(samples, c.cfg.cluster.servers)
         if c.cfg.resume is not None:
             position = self.resumed = Position(manifests.read(Path(c.cfg.resume)).position)
             position.restore(c.record, self.stopping, self.results)
             c.step = position.step
             self._base = None
-            self.pls.saved(position.ledger.finished)
-        self._saves = [(c.step if self.resumed else BEGINNING, c.record.ledger.finished)]
+        step = c.step if self.resumed else BEGINNING
+        self.stakes = Stakes(samples, c.cfg.cluster.servers, step, c.record.ledger.finished)
         self.at = self.resumed
         mode = mode_values(c.now)
         begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
@@ -153,7 +155,7 @@ class Cuts:
         told = {
             "name": self.c.cfg.checkpoint.name, **self.estimate.told(), "saved": self.done, "failed": self.failed,
             "bytes": self.bytes, "seconds": self.seconds, "pls": self.pls.total,
-            "row_updates": self.updates.total, "lost_updates": self.updates.share,
+            "row_updates": self.stakes.updates.total, "lost_updates": self.stakes.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
         }  # fmt: skip
         return {"checkpoint": told}
@@ -165,7 +167,7 @@ class Cuts:
         self._planned = None
         if self.on:
             training.granted, training.ordered = self._granted, self._ordered
-            training.parts = Parts(self.updates, self.c.returns.missed)
+            training.parts = Parts(self.stakes.updates.applied, self.c.returns.missed)
 
     def _is_due(self, step: int) -> bool:
         if self._open is not None or self._planned is not None or not self.c.returns.complete:
@@ -214,7 +216,8 @@ class Cuts:
             position, config, self._schema(), manifests.identity(config, c.dataset.fingerprint), base, __version__,
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
-        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), home == "workers", self.updates.unsaved), False
+        unsaved = self.stakes.updates.unsaved
+        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), home == "workers", unsaved), False
         self._due = c.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
@@ -282,12 +285,9 @@ class Cuts:
 
     def _count_saved(self, cut: Cut) -> None:
         """What a loss from now on would not undo."""
-        if cut.manifest.kind != "chosen":
-            self.pls.saved(cut.samples)
-        self._saves.append((cut.manifest.step, cut.samples if cut.manifest.kind != "chosen" else self._saves[-1][1]))
-        for shard, part in cut.parts.items():
-            chosen = cut.manifest.kind != "whole"
-            self.updates.saved(shard, part.updates if chosen else cut.updates[shard])
+        kind, step = cut.manifest.kind, cut.manifest.step
+        safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
+        self.stakes.saved(step, None if kind == "chosen" else cut.samples, safe)
 
     def server_gone(self, shard: int) -> None:
         """A checkpoint that waits for a server's part will not be; one that has it is waited for.
@@ -304,24 +304,14 @@ class Cuts:
     def server_lost(self, shard: int, finished: int) -> float:
         """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by."""
         self.server_gone(shard)
-        return self.pls.lost(shard, finished)
-
-    def at_stake(self, shard: int, finished: int) -> tuple[int, int]:
-        """(samples, updates of rows) that a shard does not have when it goes back now. To be asked once a loss."""
-        self.server_gone(shard)
-        return max(0, finished - self.pls.saved_at[shard]), self.updates.lost(shard)
-
-    def older(self, shard: int, step: int) -> int:
-        """Samples that a shard lacks because it could load no newer checkpoint than that of `step`."""
-        found = [samples for at, samples in self._saves if at == step]
-        return max(0, self._saves[-1][1] - found[-1]) if found else 0
+        return self.stakes.lost(shard, finished).pls
 
     def go_back(self, position: Position) -> None:
         """Everybody is where a checkpoint was, and the job with them."""
         self.abandon("everybody goes back")
         position.go_back(self.c.record, self.stopping, self.results)
         self.at, self.c.step, self._base = position, position.step, None
-        self.updates.again()
+        self.stakes.updates.again()
 
     def worker_lost(self, worker: int) -> None:
         """A checkpoint that waits for what a dead worker holds will not be."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gbactl.checkpoint.updates import UpdateCounter
-
 
 class Parts:
-    """Of one phase. `missed(shard, samples)` hears of a part that is not applied, because its shard was lost."""
+    """Of one phase. `hit(shard, rows)` hears of a part that is applied, `missed(shard, samples, rows)` of one that is
+    not, because its shard was lost."""
 
-    def __init__(self, updates: UpdateCounter, missed: Callable[[int, int], None]) -> None:
-        self.updates, self.missed = updates, missed
+    def __init__(self, hit: Callable[[int, int], None], missed: Callable[[int, int, int], None]) -> None:
+        self.hit, self.missed = hit, missed
         self._rows: dict[int, list[int]] = {}
 
     def announced(self, batch: int, rows: Sequence[int]) -> None:
@@ -26,10 +25,9 @@ class Parts:
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
             if count >= 0:
-                self.updates.applied(shard, count)
+                self.hit(shard, count)
             else:
-                self.updates.missed(shard, ~count)
-                self.missed(shard, samples)
+                self.missed(shard, samples, ~count)
 
     def dropped(self, batch: int) -> None:
         """A gradient was discarded."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gbactl.checkpoint.stakes import Loss
+
 
 @dataclass
 class Failed:
@@ -21,6 +23,12 @@ class Failed:
     pls: float = 0.0
     lost_updates: int = 0
     samples_again: int = 0  # trained once more, where everybody went back
+
+    def add(self, loss: Loss) -> None:
+        """It cost this, too."""
+        self.samples_lost += loss.samples
+        self.pls += loss.pls
+        self.lost_updates += loss.updates
 
     def told(self) -> dict[str, Any]:
         """As result.json has it: seconds since the failure, or since it was noticed if it was not injected."""

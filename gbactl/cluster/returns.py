@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.restore import chain_at
+from gbactl.checkpoint.stakes import Loss
 from gbactl.cluster import eventlog
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.comeback import BEGINNING
@@ -140,22 +141,20 @@ class Returns:
 
     def _count_lost(self, shard: int) -> None:
         c = self.c
-        if self.full:
-            c.cuts.server_gone(shard)
-            return
+        c.cuts.server_gone(shard)
         finished = c.record.ledger.finished + (0 if c._training is None else c._training.policy.ledger.finished)
-        found = c.recovery.times.last(f"S{shard}")
-        assert found is not None
-        found.samples_lost, found.lost_updates = c.cuts.at_stake(shard, finished)
-        found.pls = c.cuts.server_lost(shard, finished)
+        if not self.full:
+            self._cost(shard, c.cuts.stakes.lost(shard, finished))
 
-    def missed(self, shard: int, samples: int) -> None:
-        """A gradient's part on a shard was in flight when its server was lost, and is not applied."""
+    def _cost(self, shard: int, loss: Loss) -> None:
         found = self.c.recovery.times.last(f"S{shard}")
-        if found is None or self.full:
-            return
-        found.samples_lost += samples
-        found.pls += self.c.cuts.pls.missed(shard, samples)
+        if found is not None:
+            found.add(loss)
+
+    def missed(self, shard: int, samples: int, rows: int) -> None:
+        """A gradient's part on a shard was in flight when its server was lost, and is not applied."""
+        if not self.full:
+            self._cost(shard, self.c.cuts.stakes.missed(shard, samples, rows))
 
     # -- who comes ----------------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Returns:
         if self.full:
             self._back = True
         else:
-            self._correct(shard, message.step)
+            self._cost(shard, c.cuts.stakes.older(shard, message.step))
             self._of_use(shard)
         c.log.info(eventlog.SERVER, {"shard": shard, "state": "back", "step": c._now_step, "loaded": message.step})
         c._event("joined", {"process": f"S{shard}", "step": c._now_step, "loaded": message.step})
@@ -186,13 +185,6 @@ class Returns:
     def _of_use(self, shard: int) -> None:
         self.c.recovery.times.loaded(f"S{shard}")
         self._unproven.add(shard)
-
-    def _correct(self, shard: int, step: int) -> None:
-        """The newest checkpoint was damaged: more is lost than was thought."""
-        found = self.c.recovery.times.last(f"S{shard}")
-        if found is not None and (more := self.c.cuts.older(shard, step)):
-            found.samples_lost += more
-            found.pls += self.c.cuts.pls.missed(shard, more)
 
     def _bring_up(self, channel: Channel, loaded: int) -> None:
         """What the others know: the phase, who is dead, how many steps there were, what is being asked."""

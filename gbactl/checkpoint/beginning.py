@@ -5,26 +5,27 @@ Rows follow from the seed. The dense slice came from a worker, so a server keeps
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint.tensorfile import write_tensors
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseSpec
 from gbactl.store.spec import ShardSpec
 
 NAME = "beginning"
+log = logging.getLogger(__name__)
 
 
 def _path(run_dir: Path, shard: int) -> Path:
-    return run_dir / folders.NAME / NAME / f"S{shard}.safetensors"
+    return run_dir / NAME / f"S{shard}.safetensors"
 
 
 def keep(run_dir: Path, spec: ShardSpec) -> None:
-    """Write a shard's first dense slice down. Raises CheckpointError where that cannot be."""
+    """Write a shard's first dense slice down; where that cannot be, nobody can take this server's place."""
     if spec.dense is None or spec.dense_init is None:
         return
     path, sizes = _path(run_dir, spec.shard), np.array([spec.dense.params, spec.dense.buffers], np.int64)
@@ -32,7 +33,7 @@ def keep(run_dir: Path, spec: ShardSpec) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, {"sizes": sizes, "dense": spec.dense_init}, {"gbactl": "1"})
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written ({error.strerror}); type checkpoint=none.") from error
+        log.warning("%s could not be written (%s): if S%d is lost, the run ends", path, error.strerror, spec.shard)
 
 
 def again(run_dir: Path, spec: ShardSpec, momentum: float) -> ShardSpec:

@@ -40,6 +40,7 @@ class Count:
         self._home = ""
         self._distinct: tuple[int, ...] = ()
         self._held: dict[tuple[int, int], int] = {}
+        self._pulled: Counter[int] = Counter()
         self.bytes: Counter[str] = Counter()
 
     def see(self, record: Any) -> None:
@@ -62,8 +63,10 @@ class Count:
         if self._home != "servers":
             return
         self.bytes["dense"] += 4 * self.dense
+        self._pulled[record.worker] += 1
+        early = self._pulled[record.worker] <= 1 + self.cfg.mode.prefetch  # asked for before anything was there
         for shard, version in enumerate(record.dense_versions):
-            if self._held.get((record.worker, shard)) != version:  # a slice comes only where it has changed
+            if early or self._held.get((record.worker, shard)) != version:  # a slice comes only where it has changed
                 self._held[record.worker, shard] = version
                 self.bytes["dense"] += 4 * self._slices[shard]
 

@@ -427,3 +427,65 @@ def test_who_hangs_where_nobody_may_ends_the_run(
 ) -> None:
     with pytest.raises(ClusterError, match=r"S0 has not answered for 0\.4 s .* type checkpoint=cpr"):
         run_in_memory(config("gba", save="none", hang=0.4), data, tmp_path)
+
+
+# -- exactness --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """The shard of whoever served each index last."""
+    last: dict[int, Any] = {}
+    plain = Server.run
+
+    def run(this: Any) -> None:
+        last[this.index] = this.shard
+        plain(this)
+
+    monkeypatch.setattr(Server, "run", run)
+    return last
+
+
+@pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8), ("cpr_ssu", 16), ("full", 6)])
+def test_every_update_is_there_or_counted_as_lost(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int
+) -> None:
+    """In async Adam counts the gradients that a row has had."""
+    Victim(monkeypatch, Push, 19, lives=2)
+    Victim(monkeypatch, OrderStep, 17, index=1)
+    result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
+    adds_up(result)
+    saved = result["checkpoint"]
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    lost = sum(failed["lost_updates"] for failed in result["recovery"])
+    assert len(result["recovery"]) == 3 and (lost > 0) == (save != "full")
+    assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
+
+
+@pytest.mark.parametrize("every", [4, 1000])
+def test_samples_are_lost_since_the_checkpoint_and_in_flight(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    Victim(monkeypatch, Push, 30)
+    told: list[Event] = []
+    result = run_in_memory(config("async", every=every), data, tmp_path, told=told)
+    [gone], [joined] = of(told, "lost"), of(told, "joined")
+    in_flight = counted(result)["samples_lost"] - 32 * (gone["step"] - max(0, joined["loaded"]))
+    assert in_flight % 32 == 0 and 0 <= in_flight <= 3 * 2 * 32
+
+
+@pytest.mark.parametrize("save", ["cpr", "full"])
+def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
+) -> None:
+    """As long as it has none of its own."""
+    run_in_memory(config("gba", save="full", every=5), data, tmp_path / "first")
+    cut = tmp_path / "first" / "checkpoints" / Folder(tmp_path / "first" / "checkpoints").names()[0]
+    Victim(monkeypatch, Push, 9)
+    told: list[Event] = []
+    cfg = config("gba", save=save, every=1000, resume=str(cut))
+    result = run_in_memory(cfg, data, tmp_path / "second", told=told)
+    adds_up(result)
+    step = result["checkpoint"]["resumed_at"]
+    assert [joined["loaded"] for joined in of(told, "joined")] == [step] and step > 0
+    assert [rewound["to"] for rewound in of(told, "rewound")] == ([step] if save == "full" else [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import Counter
@@ -63,8 +62,13 @@ def run_in_memory(
 
     def server(index: int, epoch: int = 0) -> None:
         mine = open_hub(Peer("server", index, epoch))
-        with contextlib.suppress(Killed):
+        try:
             serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
+        except Killed:
+            pass
+        except (PeerGoneError, WireError):
+            if not epoch:  # else it came when the run was over
+                raise
         mine.close()
 
     def worker(index: int, epoch: int = 0) -> None:
@@ -81,8 +85,11 @@ def run_in_memory(
 
     def listen() -> None:
         """The launcher: starts who takes the place of one that is gone."""
-        while not over.is_set():
-            for _, frame in launcher.poll(0.02):
+        heard, ended = True, False
+        while heard or not ended:
+            ended, frames = over.is_set(), launcher.poll(0.02)
+            heard = bool(frames)
+            for _, frame in frames:
                 event = unpack(frame.kind, frame.descriptor) if frame.kind else None
                 if isinstance(event, Event):
                     events.append(event)

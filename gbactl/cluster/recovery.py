@@ -165,6 +165,7 @@ class Recovery:
         with what the servers hold then, too."""
         c, home = self.c, self.c.now.home
         ready = any(not c.losses.fencing(worker) for worker in self._ready)
+        self._broken &= home != "servers"  # which have the one that counts
         if home == "servers" or not (ready or self._broken):
             return
         self._broken = False

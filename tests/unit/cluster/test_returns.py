@@ -230,7 +230,8 @@ def test_in_a_switch(
     cfg = config(first, switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": to}]))
     result = run_in_memory(cfg, data, tmp_path)
     adds_up(result)
-    assert victim.deaths == 1 and [phase["mode"] for phase in result["phases"]][-1] == to
+    modes = [phase["mode"] for phase in result["phases"]]
+    assert victim.deaths == 1 and modes[-1] == to and len(modes) <= 3
 
 
 def test_a_worker_dies_while_a_server_is_away(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,7 +390,7 @@ class Coordinator:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):
                 self._grant_evaluation(self._waiting.popleft())
-        told = {"step": self._now_step, "batches": len(batches), "shared": self.now.home == "workers"}
+        told = {"step": self._now_step, "batches": len(batches), "shared": self.now.collective_now}
         self._event("lost", {"process": f"W{worker}", "replaced": self.recovery.replaces, **told})
 
     @property

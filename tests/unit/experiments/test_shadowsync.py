@@ -15,9 +15,9 @@ from gbactl.cluster.eventlog import read
 from gbactl.cluster.messages import Centre, Elastic, Pull, Push, Rows
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
 from gbactl.virtual.network import VirtualChannel
 from gbactl.virtual.run import run_virtual
+from tests.support import small_data
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "shadowsync"
@@ -94,10 +94,6 @@ def test_a_mode_without_replicas_has_no_gap(scripts: Any) -> None:
     assert "| interval-inf | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | - | - | 128 | 0.00 | 0 | 7 | - |" in table
 
 
-DATA = {
-    "name": "synthetic", "rows_per_day": 1500, "days": 2, "numeric": 3, "fields": 4, "max_cardinality": 200,
-    "skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1,
-}  # fmt: skip
 PARAMETERS = (3 + 4 * 4) * 8 + 8 + 8 + 1 + 3 * 4 + 3 + 1  # of DeepFM with dim 4 and one hidden layer of 8
 
 
@@ -133,7 +129,7 @@ def test_what_is_counted_from_the_log_is_what_went_through_the_network(
         mode=ModeConfig(name=mode, **options), model=ModelConfig(dim=4, hidden=[8]),
         cluster=ClusterConfig(name="virtual", workers=4, servers=2), train=TrainConfig(global_batch=128),
     ))  # fmt: skip
-    data, events = prepare({**DATA, "cache": str(tmp_path / "cache")}), []
+    data, events = small_data.prepared(tmp_path / "cache", 1500), []
     run_virtual(cfg, open_dataset(data), tmp_path, events.append)
     [result] = [event.fields for event in events if event.name == "result"]
     counted = scripts["traffic"].sent(read(tmp_path / "events.log"), data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from gbactl.cluster.messages import (
     Hello,
     Inspect,
     Inspected,
+    Loaded,
     Moved,
     Norms,
     Pong,
@@ -53,6 +55,7 @@ from gbactl.cluster.normlog import NormLog
 from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.recovery import Recovery
+from gbactl.cluster.returns import GoBack, Returns
 from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
@@ -97,9 +100,10 @@ class Coordinator:
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
             Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
-            Saved: self._on_saved, DenseSaved: self._on_dense_saved,
+            Saved: self._on_saved, DenseSaved: self._on_dense_saved, Loaded: self._on_loaded,
         }  # fmt: skip
         self.recovery = Recovery(self)
+        self.returns = Returns(self)
         self._switcher: Switcher | None = None
         self.cuts = Cuts(self, run_dir)
 
@@ -112,18 +116,29 @@ class Coordinator:
         self.gather()
         self.cuts.begin(sum(self.switcher.rows))
         stopping, results = self.cuts.stopping, self.cuts.results
-        for number, part in list(enumerate(plan))[len(results) :]:
-            self.train(part, number, len(plan))
-            scores = {split: self.evaluate(split) for split in part.evaluate}
-            results.append(self._close_round(part, scores))
-            if stopping.update(scores[part.judged_by]["auc"]):
-                break
+        while not self._worked_through(plan):
+            self.returns.rewind()
         self.switcher.ended()
-        self.cuts.end()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
         self._event("result", self.result(best))
         self.log.close(step=self.step)
         self._dismiss("done")
+
+    def _worked_through(self, plan: list[Round]) -> bool:
+        """Every round to the last checkpoint; False where everybody has to go back first."""
+        results = self.cuts.results
+        try:
+            for number, part in [] if self.cuts.trained else list(enumerate(plan))[len(results) :]:
+                self.train(part, number, len(plan))
+                scores = {split: self.evaluate(split) for split in part.evaluate}
+                self.returns.check()
+                results.append(self._close_round(part, scores))
+                if self.cuts.stopping.update(scores[part.judged_by]["auc"]):
+                    break
+            self.cuts.end()
+        except GoBack:
+            return False
+        return True
 
     def gather(self) -> None:
         """Wait until every node is ready. Raises ClusterError that names those that are not."""
@@ -144,6 +159,7 @@ class Coordinator:
         while rest:
             self.switcher.go_on(number, rest[0][0], inside)
             rest, inside = after(rest, self._phase(part, rest)), True
+            self.returns.check()
         self.log_checksums(self.inspect("server"))
 
     @property
@@ -222,7 +238,8 @@ class Coordinator:
             rest[0][0], flat(rest),
         )
         self.log.info(eventlog.PHASE, message._asdict())
-        self.members.tell("server", message._replace(served_dense=home != "workers"))
+        self.returns.begun = message._replace(served_dense=home != "workers")
+        self.members.tell("server", self.returns.begun)
         self._barrier()
         if training:
             self.switcher.resumed()
@@ -233,22 +250,24 @@ class Coordinator:
     def _barrier(self) -> None:
         """Wait until every shard has applied everything ordered so far."""
         self._reached.clear()
-        self.members.tell("server", Barrier(self.step))
-        servers = self.cfg.cluster.servers
-        self._pump(lambda: len(self._reached) == servers)
+        self.returns.ask(Barrier(self.step), lambda shard: shard in self._reached)
 
     def inspect(self, *roles: str, what: str = "checksum", seconds: float | None = None) -> dict[str, Inspected]:
         """Checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
         self._inspected.clear()
-        for role in roles:
-            self.members.tell(role, Inspect(what))
         deadline = None if seconds is None else self.hub.now() + seconds
-        if not self._pump(lambda: self._names(roles) <= set(self._inspected), deadline):
-            return {}
+        if "worker" in roles:
+            self.members.tell("worker", Inspect(what))
+        ask_servers = self.returns.asking(Inspect(what), lambda shard: f"S{shard}" in self._inspected)
+        with ask_servers if "server" in roles else nullcontext():
+            if not self._pump(lambda: self._names(roles) <= set(self._inspected), deadline):
+                return {}
         return {node: each for node, each in self._inspected.items() if node in self._names(roles)}
 
     def _names(self, roles: Sequence[str]) -> set[str]:
-        return {str(channel.peer) for role in roles for channel in self.members.of(role).values()}
+        servers = {f"S{shard}" for shard in range(self.cfg.cluster.servers)} if "server" in roles else set()
+        workers = self.members.of("worker").values() if "worker" in roles else ()
+        return servers | {str(channel.peer) for channel in workers}
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
         last = part.evaluate[-1]
@@ -293,6 +312,7 @@ class Coordinator:
                 self._handle(channel, frame)
             self.cuts.look()
             self.recovery.look()
+            self.returns.look()
             if self._training is not None:
                 self.switcher.look()
                 self.trainers.look(self._training.policy)
@@ -336,7 +356,12 @@ class Coordinator:
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
             raise PeerGoneError("The launcher is gone.")
-        if self.recovery.joiner_lost(channel) or not self.members.forget(channel) or self.stopped:
+        joined_not = self.recovery.joiner_lost(channel) or self.returns.joiner_lost(channel)
+        if joined_not or not self.members.forget(channel) or self.stopped:
+            return
+        if channel.peer.role == "server":
+            if not self.returns.lost(channel):
+                raise PeerGoneError(f"{channel.peer} is gone.")
             return
         self.recovery.lost(channel)
         if not self._can_do_without(channel.peer):
@@ -384,7 +409,11 @@ class Coordinator:
             self.members.hello(channel, hello)
 
     def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
-        self.recovery.answered(channel, pong)
+        alive = self.returns if channel.peer.role == "server" else self.recovery
+        alive.answered(channel, pong)
+
+    def _on_loaded(self, channel: Channel, message: Loaded, _: Frame) -> None:
+        self.returns.loaded(channel, message)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
         if ready.role == "worker" and self.recovery.came(channel, ready.number):
@@ -419,6 +448,7 @@ class Coordinator:
 
     def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
         self.members.authentic(channel, "server", message.shard)
+        self.returns.staged(message)
         announced = self._training is not None and self._training.staged(message)
         if announced:
             self.recovery.times.useful(f"W{message.worker}")

@@ -24,7 +24,8 @@ FORMAT = 3
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
-INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH)
+SERVER = 14
+INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER)
 FLUSH_BYTES = 1 << 16
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
@@ -90,7 +91,8 @@ class OrderRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class InfoRecord:
-    """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it) or the end."""
+    """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it), what became of a lost
+    server, or the end."""
 
     kind: int
     fields: dict[str, Any]
@@ -221,7 +223,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
-    if kind not in range(HEADER, FORGO + 1):
+    if kind not in range(HEADER, SERVER + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
         values = msgpack.unpackb(body)

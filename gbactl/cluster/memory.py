@@ -89,4 +89,5 @@ class MemoryHub:
         """Close every channel."""
         for channel in self._channels:
             channel.close()
-        self.network.pop(self.address, None)
+        if self.network.get(self.address) is self:  # else another one has taken its place
+            del self.network[self.address]

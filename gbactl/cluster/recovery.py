@@ -104,6 +104,10 @@ class Recovery:
             )
         c._give_up(channel.peer)
 
+    def unequal(self) -> None:
+        """The workers' dense parts may differ: between two phases they get the same again."""
+        self._broken |= self.c.cfg.collects
+
     # -- successors ---------------------------------------------------------------------------------
 
     def lost(self, channel: Channel, failure: str = "death") -> None:
@@ -167,6 +171,7 @@ class Recovery:
         with what the servers hold then, too."""
         c, home = self.c, self.c.now.home
         ready = any(not c.losses.fencing(worker) for worker in self._ready)
+        self._broken &= home != "servers"  # which have the one that counts
         if home == "servers" or not (ready or self._broken):
             return
         self._broken = False

@@ -29,7 +29,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Killed(Exception):
-    """Raised in a worker's thread, it is gone as if it had been killed."""
+    """Raised in a worker's or a server's thread, it is gone as if it had been killed."""
 
 
 def run_in_memory(
@@ -55,14 +55,21 @@ def run_in_memory(
     errors: list[BaseException] = []
     events: list[Event] = []
     over = threading.Event()
-    epochs: Counter[int] = Counter()
+    epochs: Counter[str] = Counter()
 
     def boot(role: str, index: int) -> Bootstrap:
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
-    def server(index: int) -> None:
-        mine = open_hub(Peer("server", index))
-        serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
+    def server(index: int, epoch: int = 0) -> None:
+        mine = open_hub(Peer("server", index, epoch))
+        try:
+            serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
+        except Killed:
+            pass
+        except (PeerGoneError, WireError):
+            if not epoch:  # else it came when the run was over
+                raise
+        mine.close()
 
     def worker(index: int, epoch: int = 0) -> None:
         mine = open_hub(Peer("worker", index, epoch))
@@ -72,12 +79,12 @@ def run_in_memory(
         except Killed:
             pass
         except (PeerGoneError, WireError):
-            if not epochs[index]:  # else it was given up, or came when the run was over
+            if not epochs[f"W{index}"]:  # else it was given up, or came when the run was over
                 raise
         mine.close()
 
     def listen() -> None:
-        """The launcher: starts who takes a dead worker's place."""
+        """The launcher: starts who takes the place of one that is gone."""
         heard, ended = True, False
         while heard or not ended:
             ended, frames = over.is_set(), launcher.poll(0.02)
@@ -87,9 +94,10 @@ def run_in_memory(
                 if isinstance(event, Event):
                     events.append(event)
                     if event.name == "lost" and event.fields["replaced"]:
-                        index = int(event.fields["process"][1:])
-                        epochs[index] += 1
-                        successor = threading.Thread(target=guarded, args=(worker, index, epochs[index]), daemon=True)
+                        name = event.fields["process"]
+                        epochs[name] += 1
+                        role, args = worker if name[0] == "W" else server, (int(name[1:]), epochs[name])
+                        successor = threading.Thread(target=guarded, args=(role, *args), daemon=True)
                         threads.append(successor)
                         successor.start()
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gbactl.checkpoint import resume
 from gbactl.checkpoint.folder import Chain
 from gbactl.checkpoint.intervals import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.spent import Spent
+from gbactl.checkpoint.stakes import Loss
+from gbactl.cluster import eventlog
 from gbactl.cluster.messages import Event, Save
 from gbactl.config import RunConfig, from_dict
 from gbactl.errors import CheckpointError
@@ -46,6 +46,7 @@ class Before:
     failed: list[Failed]
     spent: Spent
     cuts: dict[str, float]
+    row_updates: int
     resumed_at: int | None
 
 
@@ -59,8 +60,7 @@ class Comebacks:
         self.cluster, self.before = cluster, before
         self.costs = costs_of(cluster.cfg.checkpoint, cluster.cfg.cluster.servers)
         self.spent = Spent() if before is None else before.spent
-        self.undone = 0
-        self._paid = -1
+        self._paid, self._again = -1, 0
         self._safe = (0.0, 0.0, 0)
 
     def begin(self) -> None:
@@ -108,27 +108,26 @@ class Comebacks:
 
     def _alone(self, shard: int) -> None:
         c, times, process = self.cluster.coordinator, self.cluster.coordinator.recovery.times, f"S{shard}"
-        pls = self._count_lost(shard)
+        loss = self._count_lost(shard)
+        times.all[-1].add(loss)
         state = self._state(shard)
-        server, with_dense = self.cluster.servers[shard], c.now.home == "servers"
-        before = updates(server.shard)
-        server.go_back(state, with_dense, lambda: times.useful(process))
-        self.undone += before - updates(server.shard)
+        with_dense = c.now.home == "servers"
+        self.cluster.servers[shard].go_back(state, with_dense, lambda: times.useful(process))
         self.cluster.events.stall(self.spent.one_back(self.costs))
         times.loaded(process)
-        times.all[-1].pls, times.all[-1].samples_lost = pls, round(pls * c.cuts.pls.samples)
-        back = f"it alone goes back to step {state.version} (PLS {pls:.4f})"
+        c.log.info(eventlog.SERVER, {"shard": shard, "state": "back", "step": c._now_step, "loaded": state.version})
+        back = f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})"
         self._tell(f"{process} was lost at step {c._now_step}: {back}")
 
-    def _count_lost(self, shard: int) -> float:
-        """What the PLS grows by. Unless a checkpoint was under way, the next one can rest on the newest, as its shards
-        all have what that says."""
+    def _count_lost(self, shard: int) -> Loss:
+        """What is lost. Unless a checkpoint was under way, the next one can rest on the newest, as its shards all have
+        what that says."""
         cuts = self.cluster.coordinator.cuts
         idle, base = cuts._open is None, cuts._base
-        pls = cuts.server_lost(shard, self._finished)
+        cuts.server_gone(shard)
         if idle:
             cuts._base, cuts._mixed = base, False
-        return pls
+        return cuts.stakes.lost(shard, self._finished)
 
     def _state(self, shard: int) -> Shard:
         """What a new process would hold."""
@@ -151,7 +150,7 @@ class Comebacks:
         c = self.cluster.coordinator
         seconds, spent, samples = self._safe
         again = c.record.seconds - seconds - (self.spent.total - spent)
-        lost = self._finished - samples
+        lost = self._again = self._finished - samples
         self.cluster.events.stall(self.spent.all_back(self.costs, again, lost))
         self._tell(f"S{shard} was lost at step {c._now_step}: everybody goes back, {lost:,} samples are trained again")
         raise EverybodyBack
@@ -168,11 +167,13 @@ class Comebacks:
         if chain is not None:
             cfg = from_dict({**resume.at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
         c.recovery.times.loaded(c.recovery.times.all[-1].process)
+        c.recovery.times.all[-1].samples_again = self._again
+        c.cuts.stakes.updates.again()
         c.log.close(step=c._now_step)
         aside(cluster.run_dir)
         return Before(
             cfg, c.record.began, cluster.events.now, cluster.events.stalled, c.recovery.injector, c.recovery.times.all,
-            self.spent, {name: getattr(c.cuts, name) for name in COUNTED}, self._resumed_at,
+            self.spent, {name: getattr(c.cuts, name) for name in COUNTED}, self._row_updates, self._resumed_at,
         )  # fmt: skip
 
     @property
@@ -185,18 +186,14 @@ class Comebacks:
 
     def told(self, seconds: float) -> dict[str, Any]:
         """For result.json, beside what the checkpoints say; `seconds`: of the whole run."""
-        counts = [updates(server.shard) for server in self.cluster.servers]
-        whole = sum(counts) + self.undone
-        return {
-            "overhead": self.spent.told(seconds), "resumed_at": self._resumed_at,
-            "lost_updates": self.undone / whole if whole else None,
-        }  # fmt: skip
+        overhead = self.spent.told(seconds)
+        return {"overhead": overhead, "resumed_at": self._resumed_at, "row_updates": self._row_updates}
 
-
-def updates(shard: Shard) -> int:
-    """Row updates that a shard's rows have had, as far as its optimizer counts them: Adam does."""
-    counts = shard.rows.counts
-    return 0 if counts is None or shard.spec.row_l2 == "all" else int(counts.sum(dtype=np.int64))
+    @property
+    def _row_updates(self) -> int:
+        """Of the whole run, those that were done again counted once."""
+        before = 0 if self.before is None else self.before.row_updates
+        return before + self.cluster.coordinator.cuts.stakes.updates.total
 
 
 def aside(run_dir: Path) -> None:

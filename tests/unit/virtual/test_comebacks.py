@@ -15,6 +15,8 @@ from gbactl.checkpoint.intervals import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.checkpoint.resume import at
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
+from gbactl.errors import EventLogError
+from gbactl.replay.recording import scan
 from gbactl.store.shard import Shard
 from gbactl.virtual.comebacks import Comebacks
 
@@ -76,6 +78,8 @@ def test_partial_recovery_adds_up_and_costs_what_it_costs(
     assert 0 < failed["lost_updates"] == round(told["lost_updates"] * told["row_updates"]) < 0.5 * told["row_updates"]
     for key in ("checksums", "recovery", "checkpoint", "auc"):
         assert again[key] == result[key]
+    with pytest.raises(EventLogError, match="a server was lost"):
+        scan(tmp_path / "run" / "events.log")
 
 
 @pytest.mark.parametrize(("step", "lost", "failed"), [(4, 512, 1), (6, 256, 0)])
@@ -142,9 +146,11 @@ def test_failures_by_a_distribution_and_a_second_one_before_the_next_checkpoint(
 
 def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> None:
     plan = {"kind": "kill", "servers": "all", "mtbf": 25.0, "times": 5}
-    plain = run(config("sync"), data, tmp_path / "plain")
+    plain = run(saving("full", "sync", steps=3), data, tmp_path / "plain")
     result = run(saving("full", "sync", plan, steps=3), data, tmp_path / "run")
     went = result["checkpoint"]["overhead"]
+    assert result["checkpoint"]["row_updates"] == plain["checkpoint"]["row_updates"]
+    assert sum(failed.get("samples_again", 0) for failed in result["recovery"]) == went["samples_again"] > 0
     assert went["everybody_went_back"] == len(result["recovery"]) >= 2
     assert result["checksums"] == plain["checksums"]
     assert [failed["loaded_s"] for failed in result["recovery"]] == pytest.approx([11.0] * len(result["recovery"]))

@@ -42,6 +42,7 @@ class Recovery:
         self.times = Recoveries(now)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
         self.begun: BeginPhase | None = None  # what workers were told last
+        self.struck = (-1, -1.0)  # step and seconds of the last injection
         self._beats = cfg.cluster.name == "local" or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
@@ -67,9 +68,12 @@ class Recovery:
         c = self.c
         if not c.members.settled or c.stopped:
             return
-        for injection in self.injector.due(c._now_step, c.record.seconds) if self._fails else ():
+        at = (c._now_step, c.record.seconds)
+        for injection in self.injector.due(*at) if self._fails else ():
             if self._lives(injection.process):
                 self.times.injected(injection.process, injection.kind)
+            self.struck = at
+            c.journal.note()
             told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds}
             c._event("inject", {"kind": injection.kind, "process": injection.process, **told})
         if self._beats and self.heartbeat.due:
@@ -80,7 +84,14 @@ class Recovery:
         elif (self._ready or self._broken) and c._training is not None and c._training.stopped is None:
             c._training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
 
+    def restore(self, struck: list[float]) -> None:
+        """What a plan did up to a step and a time, before this coordinator was there, is done."""
+        step, seconds = self.struck = (int(struck[0]), struck[1])
+        self.injector.due(step, seconds)
+
     def _lives(self, process: str) -> bool:
+        if process == "C":
+            return True
         role = {"W": "worker", "S": "server"}.get(process[0])
         return role is not None and (role, int(process[1:])) in self.c.members.channels
 
@@ -183,12 +194,14 @@ class Recovery:
         c = self.c
         channel = c.members.admit(worker)
         c.losses.returned(worker)
+        c.journal.came(worker, channel.peer.epoch)
         channel.send(MoveDense(home, -1, NO_TURN))
         if begun is not None:
             channel.send(begun)
         if c._training is not None:
             c._training.joined(worker)
         self.times.loaded(f"W{worker}")
+        c.journal.note()
         c._event("joined", {"process": f"W{worker}", "step": c._now_step})
         for _ in range(self._takes.pop(worker, 0)):
             c._take(worker)

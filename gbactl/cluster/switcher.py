@@ -53,6 +53,16 @@ class Switcher:
         if self.auto is not None:
             coordinator.record.statistics.heard = self.auto.heard
 
+    def told(self) -> dict[str, Any]:
+        """What a coordinator that takes over has to know, as plain containers."""
+        return {"report": self._report, "last": self._last_gradient}
+
+    def restore(self, number: int, taken: int, told: dict[str, Any], first: bool) -> None:
+        """Go on in round `number`, `taken` entries of the schedule having come; `first`: a gradient of this phase has
+        been seen, so that a switch before it was told."""
+        self._round, self.plan.taken = number, taken
+        self._report, self._last_gradient = (None, None) if first else (told["report"], told["last"])
+
     # -- between two phases -------------------------------------------------------------------------
 
     def go_on(self, number: int, first: int, inside: bool) -> None:

@@ -14,20 +14,20 @@ from typing import Any
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.auto import NAME as AUTO
-from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.messages import Event, unpack
 from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
-from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.errors import ClusterError, WireError
+from gbactl.errors import ClusterError
 from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
+from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.show import Show
 from gbactl.launch.successors import Successors
@@ -112,6 +112,7 @@ class Run:
         self.switches: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
+        self.coordinators: Coordinators | None = None
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
@@ -170,10 +171,12 @@ class Run:
         """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
         hub = SocketHub(self.key, Peer("launcher", 0))
         try:
-            channel = self._meet(hub, children)
-            channel.send(Hello("launcher", 0, "", 0))
-            self.control = Control(self.run_dir, channel.send)
-            while not (self.result is not None and children.ended()):
+            self.coordinators = Coordinators(children, hub, self.show.say)
+            self.coordinators.meet(self._check)
+            self.control = Control(self.run_dir, self.coordinators.tell)
+            while not (self.result is not None and (children.ended() or self.coordinators.gone)):
+                if self.result is None and self.coordinators.look(self._check):
+                    self.control.interrupted()
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
                 for _, frame in hub.poll(LOOK_SECONDS):
@@ -190,16 +193,6 @@ class Run:
         for each in (self.injuries, self.successors):
             if each is not None:
                 each.look()
-
-    def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
-        """Connect to the coordinator; where that fails, what became of it is the better story."""
-        hub.patience = self.cfg.cluster.start_timeout
-        try:
-            return hub.connect(children.coordinator)
-        except WireError:
-            children.wait(1.0)
-            self._check(children, children.failure(), children.ended())
-            raise
 
     def _check(self, children: Children, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
@@ -221,8 +214,9 @@ class Run:
     def _event(self, event: Event) -> None:
         if self.control is not None:
             self.control.heard(event)
-        if self.successors is not None:
-            self.successors.heard(event)
+        for each in (self.successors, self.coordinators):
+            if each is not None:
+                each.heard(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.progress(event.fields)
@@ -232,7 +226,7 @@ class Run:
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
             self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
-        elif event.name == "lost":
+        elif event.name == "lost" and not self._known(event.fields):
             self.lost.append(event.fields)
             more = ", and another one takes its place" if event.fields["replaced"] else ""
             self.show.say(
@@ -251,6 +245,10 @@ class Run:
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+
+    def _known(self, lost: dict[str, Any]) -> bool:
+        """Whether a loss was told before, by another coordinator."""
+        return any((lost["process"], lost["epoch"]) == (old["process"], old["epoch"]) for old in self.lost)
 
     def _saved(self, fields: dict[str, Any]) -> None:
         """A checkpoint exists, or could not be written; or what is expected of them."""

@@ -25,6 +25,8 @@ class Successors:
         self.children.settled = True
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
+            if event.fields["epoch"] < self.children.epoch(name):
+                return  # told again by another coordinator
             self.children.bury(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1

@@ -115,6 +115,11 @@ class Decisions:
         if self._due:
             self._part(f"The log goes on, but the policy {_shown(self._due[0])}", [])
 
+    @property
+    def due(self) -> tuple[Due, ...]:
+        """What was decided and is not in the log."""
+        return tuple(self._due)
+
     def _finish(self) -> None:
         self._join()
         if self.policy.idle and not self._finished:

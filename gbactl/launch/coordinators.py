@@ -1,0 +1,72 @@
+"""The launcher's line to the coordinator, and to the one that takes its place when it is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gbactl.cluster.messages import Event, Hello
+from gbactl.cluster.socket_channel import SocketChannel
+from gbactl.cluster.sockets import SocketHub
+from gbactl.errors import WireError
+from gbactl.launch.children import Children
+
+TRY_SECONDS = 1.0
+Check = Callable[[Children, tuple[str, bool] | None, bool], None]
+
+
+class Coordinators:
+    """`say` shows a sentence. `Check` raises where a child's end is the run's."""
+
+    def __init__(self, children: Children, hub: SocketHub, say: Callable[[str], None]) -> None:
+        self.children, self.hub, self.say = children, hub, say
+        self._channel: SocketChannel | None = None
+
+    def meet(self, check: Check) -> None:
+        """Connect to the coordinator; where that fails, what became of it is the better story."""
+        self.hub.patience = self.children.cfg.cluster.start_timeout
+        try:
+            self._greet()
+        except WireError:
+            self.children.wait(1.0)
+            check(self.children, self.children.failure(), self.children.ended())
+            raise
+
+    def _greet(self) -> None:
+        self._channel = self.hub.connect(self.children.coordinator)
+        self._channel.send(Hello("launcher", 0, "", 0))
+
+    def tell(self, event: Event) -> None:
+        """Hand something on to the coordinator."""
+        if self._channel is not None:
+            self._channel.send(event)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the coordinator was killed and nothing more is to come of it."""
+        code = self.children.running[0].process.poll()
+        return code is not None and code < 0
+
+    def look(self, check: Check) -> bool:
+        """Start another coordinator where that can be, and wait until it listens; whether there is another one."""
+        if not self.children.revivable:
+            return False
+        self.say("  C is gone; another one goes on from its journal.")
+        deadline = time.monotonic() + self.children.cfg.cluster.start_timeout
+        self.children.revive()
+        self.hub.patience = TRY_SECONDS
+        while True:
+            try:
+                self._greet()
+                return True
+            except WireError:
+                if self.children.revivable:
+                    self.children.revive()
+                check(self.children, self.children.failure(), self.children.ended())
+                if time.monotonic() > deadline:
+                    raise
+
+    def heard(self, event: Event) -> None:
+        """Act on what the coordinator tells of itself."""
+        if event.name == "joined" and event.fields.get("process") == "C":
+            self.children.revived()

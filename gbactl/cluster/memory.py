@@ -62,9 +62,9 @@ class MemoryHub:
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> MemoryChannel:
         """Connect two hubs of one network."""
-        if address not in self.network:
+        there = self.network.get(address)
+        if there is None:
             raise WireError(f"No gbactl process answers at {address}.")
-        there = self.network[address]
         near, far = MemoryChannel(self, there.me), MemoryChannel(there, self.me)
         near.other, far.other = far, near
         self._channels.append(near)
@@ -86,6 +86,7 @@ class MemoryHub:
 
     def close(self) -> None:
         """Close every channel."""
+        if self.network.get(self.address) is self:
+            del self.network[self.address]
         for channel in self._channels:
             channel.close()
-        self.network.pop(self.address, None)

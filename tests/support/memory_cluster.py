@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.bootstrap import Bootstrap, header, serve
+from gbactl.cluster.bootstrap import Bootstrap, header, lasting, serve
 from gbactl.cluster.channel import Hub
 from gbactl.cluster.coordinator import Coordinator
+from gbactl.cluster.frames import CLOSED
+from gbactl.cluster.journal import Found
 from gbactl.cluster.memory import MemoryHub
 from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.reliable import exposed
@@ -29,7 +31,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Killed(Exception):
-    """Raised in a worker's thread, it is gone as if it had been killed."""
+    """Raised in a worker's or the coordinator's thread, it is gone as if it had been killed."""
 
 
 def run_in_memory(
@@ -47,7 +49,6 @@ def run_in_memory(
         return exposed(MemoryHub(network, peer), peer, plan)
 
     hub = open_hub(Peer("coordinator", 0))
-    coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
     launcher = MemoryHub(network, Peer("launcher", 0))
     to_coordinator = launcher.connect("C")
     for message in (Hello("launcher", 0, "", 0), *wishes):
@@ -61,11 +62,11 @@ def run_in_memory(
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int) -> None:
-        mine = open_hub(Peer("server", index))
+        mine = lasting(open_hub(Peer("server", index)), cfg)
         serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
 
     def worker(index: int, epoch: int = 0) -> None:
-        mine = open_hub(Peer("worker", index, epoch))
+        mine = lasting(open_hub(Peer("worker", index, epoch)), cfg)
         booted = replace(boot("worker", index), epoch=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))
@@ -76,10 +77,20 @@ def run_in_memory(
                 raise
         mine.close()
 
+    def meet_again() -> None:
+        while not over.is_set():
+            try:
+                launcher.connect("C").send(Hello("launcher", 0, "", 0))
+                return
+            except WireError:
+                time.sleep(0.01)
+
     def listen() -> None:
         """The launcher: starts who takes a dead worker's place."""
         while not over.is_set():
             for _, frame in launcher.poll(0.02):
+                if frame.kind == CLOSED:
+                    meet_again()
                 event = unpack(frame.kind, frame.descriptor) if frame.kind else None
                 if isinstance(event, Event):
                     events.append(event)
@@ -91,7 +102,18 @@ def run_in_memory(
                         successor.start()
 
     def coordinate() -> None:
-        coordinator.run()
+        """The coordinator, and those that take its place."""
+        nonlocal hub
+        lives, found = 0, None
+        while True:
+            try:
+                Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset), found).run()
+                break
+            except Killed:
+                hub.close()
+                lives += 1
+                found = Found.of(run_dir, lives, time.monotonic())
+                hub = open_hub(Peer("coordinator", 0, lives))
         hub.close()
 
     def guarded(run: Any, *args: Any) -> None:

@@ -19,6 +19,7 @@ from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
+from gbactl.cluster.heartbeat import BEAT_SECONDS, beat
 from gbactl.cluster.journal import Found, kept
 from gbactl.cluster.lasting import LastingHub
 from gbactl.cluster.meeting import await_dense
@@ -47,7 +48,7 @@ class Bootstrap:
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see turns.Place
     epoch: int = 0  # above 0: it takes the place of one that is gone
-    missed: float = 0.0  # when that one was, if it is a coordinator
+    missed: tuple[float, str] = (0.0, "")  # when that one was, if it is a coordinator, and what it looked like
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -121,8 +122,10 @@ def run_coordinator(boot: Bootstrap) -> None:
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
     run_dir = Path(boot.run_dir)
-    found = Found.of(run_dir, boot.epoch, boot.missed) if boot.epoch else None
+    found = Found.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    if coordinator.journal.on:
+        beat(lambda: coordinator._event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
     coordinator.run()
     hub.close()
 

@@ -36,23 +36,24 @@ def kept(cfg: RunConfig) -> bool:
 @dataclass
 class Found:
     """What a dead coordinator left: the last standstill, the log's records after it, and where its last whole one
-    ends. `epoch` of its successor; `missed`: when it was, in seconds of the machine's clock."""
+    ends. `epoch` of its successor; when it was `missed`, in seconds of the machine's clock, and as what."""
 
     stood: dict[str, Any]
     records: list[Record]
     end: int
     epoch: int = 1
     missed: float = 0.0
+    failure: str = "death"
 
     @classmethod
-    def of(cls, run_dir: Path, epoch: int, missed: float) -> Found:
+    def of(cls, run_dir: Path, epoch: int, missed: float, failure: str = "death") -> Found:
         """Of a run. Raises EventLogError where it cannot be used."""
         try:
             stood = json.loads((run_dir / NAME).read_text())
             offset = int(stood["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EventLogError(f"{run_dir / NAME} cannot be used ({error!r}).") from error
-        return cls(stood, *eventlog.tail(run_dir / "events.log", offset), epoch, missed)
+        return cls(stood, *eventlog.tail(run_dir / "events.log", offset), epoch, missed, failure)
 
     @property
     def notes(self) -> dict[str, Any]:

@@ -241,7 +241,7 @@ class Revival:
     def _back(self) -> None:
         """The run goes on."""
         c = self.c
-        c.recovery.times.reborn("C", "death", self.found.missed)
+        c.recovery.times.reborn("C", self.found.failure, self.found.missed)
         c.journal.note()
         log.info("coordinator %d goes on at step %d", self.found.epoch, c._now_step)
         c._event("joined", {"process": "C", "step": c._now_step})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from gbactl.cluster.journal import kept
 from gbactl.cluster.messages import Event, Hello
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
@@ -21,6 +22,7 @@ class Coordinators:
     def __init__(self, children: Children, hub: SocketHub, say: Callable[[str], None]) -> None:
         self.children, self.hub, self.say = children, hub, say
         self._channel: SocketChannel | None = None
+        self._heard = self._looked = time.monotonic()
 
     def meet(self, check: Check) -> None:
         """Connect to the coordinator; where that fails, what became of it is the better story."""
@@ -49,15 +51,17 @@ class Coordinators:
 
     def look(self, check: Check) -> bool:
         """Start another coordinator where that can be, and wait until it listens; whether there is another one."""
+        failure = "hang" if self._silent() else "death"
         if not self.children.revivable:
             return False
         self.say("  C is gone; another one goes on from its journal.")
         deadline = time.monotonic() + self.children.cfg.cluster.start_timeout
-        self.children.revive()
+        self.children.revive(failure)
         self.hub.patience = TRY_SECONDS
         while True:
             try:
                 self._greet()
+                self._heard = self._looked = time.monotonic()
                 return True
             except WireError:
                 if self.children.revivable:
@@ -66,7 +70,22 @@ class Coordinators:
                 if time.monotonic() > deadline:
                     raise
 
+    def _silent(self) -> bool:
+        """End a coordinator that has said nothing for too long while this process looked; whether there was one."""
+        now, child = time.monotonic(), self.children.running[0]
+        if now - self._looked > 2 * TRY_SECONDS:
+            self._heard += now - self._looked
+        self._looked = now
+        cluster = self.children.cfg.cluster
+        hangs = kept(self.children.cfg) and self.children.settled and now - self._heard > cluster.hang_seconds
+        if hangs and child.process.poll() is None:
+            child.process.kill()
+            child.process.wait()
+            return True
+        return False
+
     def heard(self, event: Event) -> None:
         """Act on what the coordinator tells of itself."""
+        self._heard = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
             self.children.revived()

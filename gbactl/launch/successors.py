@@ -22,7 +22,7 @@ class Successors:
 
     def heard(self, event: Event) -> None:
         """Act on what concerns those that are gone or come."""
-        self.children.settled = True
+        self.children.settled |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
             if event.fields["epoch"] < self.children.epoch(name):

@@ -1,4 +1,4 @@
-"""The coordinator killed with -9 on real processes: another one goes on from its journal, and nothing is left behind."""
+"""The coordinator killed with -9 on real processes: another one goes on from its journal; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -81,6 +81,16 @@ def test_it_is_killed_while_it_evaluates(launcher: Launcher) -> None:
     os.kill(launched.node("C"), signal.SIGKILL)
     done = check(launched, 6_000)
     assert done.result["auc"] > 0.4
+
+
+def test_one_that_is_stopped_is_killed_and_replaced(launcher: Launcher) -> None:
+    """The only one that it could wake up to is another coordinator's run."""
+    launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=40000", "cluster.hang_seconds=1.5")
+    launched.training()
+    coordinator = launched.node("C")
+    os.kill(coordinator, signal.SIGSTOP)
+    done = check(launched, 40_000)
+    assert done.result["recovery"][0]["failure"] == "hang" and not alive(coordinator)
 
 
 def test_it_is_killed_and_then_the_launcher(launcher: Launcher) -> None:

@@ -86,7 +86,7 @@ class Coordinator:
         self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
-        self.journal = Journal(self, run_dir)
+        self.journal = Journal(self, run_dir, found)
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.norms = NormLog(run_dir / normlog.NAME)
         self.launcher: Channel | None = None

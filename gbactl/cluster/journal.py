@@ -68,9 +68,11 @@ class Found:
 class Journal:
     """Part of the coordinator. Does nothing in a run that ends with its coordinator."""
 
-    def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
+    def __init__(self, coordinator: Coordinator, run_dir: Path, found: Found | None) -> None:
         self.c, self.path = coordinator, run_dir / NAME
         self.on = kept(coordinator.cfg)
+        if found is None:
+            self.path.unlink(missing_ok=True)  # of an earlier part of a run that was resumed
         self.epochs: dict[int, int] = {}  # of workers that are not the first in their place
 
     def stands(self, stage: str, number: int, rest: Ranges = (), inside: bool = False) -> None:

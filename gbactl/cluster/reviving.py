@@ -189,7 +189,8 @@ class Revival:
             if worker in c.members.of("worker"):
                 if training is not None:
                     self._tell_worker(training, holding, missing[worker])
-                c._waiting.extend([worker] * waits[worker])
+                for _ in range(waits[worker]):
+                    c._take(worker)
         self._back()
 
     def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:

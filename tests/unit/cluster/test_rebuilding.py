@@ -104,6 +104,7 @@ class Run:
         self.training.finish()
 
     def rebuilt(self, path: Path | None = None) -> Rebuilt:
+        self.log.flush()
         statistics = Statistics()
         statistics.samples_at = [0] * 6
         found = Rebuilt(policy_of(self.mode, self.samples), lr_scale, statistics)
@@ -152,6 +153,7 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     start = run.log.bytes
     for _ in range(events):
         run.act(rng)
+    run.log.flush()
     whole = run.path.read_bytes()
     cut = data.draw(st.integers(start, len(whole)))
     path = tmp_path / "cut.log"

@@ -9,7 +9,7 @@ from gbactl.cluster.journal import kept
 from gbactl.cluster.messages import Event, Hello
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
-from gbactl.errors import WireError
+from gbactl.errors import ClusterError, WireError
 from gbactl.launch.children import Children
 
 TRY_SECONDS = 1.0
@@ -23,6 +23,7 @@ class Coordinators:
         self.children, self.hub, self.say = children, hub, say
         self._channel: SocketChannel | None = None
         self._heard = self._looked = time.monotonic()
+        self._failure = "death"
 
     def meet(self, check: Check) -> None:
         """Connect to the coordinator; where that fails, what became of it is the better story."""
@@ -49,26 +50,31 @@ class Coordinators:
         code = self.children.running[0].process.poll()
         return code is not None and code < 0
 
-    def look(self, check: Check) -> bool:
-        """Start another coordinator where that can be, and wait until it listens; whether there is another one."""
-        failure = "hang" if self._silent() else "death"
-        if not self.children.revivable:
-            return False
+    def missed(self) -> bool:
+        """Whether the coordinator is gone and another one can take its place; ends one that hangs."""
+        self._failure = "hang" if self._silent() else "death"
+        return self.children.revivable
+
+    def replace(self, check: Check) -> None:
+        """Start another coordinator and wait until it listens."""
         self.say("  C is gone; another one goes on from its journal.")
         deadline = time.monotonic() + self.children.cfg.cluster.start_timeout
-        self.children.revive(failure)
+        self.children.revive(self._failure)
         self.hub.patience = TRY_SECONDS
-        while True:
-            try:
-                self._greet()
-                self._heard = self._looked = time.monotonic()
-                return True
-            except WireError:
-                if self.children.revivable:
-                    self.children.revive()
-                check(self.children, self.children.failure(), self.children.ended())
-                if time.monotonic() > deadline:
-                    raise
+        while not self._answered():
+            if self.children.revivable:
+                self.children.revive()
+            check(self.children, self.children.failure(), self.children.ended())
+            if time.monotonic() > deadline:
+                raise ClusterError("The coordinator in the place of one that was gone did not come up.")
+        self._heard = self._looked = time.monotonic()
+
+    def _answered(self) -> bool:
+        try:
+            self._greet()
+        except WireError:
+            return False
+        return True
 
     def _silent(self) -> bool:
         """End a coordinator that has said nothing for too long while this process looked; whether there was one."""

@@ -175,19 +175,30 @@ class Run:
             self.coordinators.meet(self._check)
             self.control = Control(self.run_dir, self.coordinators.tell)
             while not (self.result is not None and (children.ended() or self.coordinators.gone)):
-                if self.result is None and self.coordinators.look(self._check):
-                    self.control.interrupted()
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
-                for _, frame in hub.poll(LOOK_SECONDS):
-                    if frame.kind != 0:
-                        self._event(unpack(frame.kind, frame.descriptor))
+                self._hear(hub, LOOK_SECONDS)
                 self._check(children, failure, over)
                 self._look()
+                if self.coordinators.missed():
+                    self._hear(hub, 0.0)  # what it had said before
+                    self._replace(self.coordinators)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
+
+    def _hear(self, hub: SocketHub, seconds: float) -> None:
+        for _, frame in hub.poll(seconds):
+            if frame.kind != 0:
+                self._event(unpack(frame.kind, frame.descriptor))
+
+    def _replace(self, coordinators: Coordinators) -> None:
+        """Another coordinator in the place of one that is gone."""
+        if self.result is None:
+            coordinators.replace(self._check)
+            if self.control is not None:
+                self.control.interrupted()
 
     def _look(self) -> None:
         for each in (self.injuries, self.successors):

@@ -367,7 +367,7 @@ class Coordinator:
             return
         if self.recovery.joiner_lost(channel) or not self.members.forget(channel) or self.stopped:
             return
-        self.recovery.lost(channel)
+        self.recovery.lost(channel.peer)
         if not self._can_do_without(channel.peer):
             raise PeerGoneError(f"{channel.peer} is gone.")
         self._give_up(channel.peer)

@@ -3,8 +3,8 @@ log from there on.
 
 coordinator.json in the run directory is written between two phases, complete or not at all; what changes within a
 phase and is no step of it (who is gone, failures, checkpoints) stands in the log as a note. Costs a small file a phase
-and a write for each record of the log that somebody acts upon (2 us), where the mode lets a run go on without its
-coordinator: where the servers hold everything.
+and a write for each record of the log that somebody acts upon (2 us). Not in replica modes, whose threads ask for more
+batches than a log tells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 
 def kept(cfg: RunConfig) -> bool:
     """Whether a run goes on when its coordinator is killed."""
-    return cfg.cluster.name == "local" and cfg.cluster.lost_coordinator == "replace" and cfg.homes == {"servers"}
+    wanted = cfg.cluster.name == "local" and cfg.cluster.lost_coordinator == "replace"
+    return wanted and "replicas" not in cfg.homes
 
 
 @dataclass
@@ -97,7 +98,7 @@ class Journal:
 
     def note(self) -> None:
         """Something of what notes tell has changed."""
-        if self.on:
+        if self.on and self.c.started:
             self.c.log.info(eventlog.NOTE, self.notes())
 
     def notes(self) -> dict[str, Any]:
@@ -106,7 +107,8 @@ class Journal:
         return {
             "epochs": sorted(self.epochs.items()), "gone": list(c.losses.gone), "struck": list(c.recovery.struck),
             "failed": [asdict(failed) for failed in times.all], "injured": sorted(times.injuries.items()),
-            "cuts": c.cuts.told(),
+            "cuts": c.cuts.told(), "turn": c.switcher.mover.turn, "moving": c.switcher.mover.moving,
+            "broken": c.recovery.broken,
         }  # fmt: skip
 
     def came(self, worker: int, epoch: int) -> None:

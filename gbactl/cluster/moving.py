@@ -23,12 +23,13 @@ class Mover:
     def __init__(self, members: Members, losses: Losses, wait: Wait) -> None:
         self.members, self.losses, self.wait = members, losses, wait
         self.moving = False
-        self._turn = 0
+        self.turn = 0
+        self.noted: Callable[[], None] = lambda: None  # called when a move begins and when it ends
         self._moved: set[int] = set()
 
     def moved(self, message: Moved) -> None:
         """A worker has done its part."""
-        if message.turn == self._turn:
+        if message.turn == self.turn:
             self._moved.add(message.worker)
 
     def move(self, home: str, of: str = "") -> bool:
@@ -38,6 +39,7 @@ class Mover:
         Raises ClusterError if a worker does not answer, or dies between the workers and the replicas."""
         of = of or ("workers" if home == "servers" else "servers")
         self.moving = True
+        self.noted()
         try:
             if of == "workers":
                 self._give()
@@ -55,6 +57,7 @@ class Mover:
             return False
         finally:
             self.moving = False
+            self.noted()
 
     def _give(self) -> None:
         """One worker gives them to the servers; the next one does if it dies before it is done."""
@@ -65,9 +68,9 @@ class Mover:
                 return
 
     def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> None:
-        self._turn += 1
+        self.turn += 1
         self._moved.clear()
-        self.members.tell("worker", MoveDense(home, giver, self._turn))
+        self.members.tell("worker", MoveDense(home, giver, self.turn))
         if not self.wait(lambda: set(self.members.of("worker")) <= self._moved or enough()):
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")

@@ -6,6 +6,7 @@ Costs 15 us a gradient, and the phase's steps in memory until they are not neede
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from gbactl.checkpoint.ranges import Finished
@@ -22,8 +23,10 @@ from gbactl.cluster.eventlog import (
     StopRecord,
 )
 from gbactl.cluster.statistics import Statistics
-from gbactl.policies import Drop, Policy, Step
+from gbactl.policies import Drop, Grant, Policy, Step
 from gbactl.replay.decisions import Decisions, Due
+
+MOST_JOINS = 4  # more than a worker may have at once
 
 
 class Rebuilt:
@@ -35,6 +38,7 @@ class Rebuilt:
         self.policy, self.statistics = policy, statistics
         self.finished = Finished()
         self.orders: list[tuple[Step, float]] = []  # with their learning-rate factors
+        self.joins: dict[int, deque[Grant]] = {}  # the last hand-outs of no samples, by worker
         self.reissued = 0
         self.stopped = self.begun = False
         self._decisions = Decisions(policy, lr_scale)
@@ -67,7 +71,9 @@ class Rebuilt:
     def _happened(self, record: Record) -> None:
         if isinstance(record, GrantRecord):
             self.begun = True
-            self._decisions.grant(record)
+            grant = self._decisions.grant(record)
+            if not grant.samples:
+                self.joins.setdefault(record.worker, deque(maxlen=MOST_JOINS)).append(grant)
         elif isinstance(record, AnnounceRecord):
             self._announced(record)
         elif isinstance(record, LeftRecord):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
 from gbactl.cluster.messages import Absent, BeginPhase, Inspected, MoveDense, Pong, Stop
@@ -47,7 +48,7 @@ class Recovery:
         self._fails = plan.fails
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
         self._ready: set[int] = set()
-        self._broken = False  # the workers' dense parts may differ in their last bits
+        self.broken = False  # the workers' dense parts may differ in their last bits
 
     @property
     def replaces(self) -> bool:
@@ -81,11 +82,12 @@ class Recovery:
                 self._silent(worker)
         if self._ready and c.now.home == "servers" and (c._training is not None or c._evaluation is not None):
             self.admit(self.begun)
-        elif (self._ready or self._broken) and c._training is not None and c._training.stopped is None:
+        elif (self._ready or self.broken) and c._training is not None and c._training.stopped is None:
             c._training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
 
-    def restore(self, struck: list[float]) -> None:
+    def restore(self, struck: list[float], broken: bool) -> None:
         """What a plan did up to a step and a time, before this coordinator was there, is done."""
+        self.broken = broken
         step, seconds = self.struck = (int(struck[0]), struck[1])
         self.injector.due(step, seconds)
 
@@ -106,7 +108,7 @@ class Recovery:
         channel = c.members.of("worker")[worker]
         log.warning("W%d has not answered for %.1f s", worker, patience)
         c.members.forget(channel)
-        self.lost(channel, "hang")
+        self.lost(channel.peer, "hang")
         if not c._can_do_without(channel.peer):
             raise ClusterError(
                 f"W{worker} has not answered for {patience:g} s (is it stopped?); type cluster.hang_seconds="
@@ -116,12 +118,12 @@ class Recovery:
 
     # -- successors ---------------------------------------------------------------------------------
 
-    def lost(self, channel: Channel, failure: str = "death") -> None:
+    def lost(self, peer: Peer, failure: str = "death") -> None:
         """A node that belonged to the run is missed."""
-        self.times.detected(str(channel.peer), failure)
+        self.times.detected(str(peer), failure)
         cfg = self.c.cfg
         ring = cfg.collective.name != surviving.NAME and cfg.cluster.name == "local"
-        self._broken |= ring and self.c.now.home == "workers"
+        self.broken |= ring and self.c.now.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
         """Whether who asks for a batch is a successor that is not admitted yet; it gets one then."""
@@ -172,9 +174,9 @@ class Recovery:
         with what the servers hold then, too."""
         c, home = self.c, self.c.now.home
         ready = any(not c.losses.fencing(worker) for worker in self._ready)
-        if home == "servers" or not (ready or self._broken):
+        if home == "servers" or not (ready or self.broken):
             return
-        self._broken = False
+        self.broken = False
         mover = c.switcher.mover
         mover.move("servers", home)
         self.admit(None, "servers")

@@ -10,7 +10,6 @@ and a checkpoint under way will not be. Costs a message to and from every node.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from gbactl.cluster.channel import NO_BYTES, Channel
 from gbactl.cluster.eventlog import AnnounceRecord, InfoRecord
 from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.journal import EVALUATE, OVER, TRAIN, Found
-from gbactl.cluster.messages import Abandon, BeginPhase, Hello, Holding, Revive, Staged, Standing, Take
+from gbactl.cluster.messages import Abandon, Absent, BeginPhase, Hello, Holding, Revive, Staged, Standing, Take
 from gbactl.cluster.rebuilding import Rebuilt
 from gbactl.cluster.recoveries import Failed
 from gbactl.cluster.training import Training
@@ -110,6 +109,8 @@ class Revival:
     def restore(self) -> None:
         """Put the coordinator where the one before was when nothing was in flight."""
         c, stood, notes = self.c, self.found.stood, self.found.notes
+        if notes["moving"]:
+            raise ClusterError("The coordinator was gone while the dense parameters were moved; nobody knows where.")
         position = Position(stood["position"])
         c.cuts.results.clear()
         position.restore(c.record, c.cuts.stopping, c.cuts.results)
@@ -120,14 +121,15 @@ class Revival:
         announced = any(isinstance(record, AnnounceRecord) for record in self.found.records)
         c.switcher.restore(stood["round"], position.switches, stood["switch"], announced)
         c.journal.epochs = dict(self.epochs)
-        c.recovery.restore(notes["struck"])
+        c.recovery.restore(notes["struck"], notes["broken"])
+        c.switcher.mover.turn = notes["turn"]
         times = c.recovery.times
         times.all = [Failed(**failed) for failed in notes["failed"]]
         times.injuries = {process: (kind, at) for process, (kind, at) in notes["injured"]}
         c.cuts.restore(notes["cuts"])
         self._place(stood)
         if self.begun is None:
-            self._go_on(None, {}, {})
+            self._go_on(None, {})
 
     def _place(self, stood: dict[str, Any]) -> None:
         """What of the rounds is done."""
@@ -155,8 +157,7 @@ class Revival:
         for shard, standing in sorted(self._standing.items()):
             self._tell_server(training, self.c.members.of("server")[shard], standing, rebuilt)
         training.take_up(rebuilt)
-        missing = {worker: self._missing(training, holding) for worker, holding in self._holding.items()}
-        self._go_on(training, missing, Counter(owner for owner, _ in policy.leases.values()))
+        self._go_on(training, {worker: self._missing(rebuilt, each) for worker, each in self._holding.items()})
 
     def _tell_server(self, training: Training, channel: Channel, standing: Standing, rebuilt: Rebuilt) -> None:
         """The phase and the orders that a server has not heard of."""
@@ -167,17 +168,18 @@ class Revival:
             if step.step >= standing.version:
                 channel.send(training.told(step, scale))
 
-    def _missing(self, training: Training, holding: Holding) -> list[Grant]:
+    def _missing(self, rebuilt: Rebuilt, holding: Holding) -> list[Grant]:
         """What a worker was granted and never heard of."""
         heard = set(_groups(holding.granted, 2))
-        mine = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
-        return [grant for grant in mine if (training.number, grant.batch) not in heard]
+        leases = [grant for owner, grant in rebuilt.policy.leases.values() if owner == holding.worker]
+        mine = [*leases, *rebuilt.joins.get(holding.worker, ())]
+        return [grant for grant in mine if (self.number, grant.batch) not in heard]
 
     # -- from here on -------------------------------------------------------------------------------
 
-    def _go_on(self, training: Training | None, missing: dict[int, list[Grant]], leased: dict[int, int]) -> None:
+    def _go_on(self, training: Training | None, missing: dict[int, list[Grant]]) -> None:
         c = self.c
-        waits = {worker: self._waits(training, holding, leased) for worker, holding in self._holding.items()}
+        waits = {worker: self._waits(training, each, missing.get(worker, [])) for worker, each in self._holding.items()}
         c.revival = None
         if training is not None:
             c.recovery.begun = self.begun
@@ -200,19 +202,20 @@ class Revival:
         for grant in missing:
             training.hand(holding.worker, grant)
 
-    def _waits(self, training: Training | None, holding: Holding, leased: dict[int, int]) -> int:
+    def _waits(self, training: Training | None, holding: Holding, missing: list[Grant]) -> int:
         """For how many batches a worker waits: for as many as it may have, less those that it has."""
-        c, worker = self.c, holding.worker
-        leases = {} if training is None else training.policy.leases
-        others = 0
+        policy, worker = None if training is None else training.policy, holding.worker
+        mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
+        has = len(mine) + sum(grant.samples == 0 for grant in missing)
         for phase, batch, trains in _groups(holding.held, 3):
-            if phase == self.number and leases.get(batch, (None,))[0] == worker:
+            if phase == self.number and batch in mine:
                 continue
-            others += 1
-            if trains:  # it was given up at a switch
-                c.switcher.late.add(phase, [(worker, batch, set())])
-                c.members.of("worker")[worker].send(Abandon(phase))
-        return max(0, 1 + max(each.mode.prefetch for each in c.cfg.possible) - leased.get(worker, 0) - others)
+            has += 1
+            joins = phase == self.number and policy is not None and batch >= policy.phase.batches
+            if trains and not joins:  # it was given up at a switch
+                self.c.switcher.late.add(phase, [(worker, batch, set())])
+                self.c.members.of("worker")[worker].send(Abandon(phase))
+        return max(0, 1 + max(each.mode.prefetch for each in self.c.cfg.possible) - has)
 
     def _lose(self, training: Training | None) -> None:
         """Who was gone before is gone, and who has not come back is, too."""
@@ -223,10 +226,11 @@ class Revival:
                 c.losses.fence(worker, self.number, batches, self.epochs.get(worker, 0))
             else:
                 c.losses.gone.append(worker)
+            c.members.tell("worker", Absent(worker))
             c._tell_lost(Peer("worker", worker, self.epochs.get(worker, 0)), len(batches))
         for worker in sorted(self.known - set(self._holding)):
             peer = Peer("worker", worker, self.epochs.get(worker, 0))
-            c.recovery.times.detected(str(peer), "death")
+            c.recovery.lost(peer)
             if not c._can_do_without(peer):
                 raise PeerGoneError(f"{peer} is gone.")
             c._give_up(peer)

@@ -41,6 +41,7 @@ class Switcher:
         self.plan = Plan(coordinator.cfg, rows)
         self.late = Late(coordinator.cfg.cluster.servers)
         self.mover = Mover(coordinator.members, coordinator.losses, self._in_time)
+        self.mover.noted = coordinator.journal.note
         self._round = 0
         self._rest = 0
         self._stopping = self._under_way = self._fresh = False

@@ -94,8 +94,8 @@ class Training:
         if not asked:
             self._unasked.add(grant.batch)
         self.clock.tick()
-        if grant.samples:
-            self._flying[worker] += 1
+        self._flying[worker] += grant.samples > 0
+        if grant.samples or self.log.ahead:
             self.log.grant(worker, grant.batch, grant.token)
         self.hand(worker, grant)
         self.granted(worker, grant.token)

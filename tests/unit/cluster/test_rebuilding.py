@@ -24,7 +24,7 @@ from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
 
 WORKERS, SERVERS, NUMBER = 3, 2, 4
-MODES = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+MODES = ("async", "bsp", "gba", "hop_bs", "hop_bw", "sync")
 
 
 class Ear:

@@ -15,7 +15,7 @@ from gbactl.cluster.eventlog import InfoRecord
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.memory import MemoryChannel
 from gbactl.cluster.messages import Barrier, BeginPhase, DropPart, Event, Fence, Granted, OrderStep
-from gbactl.config import ClusterConfig, FaultsConfig, RunConfig, SwitchConfig
+from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.replay.command import replay, sentence
 from tests.support.memory_cluster import Killed
 from tests.support.memory_cluster import run_in_memory as run
@@ -52,10 +52,9 @@ class Death:
 def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
     counted = result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == 2 * ROWS
-    assert sum(result["gradients"].values()) == sum(result["staleness_histogram"].values()) + result["gradients"][
-        "dropped"
-    ]
-    assert sum(result["gradients"].values()) == 2 * BATCHES
+    gradients = result["gradients"]
+    assert sum(gradients.values()) == 2 * BATCHES
+    assert sum(result["staleness_histogram"].values()) == gradients["applied"] + gradients["decayed"]
     assert len(result["phases"]) >= 2 and all("auc" in phase for phase in result["phases"][-1:])
     mine = [failed for failed in result["recovery"] if failed["process"] == "C"]
     assert len(mine) == deaths
@@ -81,6 +80,42 @@ def test_it_dies_at_any_message(
     result = go(config(mode, data), tmp_path)
     assert death.deaths == 1
     went_well(result, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return go(sync_of(data), tmp_path_factory.mktemp("undisturbed"))
+
+
+def sync_of(data: dict[str, Any]) -> RunConfig:
+    cfg = config("sync", data)
+    cfg.collective.name = "shm"
+    return cfg
+
+
+@pytest.mark.parametrize("turn", [1, 7, 33, 61, 105, 140])
+def test_sync_has_the_bits_of_a_run_in_which_it_lived(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
+) -> None:
+    death = Death(monkeypatch, tmp_path, turn)
+    result = go(sync_of(data), tmp_path)
+    assert death.deaths == 1
+    went_well(result, tmp_path)
+    assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
+    assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
+
+
+@pytest.mark.parametrize("turns", [(50,), (95,), (150,), (60, 70)])
+def test_between_modes_with_a_home_of_their_own(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
+) -> None:
+    cfg = sync_of(data)
+    cfg.switch = SwitchConfig(schedule=[{"at": {"samples": 320}, "to": "gba"}, {"at": {"samples": 960}, "to": "sync"}])
+    death = Death(monkeypatch, tmp_path, *turns)
+    result = go(cfg, tmp_path)
+    went_well(result, tmp_path, deaths=death.deaths)
+    assert death.deaths == len(turns)
+    assert [phase["mode"] for phase in result["phases"]] == ["sync", "gba", "gba", "sync"]
 
 
 @pytest.mark.parametrize(
@@ -204,10 +239,9 @@ def test_the_journal_is_kept_where_another_can_go_on(data: dict[str, Any]) -> No
     ended.cluster = ClusterConfig(lost_coordinator="end")
     virtual = config("gba", data)
     virtual.cluster = ClusterConfig(name="virtual")
-    sync = RunConfig()
-    switched = config("gba", data)
-    switched.switch = SwitchConfig(schedule=[{"at": {"samples": 400}, "to": "sync"}])
-    assert [journal.kept(cfg) for cfg in (gba, ended, virtual, sync, switched)] == [True] + 4 * [False]
+    sync, replicas = RunConfig(), config("gba", data)
+    replicas.mode = ModeConfig("shadow_easgd")
+    assert [journal.kept(cfg) for cfg in (gba, sync, ended, virtual, replicas)] == [True, True, False, False, False]
 
 
 def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any], tmp_path: Path) -> None:

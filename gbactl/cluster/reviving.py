@@ -63,7 +63,10 @@ class Revival:
         c, cluster = self.c, self.c.cfg.cluster
         servers = set(range(cluster.servers))
         c.members.knows(self.known)
-        there = lambda: servers <= set(self._standing) and c.launcher is not None  # noqa: E731
+
+        def there() -> bool:
+            return servers <= set(self._standing) and c.launcher is not None
+
         if not c._pump(there, c.hub.now() + cluster.start_timeout):
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._standing))) or "The launcher"
             raise ClusterError(f"{missing} did not come back when another coordinator took over.")
@@ -181,12 +184,12 @@ class Revival:
         c = self.c
         waits = {worker: self._waits(training, each, missing.get(worker, [])) for worker, each in self._holding.items()}
         c.revival = None
+        self._lose(training)
         if training is not None:
             c.recovery.begun = self.begun
             for channel, staged in self._staged:
                 c._on_staged(channel, staged, Frame(CLOSED, b"", NO_BYTES))
             c._barrier(training.policy.step)
-        self._lose(training)
         for worker, holding in sorted(self._holding.items()):
             if worker in c.members.of("worker"):
                 if training is not None:
@@ -229,7 +232,9 @@ class Revival:
             c.members.tell("worker", Absent(worker))
             c._tell_lost(Peer("worker", worker, self.epochs.get(worker, 0)), len(batches))
         for worker in sorted(self.known - set(self._holding)):
-            peer = Peer("worker", worker, self.epochs.get(worker, 0))
+            peer, silent = Peer("worker", worker, self.epochs.get(worker, 0)), c.members.of("worker").get(worker)
+            if silent is not None:
+                c.members.forget(silent)
             c.recovery.lost(peer)
             if not c._can_do_without(peer):
                 raise PeerGoneError(f"{peer} is gone.")
@@ -246,6 +251,7 @@ class Revival:
     def _back(self) -> None:
         """The run goes on."""
         c = self.c
+        c.record.statistics.rates(c.record.seconds)  # what is told next begins here
         c.recovery.times.reborn("C", self.found.failure, self.found.missed)
         c.journal.note()
         log.info("coordinator %d goes on at step %d", self.found.epoch, c._now_step)

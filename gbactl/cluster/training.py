@@ -88,7 +88,8 @@ class Training:
 
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
-        grant = None if self.one_each and self._flying[worker] else self.policy.take(worker)
+        absent = worker not in self.workers  # another coordinator's, that has not come back
+        grant = None if absent or (self.one_each and self._flying[worker]) else self.policy.take(worker)
         if grant is None:
             return False
         if not asked:

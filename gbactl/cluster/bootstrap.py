@@ -130,9 +130,9 @@ def run_coordinator(boot: Bootstrap) -> None:
     hub.close()
 
 
-def lasting(hub: Hub, cfg: RunConfig) -> Hub:
+def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
     """A hub for a node of a run; it outlasts the coordinator where that may have a successor."""
-    return LastingHub(hub) if kept(cfg) else hub
+    return LastingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -145,7 +145,7 @@ def run_server(boot: Bootstrap) -> None:
         bytes.fromhex(boot.key), boot.peer, bind=local(cfg.cluster.bind, cfg.cluster.transport)
     )
     hub.patience = cfg.cluster.start_timeout
-    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg)
+    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg, boot.epoch)
     coordinator = open_hub.connect(boot.coordinator)
     serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
@@ -180,7 +180,7 @@ def run_worker(boot: Bootstrap) -> None:
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
     hub.patience = cfg.cluster.start_timeout
-    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg)
+    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg, boot.epoch)
     coordinator = open_hub.connect(boot.coordinator)
     from gbactl.cluster.working import work  # torch comes with it, which takes a second
 

@@ -15,7 +15,7 @@ from gbactl.cluster import frames
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, Channel, Hub
 from gbactl.cluster.frames import Bytes, Frame
-from gbactl.cluster.messages import KIND, Hello, Revive, Setup, Stop, decode
+from gbactl.cluster.messages import KIND, Hello, Ready, Revive, Setup, Stop, decode
 from gbactl.errors import WireError
 
 REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # how long nobody may listen there
@@ -28,6 +28,7 @@ class LastingChannel:
 
     def __init__(self, inner: Channel) -> None:
         self.inner, self.peer = inner, inner.peer
+        self.ready = False
         self._hello: Hello | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
@@ -38,6 +39,7 @@ class LastingChannel:
         """See channel.Channel; over a connection that is lost, nothing goes."""
         if isinstance(message, Hello):
             self._hello = message
+        self.ready |= isinstance(message, Ready)
         self.inner.send(message, payload)
 
     def close(self) -> None:
@@ -52,15 +54,16 @@ class LastingChannel:
 
 
 class LastingHub:
-    """A hub whose one connection to the coordinator lasts."""
+    """A hub whose one connection to the coordinator lasts. `first`: the node is nobody's successor, and so has its place
+    as soon as it is ready; a successor, when the coordinator has given it something to do."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, hub: Hub, first: bool = True) -> None:
+        self.hub, self._first = hub, first
         self.address, self.refused = hub.address, hub.refused
         self.counts = getattr(hub, "counts", {})
         self._lasting: LastingChannel | None = None
         self._where = ""
-        self._belongs = False  # the coordinator has given this node something to do
+        self._told = self._over = False
         self._tries = self._epoch = 0
 
     def connect(
@@ -99,14 +102,15 @@ class LastingHub:
 
     def _heard(self, kind: int) -> None:
         self._tries = 0
-        if kind != KIND[Setup]:
-            self._belongs = kind != KIND[Stop]
+        self._told |= kind != KIND[Setup]
+        self._over |= kind == KIND[Stop]
 
     def _again(self, lasting: LastingChannel) -> bool:
         """Dial until somebody answers; whether somebody did."""
         lasting.close()
+        belongs = (self._told or (self._first and lasting.ready)) and not self._over
         deadline = self.hub.now() + REDIAL_SECONDS
-        while self._belongs and self._tries < MOST_TRIES and self.hub.now() < deadline:
+        while belongs and self._tries < MOST_TRIES and self.hub.now() < deadline:
             try:
                 inner = self.hub.connect(self._where)
             except WireError:

@@ -44,7 +44,8 @@ class Revival:
         self.epochs: dict[int, int] = {worker: epoch for worker, epoch in notes["epochs"]}
         self.gone: list[int] = notes["gone"]
         self.known = set(range(coordinator.cfg.processes)) - set(self.gone)
-        phases = [record.fields for record in found.records if _is_phase(record)]
+        infos = [record for record in found.records if isinstance(record, InfoRecord)]
+        phases = [record.fields for record in infos if record.kind == eventlog.PHASE]
         self.number = found.stood["phase"] + len(phases)
         self.begun = BeginPhase(**phases[-1]) if phases and found.stood["stage"] == TRAIN else None
         self._standing: dict[int, Standing] = {}
@@ -256,10 +257,6 @@ class Revival:
         c.journal.note()
         log.info("coordinator %d goes on at step %d", self.found.epoch, c._now_step)
         c._event("joined", {"process": "C", "step": c._now_step})
-
-
-def _is_phase(record: Any) -> bool:
-    return isinstance(record, InfoRecord) and record.kind == eventlog.PHASE
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:

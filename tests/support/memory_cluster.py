@@ -66,7 +66,7 @@ def run_in_memory(
         serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
 
     def worker(index: int, epoch: int = 0) -> None:
-        mine = lasting(open_hub(Peer("worker", index, epoch)), cfg)
+        mine = lasting(open_hub(Peer("worker", index, epoch)), cfg, epoch)
         booted = replace(boot("worker", index), epoch=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))

@@ -51,7 +51,7 @@ class Line:
         found = self.coordinator.poll(0)
         if found:
             self.there = found[0][0]
-        return [decode(frame) for _, frame in found]
+        return [decode(frame) for _, frame in found if frame.kind != CLOSED]
 
 
 def test_it_says_hello_again_and_goes_on_over_the_same_channel() -> None:
@@ -71,6 +71,20 @@ def test_a_node_without_a_place_in_the_run_is_told_of_the_loss(before: tuple[obj
         line.tell(*before)
     line.next()
     assert line.tell() == [CLOSED] and line.heard() == []
+
+
+def test_the_first_in_its_place_has_it_when_it_is_ready() -> None:
+    line = Line()
+    line.tell(Setup(["S0"]))
+    line.channel.send(Ready("worker", 1))
+    line.next()
+    assert line.tell() == [] and line.heard() == [HELLO]
+    later = Line()
+    later.hub._first = False
+    later.tell(Setup(["S0"]))
+    later.channel.send(Ready("worker", 1))
+    later.next()
+    assert later.tell() == [CLOSED]
 
 
 def test_where_nobody_listens_it_is_lost_in_the_end() -> None:

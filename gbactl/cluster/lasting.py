@@ -54,8 +54,8 @@ class LastingChannel:
 
 
 class LastingHub:
-    """A hub whose one connection to the coordinator lasts. `first`: the node is nobody's successor, and so has its place
-    as soon as it is ready; a successor, when the coordinator has given it something to do."""
+    """A hub whose one connection to the coordinator lasts. `first`: the node is nobody's successor, and so has its
+    place as soon as it is ready; a successor, when the coordinator has given it something to do."""
 
     def __init__(self, hub: Hub, first: bool = True) -> None:
         self.hub, self._first = hub, first

@@ -53,7 +53,8 @@ def test_the_plan_kills_it_and_both_lives_replay_as_one(launcher: Launcher) -> N
     assert verdict["identical"] and verdict["steps"] == done.result["global_step"]
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("hop_bw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "hop_bw"])
 def test_it_is_killed_twice_and_a_worker_between(launcher: Launcher, mode: str) -> None:
     more = () if mode == "async" else ("mode.backup=1",)
     launched = launcher.start(f"mode={mode}", *SMALL, *more, "data.rows_per_day=90000", "model.hidden=[128,128]")
@@ -83,6 +84,7 @@ def test_it_is_killed_while_it_evaluates(launcher: Launcher) -> None:
     assert done.result["auc"] > 0.4
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_is_killed_and_replaced(launcher: Launcher) -> None:
     """The only one that it could wake up to is another coordinator's run."""
     launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=40000", "cluster.hang_seconds=1.5")
@@ -93,6 +95,7 @@ def test_one_that_is_stopped_is_killed_and_replaced(launcher: Launcher) -> None:
     assert done.result["recovery"][0]["failure"] == "hang" and not alive(coordinator)
 
 
+@pytest.mark.slow
 def test_it_is_killed_and_then_the_launcher(launcher: Launcher) -> None:
     """While the nodes wait for somebody to answer."""
     launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=60000", "model.hidden=[512,512]")

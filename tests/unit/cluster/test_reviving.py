@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ def test_sync_has_the_bits_of_a_run_in_which_it_lived(
 def test_between_modes_with_a_home_of_their_own(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
 ) -> None:
-    cfg = sync_of(data)
-    cfg.switch = SwitchConfig(schedule=[{"at": {"samples": 320}, "to": "gba"}, {"at": {"samples": 960}, "to": "sync"}])
+    schedule = [{"at": {"samples": 320}, "to": "gba"}, {"at": {"samples": 960}, "to": "sync"}]
+    cfg = replace(sync_of(data), switch=SwitchConfig(schedule=schedule))
     death = Death(monkeypatch, tmp_path, *turns)
     result = go(cfg, tmp_path)
     went_well(result, tmp_path, deaths=death.deaths)
@@ -144,7 +145,7 @@ def test_it_dies_again_and_again(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """The second one before everybody has come back, the third one soon after it goes on."""
-    death = Death(monkeypatch, tmp_path, 40, 3, 30)
+    death = Death(monkeypatch, tmp_path, 40, 3, 60)
     told: list[Event] = []
     result = go(config(mode, data), tmp_path, told=told)
     assert death.deaths == 3
@@ -161,8 +162,8 @@ def test_an_evaluation_begins_anew(
 
     def grant(this: Any, worker: int) -> None:
         plain(this, worker)
-        calls[0] += this._evaluation is not None and this._evaluation._leases != {}
-        if calls[0] == 1 + split and this.revival is None and this.record.round[1] == 1:
+        calls[0] += this._evaluation is not None and this.record.round[1] == 1 and this._evaluation._leases != {}
+        if calls[0] == 1 + 5 * split:
             calls[0] = -1000
             raise Killed
 
@@ -195,8 +196,8 @@ def test_a_worker_dies_with_it(data: dict[str, Any], tmp_path: Path, monkeypatch
 
 
 def test_within_a_day_that_switches(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = config("gba", data)
-    cfg.switch = SwitchConfig(schedule=[{"at": {"samples": 400}, "to": "async"}, {"at": {"samples": 900}, "to": "gba"}])
+    schedule = [{"at": {"samples": 400}, "to": "async"}, {"at": {"samples": 900}, "to": "gba"}]
+    cfg = replace(config("gba", data), switch=SwitchConfig(schedule=schedule))
     told: list[Event] = []
     Death(monkeypatch, tmp_path, 70, 80)
     result = go(cfg, tmp_path, told=told)

@@ -316,7 +316,7 @@ class Exchange:
             self.coordinator.send(Pong(self.index, message.beat))
         elif isinstance(message, Revive):
             self._questions.clear()  # whoever asked is gone
-            self.coordinator.send(self._holdings.told(self.index, self._phase))
+            self.coordinator.send(self._holdings.told(self.index, message.epoch, self._phase))
         elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()

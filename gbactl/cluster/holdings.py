@@ -28,11 +28,11 @@ class Holdings:
         """It is about to be pushed, or given back."""
         self._held.pop((grant.phase, grant.batch), None)
 
-    def told(self, worker: int, phase: BeginPhase | None) -> Holding:
-        """For a coordinator that asks."""
+    def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> Holding:
+        """For a coordinator, of this epoch, that asks."""
         granted = [number for pair in self._granted for number in pair]
         held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
-        return Holding(worker, 0 if phase is None else phase.number, granted, held)
+        return Holding(worker, epoch, 0 if phase is None else phase.number, granted, held)
 
 
 class Parts:

@@ -430,6 +430,7 @@ class Standing(NamedTuple):
     """A server's answer to Revive: its version and the phase it is in. `Staged` of every part that waits follow."""
 
     shard: int
+    epoch: int
     version: int
     phase: int
 
@@ -439,6 +440,7 @@ class Holding(NamedTuple):
     of them that it has neither pushed nor given back (phase, batch, whether to train on it, ...)."""
 
     worker: int
+    epoch: int
     phase: int
     granted: list[int]
     held: list[int]

@@ -102,11 +102,13 @@ class Revival:
 
     def _on_standing(self, channel: Channel, message: Standing, _: Frame) -> None:
         self.c.members.authentic(channel, "server", message.shard)
-        self._standing[message.shard] = message
+        if message.epoch == self.found.epoch:  # else it is what one asked that is gone, too
+            self._standing[message.shard] = message
 
     def _on_holding(self, channel: Channel, message: Holding, _: Frame) -> None:
         self.c.members.authentic(channel, "worker", message.worker)
-        self._holding[message.worker] = message
+        if message.epoch == self.found.epoch:
+            self._holding[message.worker] = message
 
     # -- where the run stood ------------------------------------------------------------------------
 

@@ -274,7 +274,7 @@ class Server:
     def _revive(self, _: Channel, revive: Revive, frame: Frame) -> None:
         """Another coordinator: nobody waits any more for what the one before asked for."""
         self._barriers.clear()
-        self.coordinator.send(Standing(self.index, self.shard.version, self.phase))
+        self.coordinator.send(Standing(self.index, revive.epoch, self.shard.version, self.phase))
         for part in self._parts.waiting(self.shard):
             self.coordinator.send(part)
 

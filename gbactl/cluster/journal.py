@@ -107,8 +107,7 @@ class Journal:
         return {
             "epochs": sorted(self.epochs.items()), "gone": list(c.losses.gone), "struck": list(c.recovery.struck),
             "failed": [asdict(failed) for failed in times.all], "injured": sorted(times.injuries.items()),
-            "cuts": c.cuts.told(), "turn": c.switcher.mover.turn, "moving": c.switcher.mover.moving,
-            "broken": c.recovery.broken,
+            "cuts": c.cuts.told(), "moves": c.switcher.moves(), "broken": c.recovery.broken,
         }  # fmt: skip
 
     def came(self, worker: int, epoch: int) -> None:

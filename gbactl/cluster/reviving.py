@@ -21,9 +21,21 @@ from gbactl.cluster.channel import NO_BYTES, Channel
 from gbactl.cluster.eventlog import AnnounceRecord, InfoRecord
 from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.journal import EVALUATE, OVER, TRAIN, Found
-from gbactl.cluster.messages import Abandon, Absent, BeginPhase, Hello, Holding, Revive, Staged, Standing, Take
+from gbactl.cluster.messages import (
+    Abandon,
+    Absent,
+    BeginPhase,
+    Hello,
+    Holding,
+    MoveDense,
+    Revive,
+    Staged,
+    Standing,
+    Take,
+)
 from gbactl.cluster.rebuilding import Rebuilt
 from gbactl.cluster.recoveries import Failed
+from gbactl.cluster.recovery import NO_TURN
 from gbactl.cluster.training import Training
 from gbactl.config import mode_values
 from gbactl.errors import ClusterError, PeerGoneError, WireError
@@ -115,8 +127,6 @@ class Revival:
     def restore(self) -> None:
         """Put the coordinator where the one before was when nothing was in flight."""
         c, stood, notes = self.c, self.found.stood, self.found.notes
-        if notes["moving"]:
-            raise ClusterError("The coordinator was gone while the dense parameters were moved; nobody knows where.")
         position = Position(stood["position"])
         c.cuts.results.clear()
         position.restore(c.record, c.cuts.stopping, c.cuts.results)
@@ -128,7 +138,6 @@ class Revival:
         c.switcher.restore(stood["round"], position.switches, stood["switch"], announced)
         c.journal.epochs = dict(self.epochs)
         c.recovery.restore(notes["struck"], notes["broken"])
-        c.switcher.mover.turn = notes["turn"]
         times = c.recovery.times
         times.all = [Failed(**failed) for failed in notes["failed"]]
         times.injuries = {process: (kind, at) for process, (kind, at) in notes["injured"]}
@@ -199,10 +208,13 @@ class Revival:
                     self._tell_worker(training, holding, missing[worker])
                 for _ in range(waits[worker]):
                     c._take(worker)
+        c.switcher.settle(self.found.notes["moves"])
         self._back()
 
     def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:
-        """The phase and the batches that a worker has not heard of."""
+        """Where the dense part is, the phase and the batches, as far as a worker has not heard of them."""
+        if self.c.now.home == "servers" and self.epochs.get(holding.worker):
+            self.c.members.of("worker")[holding.worker].send(MoveDense("servers", -1, NO_TURN))
         if holding.phase != training.number:
             self.c.members.of("worker")[holding.worker].send(self.begun)
         for grant in missing:

@@ -96,6 +96,8 @@ def run_in_memory(
                     events.append(event)
                     if event.name == "lost" and event.fields["replaced"]:
                         index = int(event.fields["process"][1:])
+                        if event.fields["epoch"] < epochs[index]:
+                            continue  # told again by another coordinator
                         epochs[index] += 1
                         successor = threading.Thread(target=guarded, args=(worker, index, epochs[index]), daemon=True)
                         threads.append(successor)

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import table
 from crew import end_on_sigterm, one_thread_each
 from lines import Line, Pair, Tell
 from pairs import pairs
@@ -24,6 +25,7 @@ from sides import Bench, SideError
 
 BUSY = 0.7
 Job = Callable[[], list[Line]]
+Keep = Callable[[list[Line], dict[str, str]], None]
 
 
 def tell(text: str) -> None:
@@ -154,13 +156,13 @@ def main() -> int:
             return 2
         load = warn_if_busy()
         prepare(bench)
-        found, failed = measure({name: known[name] for name in chosen})
-    report(found, failed, given, load)
+        found, failed = measure({name: known[name] for name in chosen}, lambda *so_far: keep(*so_far, given, load))
+    table.show(found)
     return 1 if failed or any(line.met is False for line in found) else 0
 
 
-def measure(chosen: dict[str, Job]) -> tuple[list[Line], dict[str, str]]:
-    """(lines, why by name of what could not be measured): one failure does not cost the other lines."""
+def measure(chosen: dict[str, Job], keep: Keep) -> tuple[list[Line], dict[str, str]]:
+    """(lines, why by name of what could not be measured): neither a failure nor a cut costs the other lines."""
     found: list[Line] = []
     failed: dict[str, str] = {}
     for name, job in chosen.items():
@@ -170,18 +172,16 @@ def measure(chosen: dict[str, Job]) -> tuple[list[Line], dict[str, str]]:
         except Exception as error:  # the other lines are still wanted
             failed[name] = str(error) if isinstance(error, SideError) else repr(error)
             tell(f"{name} could not be measured: {failed[name]}")
+        keep(found, failed)
     return found, failed
 
 
-def report(found: list[Line], failed: dict[str, str], given: argparse.Namespace, load: float) -> None:
-    """Table, and files where they are wanted."""
-    from table import command_line, show, write
-
-    show(found)
+def keep(found: list[Line], failed: dict[str, str], given: argparse.Namespace, load: float) -> None:
+    """Write files where they are wanted."""
     if given.out is not None:
         settings = {name: getattr(given, name) for name in ("rounds", "rows", "seconds", "quick")}
-        settings |= {"load_before": load, "command": command_line(sys.argv)}
-        write(given.out, found, settings, failed)
+        settings |= {"load_before": load, "command": table.command_line(sys.argv)}
+        table.write(given.out, found, settings, failed)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Threads or processes on one replica: samples per second of H of them stepping one flat vector without locks.
 
-    .venv/bin/python experiments/shadowsync/hogwild.py [--most 4] [--seconds 3] [--rounds 5] [--batch 128,512]
+    .venv/bin/python experiments/shadowsync/hogwild.py [--most 4] [--seconds 3] [--rounds 5] [--batch 128,512] [--out -]
 
+Writes hogwild.md beside this file (--out FILE: there; -: nowhere), which results.py takes into results.md.
 Everything a trainer does but for the wire: forward, backward, local Adam step on shared memory; synthetic rows.
-Python's lock is what threads may lose by, and what this measures. Rounds alternate; medians are told. Costs a minute on
-an otherwise idle machine: --rounds times --seconds for each of 2 x --most settings.
+Python's lock is what threads may lose by, and what this measures. Rounds alternate; medians are told. Costs 5 minutes
+on an otherwise idle machine: --rounds x --seconds for each of 12 settings (H = 1, 2, 4), and processes' starts.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+START_SECONDS = 60.0
+RESULT = Path(__file__).with_suffix(".md")
 WIDTH, FIELDS, NUMERIC, HIDDEN = 17, 26, 13, [400, 400, 400]
 
 
@@ -75,6 +79,17 @@ def compute(replica: Replica, batch: int, go: Callable[[], None], goes_on: Calla
     return done
 
 
+def timed(workers: Sequence[Any], barrier: Any, over: Any, total: Callable[[], int], seconds: float) -> float:
+    """Samples per second of workers that begin at a barrier and are told when it is `over`; `total` waits for all."""
+    for worker in workers:
+        worker.start()
+    barrier.wait(START_SECONDS)
+    began = time.perf_counter()
+    time.sleep(seconds)
+    over.set()
+    return total() / (time.perf_counter() - began)
+
+
 def with_threads(count: int, batch: int, seconds: float, memory: SharedMemory, size: int) -> float:
     """Samples per second of threads of one process."""
     replica, barrier, over = Replica(memory, size), threading.Barrier(count + 1), threading.Event()
@@ -83,16 +98,13 @@ def with_threads(count: int, batch: int, seconds: float, memory: SharedMemory, s
     def run() -> None:
         done.append(compute(replica, batch, barrier.wait, lambda: not over.is_set()))
 
-    workers = [threading.Thread(target=run) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    barrier.wait()
-    began = time.perf_counter()
-    time.sleep(seconds)
-    over.set()
-    for worker in workers:
-        worker.join()
-    return sum(done) / (time.perf_counter() - began)
+    def total() -> int:
+        for thread in threads:
+            thread.join()
+        return sum(done)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    return timed(threads, barrier, over, total, seconds)
 
 
 def _process(name: str, size: int, batch: int, barrier: Any, over: Any, results: Any) -> None:
@@ -108,18 +120,11 @@ def with_processes(count: int, batch: int, seconds: float, memory: SharedMemory,
     context = multiprocessing.get_context("spawn")
     barrier, over, results = context.Barrier(count + 1), context.Event(), context.Queue()
     arguments = (memory.name, size, batch, barrier, over, results)
-    workers = [context.Process(target=_process, args=arguments) for _ in range(count)]
+    workers = [context.Process(target=_process, args=arguments, daemon=True) for _ in range(count)]
+    found = timed(workers, barrier, over, lambda: sum(results.get(timeout=START_SECONDS) for _ in workers), seconds)
     for worker in workers:
-        worker.start()
-    barrier.wait()
-    began = time.perf_counter()
-    time.sleep(seconds)
-    over.set()
-    done = sum(results.get(timeout=60) for _ in workers)
-    passed = time.perf_counter() - began
-    for worker in workers:
-        worker.join(10)
-    return done / passed
+        worker.join(START_SECONDS)
+    return found
 
 
 KINDS = {"threads": with_threads, "processes": with_processes}
@@ -132,7 +137,7 @@ def measure(most: int, batches: list[int], seconds: float, rounds: int) -> str:
     lines = ["| batch | H | threads | processes | threads / processes |", "| ---: | ---: | ---: | ---: | ---: |"]
     try:
         for batch in batches:
-            for count in range(1, most + 1):
+            for count in [2**power for power in range(most.bit_length())]:
                 found: dict[str, list[float]] = {kind: [] for kind in KINDS}
                 for _ in range(rounds):
                     for kind, run in KINDS.items():
@@ -144,15 +149,26 @@ def measure(most: int, batches: list[int], seconds: float, rounds: int) -> str:
     return "\n".join(lines)
 
 
+def written(table: str, seconds: float, rounds: int) -> str:
+    """What the file says: the table, and what was measured how."""
+    cores = len(os.sched_getaffinity(0))
+    how = f"Samples per second on {cores} cores, medians of {rounds} rounds of {seconds:g} s; H threads or H processes."
+    return f"{how} Written by `experiments/shadowsync/hogwild.py`.\n\n{table}\n"
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--most", type=int, default=4, help="largest H")
+    parser.add_argument("--most", type=int, default=4, help="largest H; 1, 2, 4, ... up to it")
     parser.add_argument("--batch", default="128,512", help="local batches")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", default=str(RESULT), help="where the table is written; -: nowhere")
     given = parser.parse_args()
-    print(measure(given.most, [int(b) for b in given.batch.split(",")], given.seconds, given.rounds))
+    table = measure(given.most, [int(b) for b in given.batch.split(",")], given.seconds, given.rounds)
+    print(table)
+    if given.out != "-":
+        Path(given.out).write_text(written(table, given.seconds, given.rounds))
 
 
 if __name__ == "__main__":

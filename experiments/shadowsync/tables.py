@@ -61,9 +61,13 @@ def scaling(cells: Sequence[Done]) -> str:
         ratios = {
             n: [each["eps"] / int(n) / alone[seed]["eps"] for seed, each in found[line, n].items()] for n in trainers
         }
-        rows[line] = [written(ratios[n], 3, lambda mean: mean >= LINEAR) for n in trainers]
+        most = max(trainers, key=lambda n: statistics.fmean(each["eps"] for each in found[line, n].values()))
+        eps = [each["eps"] for each in found[line, most].values()]
+        cells_of = [written(ratios[n], 3, lambda mean: mean >= LINEAR) for n in trainers]
+        rows[line] = [*cells_of, f"{written(eps, 0)} at {most}"]
     note = f"EPS / (trainers x EPS of one trainer of the same line); bold: at least {LINEAR}."
-    return markdown("EPS, by trainers", trainers, rows, note)
+    more = "most EPS: the largest of the line, and the trainers it is reached with: more of them add nothing."
+    return markdown("EPS, by trainers", [*trainers, "most EPS"], rows, note, more)
 
 
 def quality(cells: Sequence[Done]) -> str:
@@ -106,13 +110,22 @@ def parallelism(cells: Sequence[Done]) -> str:
 COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float | None], int]] = {
     "AUC": (lambda r: r["auc"], 5),
     "log loss": (lambda r: r["logloss"], 5),
+    "NE": (lambda r: r["ne"], 5),
     "EPS": (lambda r: r["eps"], 0),
     "staleness": (lambda r: r["staleness"]["mean"], 2),
-    "sync gap": (lambda r: r["replicas"]["sync_gap"]["mean"] if "replicas" in r else None, 2),
+    "sync gap": (lambda r: _gap(r, "mean"), 2),
+    "gap p99": (lambda r: _gap(r, "p99"), 0),
+    "ELP": (lambda r: r["replicas"]["elp"] if "replicas" in r else None, 0),
     "foreground s": (lambda r: r["replicas"]["foreground_seconds"] if "replicas" in r else None, 2),
     "replicas' MB": (lambda r: r["replicas"]["bytes_exchanged"] / 1e6 if "replicas" in r else None, 0),
+    "MB sent": (lambda r: r["megabytes"], 0),
     "distance": (lambda r: _last(r["replicas"]["distance"]) if "replicas" in r else None, 4),
 }
+
+
+def _gap(result: Mapping[str, Any], name: str) -> float | None:
+    told = result.get("replicas")
+    return told["sync_gap"][name] if told and told["exchanges"] else None
 
 
 def _last(curve: Sequence[Sequence[float]]) -> float | None:
@@ -128,4 +141,5 @@ def listing(cells: Sequence[Done], key: str) -> str:
             written([v for v in values[title] if v is not None], digits) for title, (_, digits) in COLUMNS.items()
         ]
     notes = "staleness: of rows, in steps; distance: L2 of a replica to the mean (easgd: the centre) at the end"
-    return markdown(key, list(COLUMNS), rows, f"{notes}; MB: through the network for replicas alone.")
+    more = "MB: payloads of training through the network: of replicas alone; all, with rows, dense parts, all-reduces."
+    return markdown(key, list(COLUMNS), rows, f"{notes}.", more)

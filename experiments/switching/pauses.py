@@ -2,16 +2,14 @@
 
     .venv/bin/python experiments/switching/pauses.py      # the restarts; kept in runs/studies/switching/
 
-By hand: Ctrl-C, all processes gone; the parameters and optimizer state written to a file; a new run in the other mode,
-to its first step; the file read. gbactl has no checkpoints here yet, so this script writes and reads a file of their
-size (`save`, `load`); once it has, they are to be replaced by its own. Takes 15 to 30 s a cell; nothing else may run.
+By hand: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C, all processes gone;
+a new run in the other mode that goes on from it, to its first step. Takes 15 to 40 s a cell; nothing else may run.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -22,26 +20,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import done  # noqa: E402  (scripts beside this folder, not a package)
 import study  # noqa: E402
 
+from gbactl.checkpoint import folder as folders  # noqa: E402
 from gbactl.cluster import eventlog  # noqa: E402
-from gbactl.compose import compose  # noqa: E402
-from gbactl.data.dataset import open_dataset  # noqa: E402
-from gbactl.data.prepare import prepare  # noqa: E402
 from gbactl.errors import EventLogError  # noqa: E402
-from gbactl.models import row_width  # noqa: E402
-from gbactl.store.optim import MOMENTS  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 STEPS, LOOK_SECONDS, LIMIT_SECONDS = 10, 0.005, 300.0
+PARTS = ("save", "stop", "start")
 HEADS = (
-    "rows", "workers", "pause, ms: median", "largest", "bound", "restart, s: stop", "save", "start", "load", "all",
+    "rows", "workers", "pause, ms: median", "largest", "bound", "restart, s: save", "stop", "start and load", "all",
     "restart / pause",
 )  # fmt: skip
 LEAST_MS, LEAST_STEPS, TARGET = 300.0, 3, 50
@@ -58,12 +51,10 @@ def orders(path: Path) -> int:
     return count
 
 
-def start(cell: study.Cell, mode: str, folder: Path) -> subprocess.Popen[bytes]:
-    """A training of a cell in a mode, untracked."""
-    rest = [override for override in cell.overrides if not override.startswith("mode=")]
-    arguments = [*rest, f"mode={mode}", "switch.prepare=all", f"run_dir={folder}", "tracking.enabled=false"]
+def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    """A training, untracked."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gbactl", "train", *arguments],
+        [sys.executable, "-m", "gbactl", "train", *overrides, f"run_dir={folder}", "tracking.enabled=false"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 
@@ -84,53 +75,36 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(LIMIT_SECONDS)
 
 
-def state_of(cell: study.Cell) -> tuple[int, int]:
-    """(rows, floats a row) of a cell's tables with their optimizer state."""
-    cfg = compose(list(cell.overrides))
-    schema = open_dataset(prepare(cfg.data)).schema
-    return schema.rows, row_width(cfg.model) * (1 + len(MOMENTS[cfg.optim.name]))
-
-
-def save(path: Path, rows: int, floats: int) -> None:
-    """What a checkpoint has to write: all of it, to the disk."""
-    with path.open("wb") as file:
-        np.save(file, np.zeros((rows, floats), np.float32))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def load(path: Path) -> None:
-    """What a new run has to read; from the page cache, as soon after writing."""
-    np.load(path)
+def begun(run: Path) -> bool:
+    """Whether a checkpoint of a run is being written, or is there."""
+    folder = run / folders.NAME
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
     """Seconds of every part of a restart by hand, sync -> gba."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    rows, floats = state_of(cell)
-    file, marks = folder / "state.npy", [0.0]
-    before = start(cell, "sync", folder / "before")
+    old, new = folder / "before", folder / "after"
+    saving = ("checkpoint=full", f"checkpoint.interval_steps={STEPS}", "checkpoint.mb_per_second=0")
+    before = start(old, *cell.overrides, "switch.prepare=all", *saving)
     after: subprocess.Popen[bytes] | None = None
     try:
-        wait(before, lambda: orders(folder / "before" / "events.log") >= STEPS, cell.name)
+        wait(before, lambda: begun(old), cell.name)
         marks = [time.monotonic()]
+        wait(before, lambda: bool(folders.Folder(old / folders.NAME).names()), cell.name)
+        marks.append(time.monotonic())
         stop(before)
         marks.append(time.monotonic())
-        save(file, rows, floats)
-        marks.append(time.monotonic())
-        after = start(cell, "gba", folder / "after")
-        wait(after, lambda: orders(folder / "after" / "events.log") >= 1, cell.name)
-        marks.append(time.monotonic())
-        load(file)
+        after = start(new, f"resume={old}", "mode=gba", "checkpoint=none")
+        wait(after, lambda: orders(new / "events.log") >= 1, cell.name)
         marks.append(time.monotonic())
     finally:
         for process in (before, after):
             if process is not None:
                 stop(process)
-        file.unlink(missing_ok=True)
-    parts = [end - begin for begin, end in itertools.pairwise(marks)]
-    return {**dict(zip(("stop", "save", "start", "load"), parts, strict=True)), "table_rows": float(rows)}
+        shutil.rmtree(old / folders.NAME, ignore_errors=True)
+    return dict(zip(PARTS, (end - begin for begin, end in itertools.pairwise(marks)), strict=True))
 
 
 def kept(cell: study.Cell) -> Path:
@@ -173,7 +147,7 @@ def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, 
     for cell in cells:
         (each, slower), by_hand = pauses(cell.result), restarts[key_of(cell.options)]
         bound, median, largest = max(LEAST_MS, LEAST_STEPS * slower), statistics.median(each), max(each)
-        parts = [by_hand[name] for name in ("stop", "save", "start", "load")]
+        parts = [by_hand[name] for name in PARTS]
         ratio = 1000.0 * sum(parts) / median
         met = f"**{largest:.0f}**" if largest <= bound else f"{largest:.0f}"
         cut = f"**{ratio:.0f}**" if ratio >= TARGET else f"{ratio:.0f}"
@@ -183,8 +157,8 @@ def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, 
     notes = [
         "- pause: last gradient before to first gradient after, eight switches between sync and gba a line.",
         f"- bound: {LEAST_MS:.0f} ms or {LEAST_STEPS} steps of the slower mode; bold: kept; at least {TARGET}.",
-        "- restart: Ctrl-C to all processes gone; a file of the tables' size written; a new run to its first step; the "
-        "file read. gbactl's own checkpoints are not in it yet.",
+        "- restart: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C to all "
+        "processes gone; `resume=` in the other mode to its first step.",
     ]  # fmt: skip
     return "\n".join([*lines, "", *notes]) + "\n"
 

@@ -398,7 +398,7 @@ class Coordinator:
         self._tell_lost(peer, len(batches))
 
     def _tell_lost(self, peer: Peer, batches: int) -> None:
-        told = {"step": self._now_step, "batches": batches, "shared": self.now.home == "workers", "epoch": peer.epoch}
+        told = {"step": self._now_step, "batches": batches, "shared": self.now.collective_now, "epoch": peer.epoch}
         self._event("lost", {"process": str(peer), "replaced": self.recovery.replaces, **told})
 
     @property

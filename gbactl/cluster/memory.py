@@ -34,9 +34,10 @@ class MemoryChannel:
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
         """Put a frame into the peer's inbox; the payload is copied, as a wire would."""
-        if self.other is not None:
+        other = self.other  # the peer may close it meanwhile
+        if other is not None:
             data = NO_BYTES if payload is None else payload.copy()
-            self.other._hub.inbox.put((self.other, Frame(kind_of(message), pack(message), data)))
+            other._hub.inbox.put((other, Frame(kind_of(message), pack(message), data)))
 
     def close(self) -> None:
         """Tell the peer that the connection is gone."""

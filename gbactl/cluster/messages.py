@@ -101,9 +101,11 @@ class OpenReplicas(NamedTuple):
 
 class CloseReplicas(NamedTuple):
     """To a worker: there is no more data in this phase. It answers the others until all leave, then the servers get
-    its replica, and ClosedReplicas is its answer."""
+    its replica, and ClosedReplicas is its answer. Not the `last` one: what others had may still come, if they die; it
+    answers the others until then, and gives no answer."""
 
     turn: int
+    last: bool = True
 
 
 class ClosedReplicas(NamedTuple):

@@ -19,6 +19,7 @@ from gbactl.cluster.messages import Absent, BeginPhase, Inspected, MoveDense, Po
 from gbactl.cluster.recoveries import Recoveries
 from gbactl.collective import surviving
 from gbactl.collective.shm import available
+from gbactl.config import RunConfig
 from gbactl.errors import ClusterError
 from gbactl.faults.failures import Hang
 from gbactl.faults.injector import Injector
@@ -152,9 +153,14 @@ class Recovery:
 
     @property
     def survivable(self) -> bool:
-        """Whether the mode at hand goes on when a worker dies."""
-        now, virtual = self.c.now, self.c.cfg.cluster.name == "virtual"
-        return not now.collective_now or (now.home == "workers" and (virtual or available()))
+        """Whether the mode at hand goes on when a worker dies, who is no member any more."""
+        now = self.c.now
+        trainers = [worker for worker in self.c.members.of("worker") if worker < now.cluster.workers]
+        return self.survivable_in(now) and (now.home != "replicas" or bool(trainers))
+
+    def survivable_in(self, cfg: RunConfig) -> bool:
+        """Whether a mode does: an all-reduce needs shared memory for that."""
+        return not cfg.collective_now or cfg.cluster.name == "virtual" or available()
 
     @property
     def outside(self) -> list[int]:

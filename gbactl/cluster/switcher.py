@@ -95,7 +95,8 @@ class Switcher:
         if inside:
             self.c.log_checksums(servers)
         why_not = self._reason(cfg) or self._begun(cfg, servers, inside)
-        report = {**wish, "from": self.c.now.mode.name, "to": cfg.mode.name, "step": self.c.step}
+        kept = {"dense": self.c.trainers.kept} if self.c.now.home == "replicas" else {}
+        report = {**wish, "from": self.c.now.mode.name, "to": cfg.mode.name, "step": self.c.step, **kept}
         if why_not:
             self._drained = None
             self.c._event("switch", {**report, "state": "stayed", "why": why_not})
@@ -103,7 +104,7 @@ class Switcher:
         here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read}
         self._report = {**report, **here, "state": "done", **({"fresh_optimizer": True} if self._fresh else {})}
         self.c.now = cfg
-        self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step})
+        self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step, **kept})
 
     def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> str:
         """Sum up and move; why that could not be done, empty if it was."""
@@ -140,7 +141,8 @@ class Switcher:
         """Why a switch that is due cannot be; empty if it can."""
         if not cfg.collective_now:
             return ""
-        if gone := ", ".join(f"W{worker}" for worker in self.c.losses.gone):
+        gone = ", ".join(f"W{worker}" for worker in self.c.losses.gone)
+        if gone and not (cfg.home == "replicas" and self.c.recovery.survivable_in(cfg)):
             return f"{gone} died, and {cfg.mode.name} needs every worker"
         outside = ", ".join(f"W{worker}" for worker in self.c.recovery.outside)
         return f"{outside} came later, and no all-reduce takes one in without shared memory" if outside else ""

@@ -60,9 +60,12 @@ class TrainerDense(Lane):
 
     def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
-        if isinstance(message, CloseReplicas):
+        if isinstance(message, OpenReplicas):
+            self.open(message)
+        elif message.last:
             return self.close(message)
-        self.open(message)
+        elif self._drive is not None:
+            self._drive.idle()
         return None
 
     # -- phases -------------------------------------------------------------------------------------
@@ -113,6 +116,8 @@ class TrainerDense(Lane):
             return CentreMeeting(self.replica, rule, self._notes, self._elastic)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
+        if isinstance(self.collective, Surviving):
+            self.collective.without_the_dead()
         return RoundMeeting(self.replica, rule, self._notes, self.collective, float(self._trains))
 
     def stepped(self) -> None:

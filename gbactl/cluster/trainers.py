@@ -1,9 +1,9 @@
 """The coordinator's part in phases whose workers are trainers: opens them, closes them, adds up what was noted.
 
-Where replicas meet in rounds, a phase is closed as soon as nothing is left to hand out: who is out of data must answer
-those who are not (see replicas/meeting.py). With a centre it is closed when everything has arrived, since a dead
-trainer's batches may still be handed to one that was out of data. Then every trainer gives the servers its replica,
-and they hold the mean of what all gave, or keep the centre. Costs two messages to and one from every worker.
+A phase is closed when everything has arrived, since a dead trainer's batches may still be handed to one that was out
+of data. Where replicas meet in rounds in the foreground, who is out of data is told so before: it must answer those who
+are not (see replicas/meeting.py). Then every trainer gives the servers its replica, and they hold the mean of what all
+gave, or keep the centre. Who dies is in no mean from then on. Costs two or three messages to and one from every worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.cluster.members import Members
-from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
+from gbactl.cluster.messages import Absent, ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
 from gbactl.config import RunConfig
 from gbactl.policies import Policy
 from gbactl.policies.base import policy_class
@@ -33,6 +33,7 @@ class Trainers:
         self._turn = 0
         self._kind: type[ReplicaPolicy] | None = None
         self._told: set[int] = set()
+        self._idle = False
         self._more: list[int] = []
         self._late: Counter[int] = Counter()
         self._notes: dict[int, dict[str, Any]] = {}
@@ -52,8 +53,9 @@ class Trainers:
         assert isinstance(options, ReplicaOptions)
         values = dataclasses.asdict(options)
         self._turn, self._began = self._turn + 1, self.seconds()
-        self._told, self._notes = set(), {}
+        self._told, self._notes, self._idle = set(), {}, False
         self.members.tell("worker", OpenReplicas(self._turn, self._kind.rule, self._kind.shadow, trainers, values))
+        self._tell_of_the_dead()
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.of("worker") if worker < trainers]
@@ -64,10 +66,18 @@ class Trainers:
             "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
         }  # fmt: skip
 
+    def _tell_of_the_dead(self) -> None:
+        """A group that was formed anew knows nobody who died before."""
+        for worker in sorted(set(range(self.members.expected["worker"])) - set(self.members.of("worker"))):
+            self.members.tell("worker", Absent(worker))
+
     def look(self, policy: Policy) -> None:
-        """Between two messages: tell those who meet in rounds when nothing is left to hand out."""
-        if self._kind is not None and self._kind.collective and policy.exhausted:
-            self._close(self.members.of("worker"))
+        """Between two messages: tell those who meet in the foreground when nothing is left to hand out."""
+        if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
+            return
+        self._idle = True
+        for worker in sorted(set(self.members.of("worker")) - self._told):
+            self.members.of("worker")[worker].send(CloseReplicas(self._turn, False))
 
     def close(self, waiting: deque[int]) -> None:
         """Nothing is in flight: wait until all have parted, and have the servers settle what they gave."""
@@ -109,6 +119,12 @@ class Trainers:
         """A worker's answer."""
         if message.turn == self._turn:
             self._notes[message.worker] = message.notes
+
+    @property
+    def kept(self) -> str:
+        """What became the dense parameters at the end of the last phase: "centre" or "mean of the replicas"; "" where
+        it had none."""
+        return str(self._last.get("evaluated", ""))
 
     def phase(self) -> dict[str, Any]:
         """What the phase just closed says of its replicas: nothing where it had none."""

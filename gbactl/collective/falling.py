@@ -2,8 +2,8 @@
 
 Every rank also lays its part into shared memory before the ring takes it: one copy of the vector a step. As soon as
 a rank is gone the ring is used no more, to the end of the run. The last sum of the ring may have reached some ranks
-and not others, who then sum in another order: so the dense parameters are made the same again (see
-cluster/recovery.py). Linux, one host.
+and not others, who then sum in another order: so where workers hold the same dense parameters, they are made the same
+again (see cluster/recovery.py); replicas differ anyway. What the dead one had laid counts for either. Linux, one host.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class FallingCollective(Surviving):
     def deal(self, number: int, part: int | None, parts: int) -> None:
         """See Surviving."""
         self.slots.deal(number, part, parts)
+
+    def without_the_dead(self) -> None:
+        """See Surviving."""
+        self.slots.without_the_dead()
 
     def leave_out(self, rank: int) -> None:
         """See Surviving."""

@@ -32,6 +32,7 @@ class _Handle:
     key: tuple[str, int]
     buffer: Vector
     parts: int = 0
+    living: bool = False
 
 
 class MemoryGroup:
@@ -96,6 +97,26 @@ class MemoryGroup:
             out[:] = sum_in_rank_order([entry.parts[part] for part in range(parts)])
             self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
 
+    def meet(self, key: tuple[str, int], out: Vector, absent: set[int]) -> None:
+        """Copy out the sum over those who live, and over those of the dead whose part is there. Raises ClusterError."""
+        deadline = time.monotonic() + self.timeout
+        with self.changed:
+            entry = self.rounds.setdefault(key, _Round())
+            while entry.total is None:
+                if set(range(self.size)) - self.gone - absent <= set(entry.parts):
+                    entry.total = sum_in_rank_order([part for _, part in sorted(entry.parts.items())])
+                elif time.monotonic() > deadline:
+                    raise ClusterError(f"somebody did not take part in all-reduce {key[0]}.")
+                else:
+                    self.changed.wait(0.05)
+            out[:] = entry.total
+            self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
+
+    def back(self, rank: int) -> None:
+        """Another one is there in the place of one that had left."""
+        with self.changed:
+            self.gone.discard(rank)
+
     def leave(self, rank: int) -> None:
         """Tell those who wait that `rank` will not come."""
         with self.changed:
@@ -120,6 +141,12 @@ class MemoryCollective(Surviving):
         self._rounds: dict[str, int] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0
+        self._absent: set[int] = set()
+        self._spares = False
+
+    def without_the_dead(self) -> None:
+        """See Surviving."""
+        self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int) -> None:
         """See Surviving."""
@@ -127,6 +154,8 @@ class MemoryCollective(Surviving):
 
     def leave_out(self, rank: int) -> None:
         """See Surviving; nothing is ever overwritten here."""
+        self._absent.add(rank)
+        self.interrupt()
 
     def interrupt(self) -> None:
         """See Surviving."""
@@ -135,7 +164,10 @@ class MemoryCollective(Surviving):
 
     def renew(self, generation: int) -> None:
         """See Surviving."""
-        self._generation, self._dealt = generation, None
+        self._generation, self._dealt, self._spares = generation, None, False
+        self._absent.clear()
+        self._rounds.clear()
+        self.group.back(self.rank)
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
@@ -148,13 +180,19 @@ class MemoryCollective(Surviving):
             return _Handle(key, array, parts)
         number = self._rounds.get(name, 0)
         self._rounds[name] = number + 1
-        self.group.put((name, number), self.rank, array.copy())
-        return _Handle((name, number), array)
+        key = (f"{self._generation}/{name}" if self._generation else name, number)
+        if self._spares:
+            self.group.fill(key, self.rank, array.copy())
+        else:
+            self.group.put(key, self.rank, array.copy())
+        return _Handle(key, array, living=self._spares)
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
         if handle.parts:
             self.group.gather(handle.key, handle.parts, handle.buffer, self.wanted)
+        elif handle.living:
+            self.group.meet(handle.key, handle.buffer, self._absent)
         else:
             self.group.take(handle.key, handle.buffer)
 

@@ -92,7 +92,8 @@ def alive(pid: int) -> bool:
 class SharedMemoryCollective(Surviving):
     """One rank of a group on this host. `folder` is private to the group and starts out empty.
 
-    Where parts are dealt a rank that dies breaks nothing: what it had put in counts, the rest others put in."""
+    Where parts are dealt a rank that dies breaks nothing: what it had put in counts, the rest others put in. Without
+    the dead the rest is missing: a process that is gone writes no more, so all ranks find the same part missing."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
@@ -101,6 +102,11 @@ class SharedMemoryCollective(Surviving):
         self._buckets: dict[str, _Bucket] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._absent: set[int] = set()
+        self._spares = False
+
+    def without_the_dead(self) -> None:
+        """See Surviving."""
+        self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int) -> None:
         """See Surviving."""
@@ -121,7 +127,7 @@ class SharedMemoryCollective(Surviving):
         """See Surviving."""
         self._buckets.clear()
         self._absent.clear()
-        self._dealt = None
+        self._dealt, self._spares = None, False
         self.folder = self._root / str(generation)
         self.folder.mkdir(exist_ok=True)
 
@@ -149,15 +155,15 @@ class SharedMemoryCollective(Surviving):
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
-        parts = handle.bucket.slots[handle.round & 1]
-        for part in range(handle.parts):
-            self._await(handle, part)
-            if part == 1:
-                np.add(parts[0], parts[1], out=handle.buffer)
-            elif part:
-                np.add(handle.buffer, parts[part], out=handle.buffer)
-        if handle.parts == 1:
-            np.copyto(handle.buffer, parts[0])
+        slots = handle.bucket.slots[handle.round & 1]
+        parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
+        first, second = next(parts), next(parts, None)  # one's own is always there
+        if second is None:
+            np.copyto(handle.buffer, first)
+        else:
+            np.add(first, second, out=handle.buffer)
+        for part in parts:
+            np.add(handle.buffer, part, out=handle.buffer)
         self.passed(handle)
 
     def passed(self, handle: _Handle) -> None:
@@ -172,7 +178,8 @@ class SharedMemoryCollective(Surviving):
             bucket.path.unlink(missing_ok=True)
             bucket.named = False
 
-    def _await(self, handle: _Handle, part: int) -> None:
+    def _await(self, handle: _Handle, part: int) -> bool:
+        """Wait for a part. False where it will never come."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(
@@ -182,11 +189,19 @@ class SharedMemoryCollective(Surviving):
                 if self.wanted():
                     raise InterruptedSum
                 continue
-            gone = line.pid and slept and not alive(line.pid)
-            if gone and line.round < handle.round:
+            if self._gone(part, line, bool(slept)) and line.round < handle.round:
+                if self._spares:
+                    return False
                 raise ClusterError(
                     f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone."
                 )
+        return True
+
+    def _gone(self, rank: int, line: Any, slept: bool) -> bool:
+        """Whether a rank can write no more: its process has ended, or it was given up before it wrote anything."""
+        if not line.pid:
+            return self._spares and rank in self._absent
+        return slept and not alive(line.pid)
 
     def _open(self, name: str, length: int) -> _Bucket:
         """Map the bucket's file, making it if this rank is first. Same name, same length on every rank."""

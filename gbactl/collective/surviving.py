@@ -1,6 +1,7 @@
-"""What a collective offers whose sums go on when a rank dies: a round's parts are dealt to whoever lives.
+"""What a collective offers whose sums go on when a rank dies: of two kinds, as a run's phases need them.
 
-Following the rule that `sync` sums in batch order: a part is a batch's place in its step, whoever computes it.
+Parts that are dealt to whoever lives, following the rule that `sync` sums in batch order: a part is a batch's place in
+its step, whoever computes it. Or a part of every rank's own, as where replicas are averaged: then the dead are missing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ class Surviving(ABC):
         twice, with the same numbers. A wait sums the parts in their order."""
 
     @abstractmethod
+    def without_the_dead(self) -> None:
+        """To the next `deal` or `renew` every rank puts in a part of its own in every round, and a sum is over those
+        who live. The part of a rank that dies counts for all ranks or for none: whether it had put it in."""
+
+    @abstractmethod
     def leave_out(self, rank: int) -> None:
-        """A rank is gone: nobody waits for what it has yet to read."""
+        """A rank is gone: nobody waits for what it has yet to read, or to put in."""
 
     @abstractmethod
     def interrupt(self) -> None:

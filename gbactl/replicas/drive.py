@@ -2,7 +2,8 @@
 
 The shadow thread costs a core for the time of its passes over the vector and sleeps while it waits for others; the
 compute loop never waits for it. It has the scheduling of the compute thread that starts it: where workers share cores,
-the same one.
+the same one. A trainer in the foreground that is out of data answers the others from such a thread, too: a batch that a
+dead trainer had may still come, and is computed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from gbactl.replicas.base import Rule
 from gbactl.replicas.meeting import Meeting
 
+IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data, who would do nothing else
 Stopped = Callable[[], AbstractContextManager[None]]
 
 
@@ -26,6 +28,9 @@ class Drive(Protocol):
 
     def stepped(self, iterations: int) -> None:
         """The trainer has done so many iterations in this phase. Raises what ended the exchanges."""
+
+    def idle(self) -> None:
+        """Nothing is left to hand out: answer the others, who may still compute."""
 
     def close(self) -> None:
         """The phase is closed: answer the others until all leave. Raises what ended the exchanges."""
@@ -38,11 +43,14 @@ class Foreground:
         self.meeting, self.k, self.stopped = meeting, k, stopped
         self._next = k
         self._lock = threading.Lock()  # whoever comes while another exchanges stands still here
+        self._answers: Shadow | None = None
 
     def stepped(self, iterations: int) -> None:
         """See Drive."""
         with self._lock:
-            if iterations < self._next:
+            if self._answers is not None:
+                self._answers.stepped(iterations)
+            if self._answers is not None or iterations < self._next:
                 return
             self._next += self.k
             began = time.perf_counter()
@@ -50,8 +58,17 @@ class Foreground:
                 self.meeting.once(False)
             self.meeting.notes.foreground += time.perf_counter() - began
 
+    def idle(self) -> None:
+        """See Drive; what is exchanged from now on is no gap."""
+        if self._answers is None and not math.isinf(self.k):
+            self.meeting.notes.idle = True
+            self._answers = Shadow(self.meeting, IDLE_SECONDS)
+
     def close(self) -> None:
         """See Drive."""
+        if self._answers is not None:
+            self._answers.close()
+            return
         while not self.meeting.once(True):
             pass
 
@@ -79,6 +96,9 @@ class Shadow:
         """See Drive."""
         if self._error is not None:
             raise self._error
+
+    def idle(self) -> None:
+        """See Drive: as ever."""
 
     def close(self) -> None:
         """See Drive."""

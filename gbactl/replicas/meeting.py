@@ -5,8 +5,11 @@ vector of the round says how many of them are leaving: those who the coordinator
 that is leaving goes on answering rounds. All ranks see the same sum in the same round, so all leave after the same
 round, the first in which everybody is leaving: nobody waits for one that has gone. That round changes nothing.
 Everybody comes to it: the coordinator tells every rank, one that computes takes part in rounds (in the background
-always, in the foreground after k iterations or, without data, when it is told), and one that never trains (weight 0)
-does nothing else. With a centre nobody waits for anybody, and there is nothing to part from.
+always, in the foreground after k iterations and, out of data, in the background too), and one that never trains (weight
+0) does nothing else. With a centre nobody waits for anybody, and there is nothing to part from.
+
+Who dies. A round also counts who is there: the mean is over those, and all leave when all of those are leaving. Whether
+the one that died was still there is the same for all ranks (see collective/surviving.py), so they go on together.
 
 Memory: two vectors. Costs three passes over the replica beside the exchange itself.
 """
@@ -80,30 +83,31 @@ class CentreMeeting(Encounter):
 
 
 class RoundEncounter(Encounter):
-    """`weight` 0: takes part for the others' sake. A round sums [replica | weight | leaving]."""
+    """`weight` 0: takes part for the others' sake. A round sums [replica | weight | leaving | there]."""
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter
     ) -> None:
         super().__init__(replica, rule, notes, now)
         self.weight = np.float32(weight)
-        self._round: Floats = np.zeros(len(self._sent) + 2, np.float32)
+        self._round: Floats = np.zeros(len(self._sent) + 3, np.float32)
 
     def offer(self, leaving: bool) -> Floats:
-        """f32[n + 2] to be summed in place."""
+        """f32[n + 3] to be summed in place."""
         total = self._round
-        np.multiply(self.send(), self.weight, out=total[:-2])
-        total[-2:] = self.weight, leaving
+        np.multiply(self.send(), self.weight, out=total[:-3])
+        total[-3:] = self.weight, leaving, 1.0
         return total
 
-    def accept(self, began: float, ranks: int) -> bool:
-        """What was offered is summed over so many ranks. Whether all leave."""
+    def accept(self, began: float) -> bool:
+        """What was offered is summed over all who are there. Whether all leave."""
         total = self._round
-        if total[-1] == ranks:
+        weights, leaving, there = (float(count) for count in total[-3:])
+        if leaving == there:
             return True
-        np.divide(total[:-2], max(1.0, total[-2]), out=total[:-2])
+        np.divide(total[:-3], np.float32(max(1.0, weights)), out=total[:-3])
         if self.weight:
-            self.receive(total[:-2], began, 8.0 * len(total) * (ranks - 1) / ranks)
+            self.receive(total[:-3], began, 8.0 * len(total) * (there - 1) / there)
         return False
 
 
@@ -123,4 +127,4 @@ class RoundMeeting(RoundEncounter):
         """See Meeting."""
         began = self._now()
         all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
-        return self.accept(began, self.collective.size)
+        return self.accept(began)

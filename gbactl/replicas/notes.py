@@ -18,7 +18,8 @@ POINTS = 20
 
 @dataclass
 class Notes:
-    """One trainer's. Times are seconds, `gaps` counts local iterations between two exchanges."""
+    """One trainer's. Times are seconds, `gaps` counts local iterations between two exchanges; those that it only
+    answers, because it is `idle`, make no gap."""
 
     iterations: int = 0
     exchanges: int = 0
@@ -27,6 +28,7 @@ class Notes:
     sent: float = 0.0
     gaps: Counter[int] = field(default_factory=Counter)
     distances: list[tuple[float, float]] = field(default_factory=list)
+    idle: bool = False
     _last: int = 0
     _next: float = 1.0
 
@@ -39,7 +41,8 @@ class Notes:
     def met(self, iterations: int, seconds: float, sent: float) -> None:
         """An exchange that took so many seconds and bytes, when the trainer has done so many iterations."""
         self.exchanges += 1
-        self.gaps[iterations - self._last] += 1
+        if iterations > self._last or not self.idle:
+            self.gaps[iterations - self._last] += 1
         self._last = iterations
         self.seconds += seconds
         self.sent += sent

@@ -42,6 +42,11 @@ class OptimizerSpec:
                 "optim.lr must be positive; optim.eps and optim.initial_accumulator at least 0."
             )
 
+    @property
+    def start(self) -> float:
+        """What every moment begins with."""
+        return 0.0 if self.name == "adam" else self.initial_accumulator
+
     def rule(self) -> Rule:
         """The constants as the kernels take them. Raises ConfigError on betas that cannot work."""
         if self.name != "adam":
@@ -86,17 +91,14 @@ class RowOptimizer:
     def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
         self.spec = spec
         shape = table.shape[:1] if spec.name == "rowwise_adagrad" else table.shape
-        self.moments = {name: full(shape, spec.initial_accumulator) for name in MOMENTS[spec.name]}
+        self.moments = {name: full(shape, spec.start) for name in MOMENTS[spec.name]}
         self.counts: Any = zeros(table.shape[:1], np.uint32) if spec.name == "adam" else None
-        if spec.name == "adam":
-            self.moments = {name: zeros(shape) for name in MOMENTS["adam"]}
         self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
 
     def reset(self) -> None:
         """Back to the state before the first step; the table stays."""
-        start = 0.0 if self.spec.name == "adam" else self.spec.initial_accumulator
         for moment in self.moments.values():
-            moment.fill(start)
+            moment.fill(self.spec.start)
         if self.counts is not None:
             self.counts.fill(0)
 
@@ -121,8 +123,7 @@ class DenseOptimizer:
 
     def __init__(self, spec: OptimizerSpec, value: Floats, kernels: Kernels) -> None:
         self.spec = spec.for_dense()
-        start = 0.0 if self.spec.name == "adam" else spec.initial_accumulator
-        self.moments = {name: full(value.shape, start) for name in MOMENTS[self.spec.name]}
+        self.moments = {name: full(value.shape, self.spec.start) for name in MOMENTS[self.spec.name]}
         self.step = 0
         self._rule = self.spec.rule()
         self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
@@ -131,7 +132,7 @@ class DenseOptimizer:
         """Back to the state before the first step; the vector stays."""
         self.step = 0
         for moment in self.moments.values():
-            moment.fill(0.0 if self.spec.name == "adam" else self.spec.initial_accumulator)
+            moment.fill(self.spec.start)
 
     def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
         """One step with (sum of weight * gradient, in order) / divisor; weights must not be 0."""

@@ -24,7 +24,8 @@ def answer(found: dict[str, Any]) -> str:
     if state == "accepted":
         return f"The run goes on in {to} as soon as what is in flight has arrived."
     fresh = ", its optimizer's state begun anew" if found.get("fresh_optimizer") else ""
-    return f"The run goes on in {to} from step {found['step']} on{_pause(found.get('pause_ms'))}{fresh}."
+    dense = f", with the {found['dense']}" if found.get("dense") else ""
+    return f"The run goes on in {to} from step {found['step']} on{_pause(found.get('pause_ms'))}{fresh}{dense}."
 
 
 def _pause(milliseconds: float | None) -> str:

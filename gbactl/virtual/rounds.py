@@ -1,4 +1,4 @@
-"""The all-reduce of replicas on a virtual clock: a round is summed when every rank has come to it."""
+"""The all-reduce of replicas on a virtual clock: a round is summed when everybody who lives has come to it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,38 @@ TICK = 1e-5  # seconds a round takes at least
 
 
 class Rounds:
-    """`ranks` take part, over so many hosts. Sums are in rank order."""
+    """`ranks` take part, over so many hosts. Sums are in rank order; one that dies counts if it had come."""
 
     def __init__(self, events: Events, cost: CostModel, ranks: int, hosts: int) -> None:
-        self.events, self.cost, self.ranks, self.hosts = events, cost, ranks, hosts
+        self.events, self.cost, self.hosts = events, cost, hosts
+        self._living = set(range(ranks))
+        self._summing = False
         self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
 
     def meet(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
         """Take part with f32[n]; when `done` is called it is the sum."""
         self._there[rank] = (vector, done)
-        if len(self._there) == self.ranks:
-            seconds = self.cost.all_reduce(vector.nbytes, self.ranks, self.hosts, 0.0)
-            self.events.after(max(TICK, seconds), self._sum)
+        self._look()
+
+    def left(self, rank: int) -> None:
+        """A rank is gone: nobody waits for it."""
+        self._living.discard(rank)
+        self._look()
+
+    def joined(self, rank: int) -> None:
+        """Nothing is in flight: a rank takes part from now on, perhaps in the place of one that is gone."""
+        self._living.add(rank)
+
+    def _look(self) -> None:
+        if self._summing or not self._there or not self._living <= set(self._there):
+            return
+        self._summing = True
+        nbytes = next(iter(self._there.values()))[0].nbytes
+        seconds = self.cost.all_reduce(nbytes, len(self._there), self.hosts, 0.0)
+        self.events.after(max(TICK, seconds), self._sum)
 
     def _sum(self) -> None:
+        self._summing = False
         there, self._there = [self._there[rank] for rank in sorted(self._there)], {}
         total = there[0][0].copy()
         for vector, _ in there[1:]:

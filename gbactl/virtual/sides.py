@@ -36,6 +36,10 @@ class TrainerSide:
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
 
+    def left(self, index: int) -> None:
+        """A worker is gone: it is in no mean any more."""
+        self._rounds.left(index)
+
     def begin(self, worker: VirtualWorker, item: Item) -> None:
         """See worker.Side."""
         value = self.trainer(worker).replica.value
@@ -97,6 +101,7 @@ class Sides:
 
     def left(self, index: int) -> None:
         """A worker is gone."""
+        self._trainers.left(index)
         if self._replicated is not None:
             self._replicated.left(index)
 

@@ -17,7 +17,7 @@ from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Centre, ClosedReplicas, CloseReplicas, Elastic, GiveReplica, OpenReplicas
 from gbactl.kernels.base import Floats
 from gbactl.replicas import Rule, make
-from gbactl.replicas.drive import Pace
+from gbactl.replicas.drive import IDLE_SECONDS, Pace
 from gbactl.replicas.meeting import Encounter, RoundEncounter
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
@@ -94,12 +94,21 @@ class VirtualTrainer:
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """Begin with what the servers hold, as every trainer does."""
+        self.rounds.joined(self.worker.index)
         self._load(states)
         self.fresh = self.common = True
 
     def _load(self, states: list[tuple[int, Floats]]) -> None:
         for (step, values), cut in zip(states, self.cuts, strict=True):
             self.replica.block.unpack(*cut, values, step)
+
+    def idle(self) -> None:
+        """See Foreground.idle in replicas/drive.py; the worker is free at once."""
+        if not self._pace.shadow and not math.isinf(self._pace.k):
+            self._notes.idle = True
+            self._pace, self._next = Pace(True, IDLE_SECONDS), math.inf
+            self._pause()
+        self.worker.free()
 
     def close(self, message: CloseReplicas) -> None:
         """No batch comes any more: answer the others until all leave."""
@@ -226,4 +235,4 @@ class VirtualTrainer:
     def _summed(self, began: float, done: Done) -> None:
         met = self._encounter
         assert isinstance(met, RoundEncounter)
-        done(met.accept(began, self.rounds.ranks))
+        done(met.accept(began))

@@ -220,6 +220,8 @@ class VirtualWorker(Mortal):
         elif isinstance(question, OpenReplicas):
             self.lanes = int(question.values.get("hogwild_threads", 1))
             self.crew.sides.trainer(self).open(question, self.free)
+        elif not question.last:
+            self.crew.sides.trainer(self).idle()
         else:
             self.lanes = 1
             self.crew.compute.come_home()

@@ -35,35 +35,54 @@ def test_trainers_train_and_part(launcher: Launcher, options: tuple[str, ...]) -
     assert (done.result["collective"] is None) == ("mode=shadow_easgd" in options)
 
 
-def killed(launched: Launched, victim: str) -> tuple[int, float]:
+def hurt(launched: Launched, victim: str, kind: signal.Signals = signal.SIGKILL) -> tuple[int, float]:
     launched.training()
     pid = launched.node(victim)
     began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, kind)
     return pid, began
 
 
-def test_a_killed_trainer_ends_a_run_that_meets_in_rounds(launcher: Launcher) -> None:
+def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> None:
     launched = launcher.start(
-        *LONG, "mode=shadow_ma", "cluster.workers=3", "mode.local_batch=64", "cluster.lost_worker=continue",
+        *LONG, "mode=shadow_ma", "cluster.workers=3", "mode.local_batch=64", "cluster.lost_worker=end",
         f"collective={collective()}",
     )  # fmt: skip
-    pid, began = killed(launched, "W1")
+    pid, began = hurt(launched, "W1")
     done = launched.finish(SECONDS)
     assert time.monotonic() - began < SECONDS and launched.left_behind() == []
     assert done.code == 1 and f"gbactl: W1 (pid {pid}) was killed by SIGKILL." in done.err
     assert "Traceback" not in done.err
 
 
-def test_with_a_centre_the_others_go_on(launcher: Launcher) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [("mode=shadow_easgd",), ("mode=shadow_ma",), pytest.param(("mode=fr_bmuf", "mode.k=3"), marks=pytest.mark.slow)],
+)
+def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
     launched = launcher.start(
-        *LONG, "data.rows_per_day=12000", "mode=shadow_easgd", "cluster.workers=3", "mode.local_batch=64",
-        "cluster.lost_worker=continue",
+        *LONG, "data.rows_per_day=12000", *options, "cluster.workers=3", "mode.local_batch=64",
+        "cluster.lost_worker=continue", f"collective={collective()}",
     )  # fmt: skip
-    killed(launched, "W1")
+    hurt(launched, "W1")
     done = launched.finish()
     adds_up(done, 12000)
     assert [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
+    assert done.result["samples"]["trained"] == 12000 and launched.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_another_trainer_takes_the_place_of_one_that_died_or_hangs(launcher: Launcher, kind: signal.Signals) -> None:
+    launched = launcher.start(
+        *LONG, "mode=fr_ma", "mode.k=5", "cluster.workers=3", "mode.local_batch=64", "cluster.hang_seconds=3",
+        f"collective={collective()}",
+    )  # fmt: skip
+    hurt(launched, "W1", kind)
+    done = launched.finish()
+    adds_up(done, 60000)
+    [failed] = done.result["recovery"]
+    assert failed["process"] == "W1" and failed["useful_s"] is not None and launched.left_behind() == []
 
 
 @pytest.mark.slow

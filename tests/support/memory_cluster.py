@@ -87,8 +87,11 @@ def run_in_memory(
 
     def listen() -> None:
         """The launcher: starts who takes a dead worker's place."""
-        while not over.is_set():
-            for _, frame in launcher.poll(0.02):
+        heard, ended = True, False
+        while heard or not ended:
+            ended, frames = over.is_set(), launcher.poll(0.02)
+            heard = bool(frames)
+            for _, frame in frames:
                 if frame.kind == CLOSED:
                     meet_again()
                 event = unpack(frame.kind, frame.descriptor) if frame.kind else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gbactl.cluster.eventlog import InfoRecord, read
+from gbactl.cluster.eventlog import SWITCH, InfoRecord, read
 from gbactl.cluster.messages import Event
 from gbactl.cluster.trainer import TrainerDense
 from gbactl.collective.memory import MemoryGroup
@@ -23,7 +24,7 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.errors import ClusterError, PeerGoneError
+from gbactl.errors import PeerGoneError
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
@@ -109,11 +110,16 @@ def test_from_sync_to_replicas_to_gba_and_back(data: Path, tmp_path: Path, mode:
     told: list[Event] = []
     result = run_in_memory(config("sync", switches=steps), data, tmp_path, told=told)
     adds_up(result)
-    assert [e.fields["state"] for e in told if e.name == "switch"] == ["done"] * 4
+    done = [e.fields for e in told if e.name == "switch"]
+    assert [each["state"] for each in done] == ["done"] * 4
+    kept = "centre" if mode == "shadow_easgd" else "mean of the replicas"
+    assert [each.get("dense") for each in done] == [None, kept, None, kept], "what became the dense parameters"
     assert [p["mode"] for p in result["phases"]] == ["sync", mode, "gba", "gba", mode, "sync"]
     found = [r.fields for r in read(tmp_path / "events.log") if isinstance(r, InfoRecord) and "when" in r.fields]
     drained = [each["model"] for each in found if each["when"] == "drained"]
     assert drained == [each["model"] for each in found if each["when"] == "resumed"] and len(set(drained)) == 4
+    switched = [r.fields for r in read(tmp_path / "events.log") if isinstance(r, InfoRecord) and r.kind == SWITCH]
+    assert [each.get("dense") for each in switched] == [None, kept, None, kept]
     assert [bool(phase.get("replicas")) for phase in result["phases"]] == [p["mode"] == mode for p in result["phases"]]
 
 
@@ -126,11 +132,13 @@ def test_more_trainers_later_and_another_rule(data: Path, tmp_path: Path) -> Non
     assert set(result["per_worker"]) == {"W0", "W1", "W2"}
 
 
-def dies_at(monkeypatch: pytest.MonkeyPatch, victim: int, batch: int) -> None:
-    plain = TrainerDense.finish
+def dies_at(monkeypatch: pytest.MonkeyPatch, victim: int, batch: int, once: bool = False) -> None:
+    plain, dead = TrainerDense.finish, threading.Event()
 
     def finish(self: Any, item: Any, gradient: Any) -> None:
-        if self.exchange.index == victim and item.grant.batch >= batch:
+        if self.exchange.index == victim and item.grant.batch >= batch and not (once and dead.is_set()):
+            dead.set()
+            time.sleep(0.2)  # the others have run out of data, if that was the end of it
             raise Killed
         plain(self, item, gradient)
 
@@ -149,13 +157,65 @@ def test_with_a_centre_the_others_go_on_without_a_dead_trainer(
     assert result["auc"] > 0.55
 
 
-def test_in_rounds_a_dead_trainer_ends_the_run_with_a_sentence(
+@pytest.mark.parametrize("batch", [8, 25])
+@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf", "local_sgd"])
+def test_in_rounds_a_dead_trainer_is_dropped_from_the_mean(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, batch: int
+) -> None:
+    """In the middle of a day, and with its last batches, when the others are out of data: they are trained on too."""
+    dies_at(monkeypatch, 1, batch)
+    told: list[Event] = []
+    result = run_in_memory(config(mode, lost="continue", **foreground(mode)), data, tmp_path, told=told)
+    adds_up(result)
+    assert [event.fields["process"] for event in told if event.name == "lost"] == ["W1"]
+    assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
+
+
+@pytest.mark.parametrize("mode", ["shadow_ma", "fr_bmuf"])
+def test_in_rounds_another_one_takes_its_place_with_a_new_phase(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    dies_at(monkeypatch, 1, 8, once=True)
+    told: list[Event] = []
+    result = run_in_memory(config(mode, lost="replace", **foreground(mode)), data, tmp_path, told=told)
+    adds_up(result)
+    assert [event.name for event in told if event.name in ("lost", "joined")] == ["lost", "joined"]
+    assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
+
+
+@pytest.mark.parametrize("mode", ["shadow_bmuf", "fr_ma"])
+def test_one_that_dies_while_all_evaluate_is_not_waited_for_the_next_day(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain = TrainerDense.load
+
+    def load(self: Any, item: Any) -> None:
+        if self.exchange.index == 1 and not item.phase.training:
+            raise Killed
+        plain(self, item)
+
+    monkeypatch.setattr(TrainerDense, "load", load)
+    result = run_in_memory(config(mode, lost="continue", **foreground(mode)), data, tmp_path)
+    adds_up(result)
+    assert result["samples"]["trained"] == SAMPLES and [p["samples"] for p in result["phases"]] == [900, 900]
+
+
+def test_without_a_trainer_left_the_run_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that lives is no trainer in this phase."""
+    dies_at(monkeypatch, 0, 20)
+    steps = [entry(384, "shadow_ma", workers=1)]
+    with pytest.raises(PeerGoneError, match=r"W0 is gone\."):
+        run_in_memory(config("shadow_ma", 2, lost="continue", switches=steps), data, tmp_path)
+
+
+def test_a_switch_to_rounds_needs_nobody_who_died_before(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dies_at(monkeypatch, 1, 8)
-    monkeypatch.setattr(MemoryGroup, "leave", lambda self, rank: None)
-    with pytest.raises((PeerGoneError, ClusterError), match=r"W1 is gone\.|did not take part"):
-        run_in_memory(config("shadow_ma", lost="continue"), data, tmp_path)
+    dies_at(monkeypatch, 1, 4)
+    steps = [entry(384, "gba"), entry(900, "fr_ma", k=2)]
+    result = run_in_memory(config("fr_easgd", lost="continue", switches=steps, k=2), data, tmp_path)
+    adds_up(result)
+    assert [phase["mode"] for phase in result["phases"]] == ["fr_easgd", "gba", "fr_ma"]
 
 
 def test_a_shadow_exchange_that_stands_still_does_not_stop_the_training(

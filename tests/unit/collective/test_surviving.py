@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -117,6 +119,70 @@ def test_nothing_is_overwritten_that_a_slow_rank_still_has_to_read(tmp_path: Pat
     assert not late.is_alive()
 
 
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from gbactl.collective.shm import SharedMemoryCollective
+rank = SharedMemoryCollective(Path(sys.argv[1]), 2, 3)
+rank.without_the_dead()
+for number in (1, 2):
+    rank.start("d", np.full(100, 100.0 * number, np.float32))
+"""
+
+
+def both(ranks: list[Any]) -> list[float]:
+    """Two ranks take part in a round with 1 and 2; what each gets."""
+    buffers = [np.full(N, rank.rank + 1.0, np.float32) for rank in ranks]
+    handles = [rank.start("d", buffer) for rank, buffer in zip(ranks, buffers, strict=True)]
+    for rank, handle in zip(ranks, handles, strict=True):
+        rank.wait(handle)
+    assert all(buffer.min() == buffer.max() for buffer in buffers)
+    return [float(buffer[0]) for buffer in buffers]
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_a_dead_process_counts_in_what_it_had_put_in_and_then_no_more(tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], timeout=60, check=False)
+    assert child.returncode == 0
+    ranks = group("shm", 3, tmp_path)[:2]
+    for rank in ranks:
+        rank.without_the_dead()
+    assert [both(ranks) for _ in range(4)] == [[103.0] * 2, [203.0] * 2, [3.0] * 2, [3.0] * 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_never_came_is_missing_once_it_is_given_up(kind: str, tmp_path: Path) -> None:
+    ranks = group(kind, 3, tmp_path)[:2]
+    for rank in ranks:
+        rank.without_the_dead()
+    handles = [rank.start("d", np.ones(N, np.float32)) for rank in ranks]
+    late = threading.Thread(target=ranks[0].wait, args=(handles[0],))
+    late.start()
+    late.join(0.1)
+    assert late.is_alive()  # nobody knows yet that rank 2 will not come
+    for rank in ranks:
+        rank.leave_out(2)
+    late.join(5)
+    ranks[1].wait(handles[1])
+    assert not late.is_alive()
+    assert both(ranks) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_one_in_its_place_takes_part_in_the_next_generation(kind: str, tmp_path: Path) -> None:
+    ranks = group(kind, 2, tmp_path)
+    for rank in ranks:
+        rank.without_the_dead()
+    assert both(ranks) == [3.0, 3.0]
+    ranks[0].leave_out(1)
+    successor = ranks[0].group.member(1) if kind == "memory" else SharedMemoryCollective(tmp_path, 1, 2)
+    for rank in (ranks[0], successor):
+        rank.renew(7)
+        rank.without_the_dead()
+    assert both([ranks[0], successor]) == [3.0, 3.0]
+
+
 class Brittle:
     """A ring of one that breaks when it is told to."""
 
@@ -152,6 +218,20 @@ def test_a_ring_that_breaks_leaves_the_sum_to_shared_memory(tmp_path: Path) -> N
     assert ring.abandoned and one.ring is None
     one.close()
     assert not ring.closed
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(tmp_path: Path) -> None:
+    ring, slots = Brittle(), group("shm", 2, tmp_path)
+    one = FallingCollective(ring, slots[0])
+    one.without_the_dead()
+    buffer = part(1, 0)
+    one.wait(one.start("d", buffer))
+    assert buffer.tobytes() == np.full(N, 42.0, np.float32).tobytes()
+    one.leave_out(1)
+    buffer = part(2, 0)
+    one.wait(one.start("d", buffer))
+    assert buffer.tobytes() == part(2, 0).tobytes() and ring.abandoned
 
 
 @pytest.mark.skipif(not available(), reason="no shared memory")

@@ -86,14 +86,20 @@ def test_every_measurement_has_a_name(bench: Modules, tmp_path: Path) -> None:
     assert {"kernel-copy", "tsv", "virtual-128", "virtual-512", "server-cpu-shm", "server-cpu-tcp"} < names
 
 
-def test_a_failure_does_not_cost_the_other_lines(bench: Modules) -> None:
+def test_neither_a_failure_nor_a_cut_costs_the_other_lines(bench: Modules) -> None:
     line = bench["lines"].Line("good", "x", [1.0])
 
     def fails() -> Any:
         raise bench["run"].SideError("no figure")
 
-    found, failed = bench["run"].measure({"bad": fails, "good": lambda: [line]})
+    kept: list[tuple[list[Any], dict[str, str]]] = []
+
+    def keep(found: list[Any], failed: dict[str, str]) -> None:
+        kept.append((list(found), dict(failed)))
+
+    found, failed = bench["run"].measure({"bad": fails, "good": lambda: [line]}, keep)
     assert found == [line] and failed == {"bad": "no figure"}
+    assert kept == [([], failed), ([line], failed)]
 
 
 def settings(**changed: Any) -> dict[str, Any]:

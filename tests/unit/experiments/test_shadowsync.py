@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from gbactl.cluster.eventlog import read
+from gbactl.cluster.messages import Centre, Elastic, Pull, Push, Rows
+from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
+from gbactl.data.dataset import open_dataset
+from gbactl.virtual.network import VirtualChannel
+from gbactl.virtual.run import run_virtual
+from tests.support import small_data
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "shadowsync"
@@ -17,7 +26,7 @@ FOLDER = EXPERIMENTS / "shadowsync"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
-    return {name: importlib.import_module(name) for name in ("done", "study", "tables")}
+    return {name: importlib.import_module(name) for name in ("done", "study", "tables", "traffic", "hogwild")}
 
 
 def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any:
@@ -28,7 +37,7 @@ def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    assert list(parts) == ["speed", "speed_local", "quality", "elp", "ablation", "modes"]
+    assert list(parts) == ["speed_local", "speed", "quality", "elp", "ablation", "modes"]
     assert parts["speed_local"].jobs == 1
 
 
@@ -45,7 +54,13 @@ def test_scaling_is_against_one_trainer_of_the_same_line_and_seed(scripts: Any) 
     eps = {1: 100.0, 4: 360.0}
     cells = [done(scripts, "shadow_ma", n, seed, eps=seed * eps[n]) for n in eps for seed in (1, 2)]
     table = scripts["tables"].scaling(cells)
-    assert "| shadow_ma | **1.000 +-0.000** | 0.900 +-0.000 |" in table
+    assert "| shadow_ma | **1.000 +-0.000** | 0.900 +-0.000 | 540 +-2287 at 4 |" in table
+
+
+def test_where_more_trainers_add_nothing_is_told(scripts: Any) -> None:
+    eps = {1: 100.0, 8: 500.0, 64: 480.0}
+    cells = [done(scripts, "fr_easgd-5", n, 1, eps=value) for n, value in eps.items()]
+    assert "| fr_easgd-5 | **1.000** | 0.625 | 0.075 | 500 at 8 |" in scripts["tables"].scaling(cells)
 
 
 def test_quality_is_in_percent_and_against_the_foreground(scripts: Any) -> None:
@@ -63,9 +78,71 @@ def test_the_largest_elp_is_the_largest_that_keeps_the_auc(scripts: Any) -> None
 
 
 def test_a_mode_without_replicas_has_no_gap(scripts: Any) -> None:
-    common = {"auc": 0.8, "logloss": 0.5, "eps": 100.0, "staleness": {"mean": 1.0}}
-    told = {"sync_gap": {"mean": 2.5}, "foreground_seconds": 0.0, "bytes_exchanged": 2e6, "distance": [[1.0, 0.25]]}
-    cells = [done(scripts, "sync", 1, 1, **common), done(scripts, "shadow_ma", 1, 1, **common, replicas=told)]
+    common = {"auc": 0.8, "logloss": 0.5, "ne": 0.9, "eps": 100.0, "staleness": {"mean": 1.0}, "megabytes": 7.0}
+    told = {
+        "sync_gap": {"mean": 2.5, "p99": 4.0}, "elp": 128, "exchanges": 3, "foreground_seconds": 0.0,
+        "bytes_exchanged": 2e6, "distance": [[1.0, 0.25]],
+    }  # fmt: skip
+    never = {**told, "exchanges": 0, "bytes_exchanged": 0, "distance": []}
+    cells = [
+        done(scripts, "sync", 1, 1, **common), done(scripts, "shadow_ma", 1, 1, **common, replicas=told),
+        done(scripts, "interval-inf", 1, 1, **common, replicas=never),
+    ]  # fmt: skip
     table = scripts["tables"].listing(cells, "line")
-    assert "| sync | 0.80000 | 0.50000 | 100 | 1.00 | - | - | - | - |" in table
-    assert "| shadow_ma | 0.80000 | 0.50000 | 100 | 1.00 | 2.50 | 0.00 | 2 | 0.2500 |" in table
+    assert "| sync | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | - | - | - | - | - | 7 | - |" in table
+    assert "| shadow_ma | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | 2.50 | 4 | 128 | 0.00 | 2 | 7 | 0.2500 |" in table
+    assert "| interval-inf | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | - | - | 128 | 0.00 | 0 | 7 | - |" in table
+
+
+PARAMETERS = (3 + 4 * 4) * 8 + 8 + 8 + 1 + 3 * 4 + 3 + 1  # of DeepFM with dim 4 and one hidden layer of 8
+
+
+class Payloads:
+    """Bytes of training by kind of message, as a virtual network carries them."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[type[Any]] = Counter()
+        self._trains: dict[tuple[Any, Any, int], bool] = {}
+
+    def see(self, near: Any, far: Any, message: Any, nbytes: int) -> None:
+        """Who sends whom what."""
+        if isinstance(message, Pull):
+            self._trains[near, far, message.ticket] = message.batch >= 0
+        asked = {Pull: (near, far), Rows: (far, near)}.get(type(message))
+        if asked is None or self._trains[*asked, message.ticket]:
+            self.bytes[type(message)] += nbytes
+
+
+@pytest.mark.parametrize("mode", ["async", "gba", "sync", "fr_easgd"])
+def test_what_is_counted_from_the_log_is_what_went_through_the_network(
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    seen, plain = Payloads(), VirtualChannel.carry
+
+    def carry(self: Any, frame: Any, nbytes: int) -> None:
+        seen.see(self.near.peer, self.far.peer, frame.message, nbytes)
+        plain(self, frame, nbytes)
+
+    monkeypatch.setattr(VirtualChannel, "carry", carry)
+    options: dict[str, Any] = {"options": {"k": 3}, "local_batch": 32} if mode == "fr_easgd" else {}
+    cfg = check(RunConfig(
+        mode=ModeConfig(name=mode, **options), model=ModelConfig(dim=4, hidden=[8]),
+        cluster=ClusterConfig(name="virtual", workers=4, servers=2), train=TrainConfig(global_batch=128),
+    ))  # fmt: skip
+    data, events = small_data.prepared(tmp_path / "cache", 1500), []
+    run_virtual(cfg, open_dataset(data), tmp_path, events.append)
+    [result] = [event.fields for event in events if event.name == "result"]
+    counted = scripts["traffic"].sent(read(tmp_path / "events.log"), data)
+    assert sum(seen.bytes[kind] for kind in (Pull, Rows, Push)) == counted["rows"] + counted["dense"]
+    assert seen.bytes[Elastic] + seen.bytes[Centre] == result.get("replicas", {}).get("bytes_exchanged", 0)
+    assert (counted["dense"] > 0) == (mode in ("async", "gba"))
+    assert counted["all-reduce"] == (8 * 3 * result["global_step"] * PARAMETERS if mode == "sync" else 0)
+
+
+def test_threads_and_processes_on_one_replica_are_measured(scripts: Any) -> None:
+    """A moment of each: what comes out is a table of positive rates."""
+    hogwild = scripts["hogwild"]
+    table = hogwild.measure(1, [8], 0.05, 1)
+    cells = [cell.strip().replace(",", "") for cell in table.splitlines()[-1].strip("|").split("|")]
+    assert cells[:2] == ["8", "1"] and all(float(cell) > 0 for cell in cells[2:])
+    assert "medians of 1 rounds" in hogwild.written(table, 0.05, 1)

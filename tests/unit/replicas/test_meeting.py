@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_a_step_in_the_middle_of_a_round_is_not_lost() -> None:
     mine.step(ones(100.0), 1.0, 1.0)
     assert not theirs.once(False)
     meeting.collective.wait(handle)
-    assert not meeting.accept(0.0, 2)
+    assert not meeting.accept(0.0)
     assert mine.value.tolist() == [-96.0 + 0.5 * (6.0 - 4.0)] * SIZE
     assert theirs.replica.value.tolist() == [7.0] * SIZE
 
@@ -113,6 +114,75 @@ def test_trainers_part_after_the_same_round_whenever_they_were_told() -> None:
     assert [each.value[0] for each in replicas] == [1.0, 1.0, 1.0, 3.0], "who does not train neither counts nor moves"
 
 
+def test_one_that_dies_is_dropped_from_the_mean_and_the_others_part() -> None:
+    """Rank 1 comes to two rounds and dies; rank 2 leaves at the fifth, rank 0 at the seventh."""
+    group, rounds, busy = MemoryGroup(3), [0] * 3, [7, 2, 5]
+    replicas = [replica(float(6 * rank)) for rank in range(3)]
+
+    def trainer(rank: int) -> None:
+        mine = group.member(rank)
+        mine.without_the_dead()
+        meeting = RoundMeeting(replicas[rank], make("ma", SIZE, {}), Notes(), mine)
+        while not meeting.once(rounds[rank] >= busy[rank]):
+            rounds[rank] += 1
+            if rank == 1 and rounds[rank] == 2:
+                replicas[rank].add(ones(600.0))  # nobody hears of this any more
+                mine.close()
+                return
+
+    all_of([lambda rank=rank: trainer(rank) for rank in range(3)])
+    assert rounds == [7, 2, 7]
+    assert [each.value[0] for each in replicas] == [6.0, 606.0, 6.0]
+
+
+def test_the_mean_is_over_those_who_are_there() -> None:
+    group = MemoryGroup(3)
+    members = [group.member(rank) for rank in range(3)]
+    for each in members:
+        each.without_the_dead()
+    group.leave(1)
+    meetings = {
+        rank: RoundMeeting(replica(4.0 * rank), make("ma", SIZE, {}), Notes(), members[rank]) for rank in (0, 2)
+    }
+    all_of([lambda each=each: each.once(False) for each in meetings.values()])
+    assert [each.replica.value[0] for each in meetings.values()] == [4.0, 4.0]
+    assert all(each.notes.sent == 8.0 * (SIZE + 3) / 2 for each in meetings.values())
+
+
+def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> None:
+    """Rank 1 is idle from its start; while rank 0 exchanges every second iteration it takes two steps more."""
+    group, given, notes = MemoryGroup(2), threading.Event(), [Notes(), Notes()]
+    replicas = [replica(0.0), replica(8.0)]
+
+    def drive(rank: int) -> Foreground:
+        mine = group.member(rank)
+        mine.without_the_dead()
+        return Foreground(RoundMeeting(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2)
+
+    def busy() -> None:
+        loop = drive(0)
+        for count in range(6):
+            replicas[0].step(ones(0.0), 1.0, 1.0)
+            loop.stepped(count + 1)
+        assert given.wait(LIMIT)
+        loop.idle()
+        loop.close()
+
+    def idle() -> None:
+        loop = drive(1)
+        loop.idle()
+        for count in range(2):
+            replicas[1].step(ones(0.0), 1.0, 1.0)
+            loop.stepped(count + 1)
+        given.set()
+        loop.close()
+
+    all_of([busy, idle])
+    assert [each.value[0] for each in replicas] == [4.0, 4.0]
+    assert notes[0].gaps == {2: 3} and sum(gap * count for gap, count in notes[1].gaps.items()) <= 2
+    assert notes[0].exchanges >= 3
+
+
 @pytest.mark.parametrize("shadow", [True, False])
 def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) -> None:
     """In the foreground one that has no data any more answers those that still come to their k-th iteration."""
@@ -149,6 +219,33 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
     answer.set()
     loop.close()
     assert notes.exchanges >= 1 and notes.foreground == 0.0
+
+
+def rate(interval: float, seconds: float = 2.5) -> float:
+    """Local steps per second beside exchanges that take a second each."""
+    mine, notes, work = replica(), Notes(), np.ones((200, 200), np.float32)
+
+    def ask(sent: Any, alpha: float) -> Any:
+        time.sleep(1.0)
+        return ones(0.0)
+
+    loop = Shadow(CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), interval)
+    began = time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        np.dot(work, work)
+        mine.step(ones(0.0), 1.0, 1.0)
+        loop.stepped(mine.iterations)
+    found = mine.iterations / (time.perf_counter() - began)
+    assert (notes.exchanges >= 2) == (interval == 0.0)
+    loop.close()
+    return found
+
+
+@pytest.mark.slow
+def test_exchanges_of_a_second_cost_less_than_three_percent_of_the_speed() -> None:
+    """The best of four rounds each, in turns. In virtual time, to the bit: virtual/test_replicas.py."""
+    rates = [(rate(0.0), rate(float("inf"))) for _ in range(4)]
+    assert max(slow for slow, _ in rates) > 0.97 * max(without for _, without in rates)
 
 
 def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:

@@ -44,6 +44,8 @@ def test_an_answer_is_a_sentence() -> None:
     assert answer({**told, "state": "done", "pause_ms": None}) == "The run goes on in gba from step 9 on."
     fresh = {**told, "state": "done", "pause_ms": None, "fresh_optimizer": True}
     assert answer(fresh) == "The run goes on in gba from step 9 on, its optimizer's state begun anew."
+    replicas = {**told, "from": "fr_ma", "state": "done", "pause_ms": 5.0, "dense": "mean of the replicas"}
+    assert answer(replicas).endswith("from step 9 on, after a pause of 5 ms, with the mean of the replicas.")
     assert "as soon as" in answer({**told, "state": "accepted"})
     with pytest.raises(GbactlError, match=r"^No switch: mode\.iota must be 0\.$"):
         answer({"state": "refused", "why": "mode.iota must be 0."})

@@ -1,4 +1,4 @@
-"""Trainers that disappear or stand still in virtual time: with a centre the others go on, without one they cannot."""
+"""Trainers that disappear or stand still in virtual time: the others go on, with a centre and in rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def failing(mode: str, plan: dict[str, Any], lost: str, switches: Any = (), **op
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd"])
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf"])
 def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, threads: int) -> None:
     result = run(failing(mode, KILL, "replace", hogwild_threads=threads), data, tmp_path / "run")
     adds_up(result, 1500)
@@ -33,7 +33,7 @@ def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, 
     assert again["checksums"] == result["checksums"] and again["replicas"] == result["replicas"]
 
 
-@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd"])
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "shadow_ma", "shadow_bmuf", "fr_ma", "local_sgd"])
 def test_without_replacement_the_others_go_on(data: Path, tmp_path: Path, mode: str) -> None:
     result = run(failing(mode, KILL, "continue", hogwild_threads=2), data, tmp_path)
     adds_up(result, 1500)
@@ -41,17 +41,28 @@ def test_without_replacement_the_others_go_on(data: Path, tmp_path: Path, mode: 
     assert failed["process"] == "W1" and failed["loaded_s"] is None
 
 
-@pytest.mark.parametrize("lost", ["continue", "replace"])
-def test_trainers_that_meet_in_rounds_need_everybody(data: Path, tmp_path: Path, lost: str) -> None:
+@pytest.mark.parametrize("mode", ["shadow_ma", "fr_ma"])
+def test_one_that_dies_with_the_last_batches_leaves_them_to_those_who_are_out_of_data(
+    data: Path, tmp_path: Path, mode: str
+) -> None:
+    step = 1500 // 32  # counted in gradients: the day has 47
+    result = run(failing(mode, {**KILL, "step": step - 2}, "continue"), data, tmp_path)
+    adds_up(result, 1500)
+    assert result["samples"]["trained"] == 1500 and len(result["recovery"]) == 1
+
+
+def test_ended_by_a_death_where_that_is_asked_for(data: Path, tmp_path: Path) -> None:
     with pytest.raises(PeerGoneError, match="W1 is gone"):
-        run(failing("shadow_ma", KILL, lost), data, tmp_path)
+        run(failing("shadow_ma", KILL, "end"), data, tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_ma", "fr_ma"])
 @pytest.mark.parametrize("seconds", [0.01, None])
-def test_a_trainer_that_stands_still(data: Path, tmp_path: Path, seconds: float | None) -> None:
+def test_a_trainer_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
     """For less than the patience it is only late; for longer, another one takes its place."""
     hang = {**KILL, "kind": "hang", **({} if seconds is None else {"seconds": seconds})}
-    result = run(failing("shadow_easgd", hang, "replace", shadow_interval=0.002), data, tmp_path)
+    own = {} if mode.startswith("fr") else {"shadow_interval": 0.002}
+    result = run(failing(mode, hang, "replace", **own), data, tmp_path)
     adds_up(result, 1500)
     assert [failed["failure"] for failed in result["recovery"]] == ([] if seconds else ["hang"])
 

@@ -1,0 +1,74 @@
+"""A rule that nobody knew before: a file for its arithmetic, five lines for its mode, its keys, and this test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gbactl.policies
+import gbactl.replicas
+from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
+from gbactl.data.dataset import open_dataset
+from gbactl.policies import base as policies
+from gbactl.replicas import base as rules
+from gbactl.virtual.run import run_virtual
+from tests.support import small_data
+
+RULE = '''
+import numpy as np
+
+from gbactl.replicas.base import Rule, register
+
+
+@register("nudge")
+class Nudge(Rule):
+    def exchange(self, replica, other):
+        np.subtract(other, replica, out=replica)
+        np.clip(replica, -self.alpha, self.alpha, out=replica)
+'''
+MODE = '''
+from gbactl.policies.base import register
+from gbactl.policies.replicas import ForegroundOptions, ReplicaPolicy
+
+
+@register("fr_nudge")
+class ForegroundNudge(ReplicaPolicy):
+    Options, rule, collective = ForegroundOptions, "nudge", True
+'''
+
+
+@pytest.fixture
+def nudge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files, as if they were in their packages; forgotten afterwards."""
+    for package, text in ((gbactl.replicas, RULE), (gbactl.policies, MODE)):
+        folder = tmp_path / package.__name__
+        folder.mkdir()
+        (folder / "nudge.py").write_text(text)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.nudge", raising=False)
+    monkeypatch.setattr(rules, "_RULES", dict(rules._RULES))
+    monkeypatch.setattr(policies, "_MODES", dict(policies._MODES))
+
+
+@pytest.mark.usefixtures("nudge")
+def test_its_mode_and_its_arithmetic_are_found() -> None:
+    assert "fr_nudge" in policies.names()
+    replica, mean = np.array([0.0, 1.0], np.float32), np.array([0.1, 9.0], np.float32)
+    rules.make("nudge", 2, {"alpha": 0.5}).exchange(replica, mean)
+    assert replica.tolist() == [np.float32(0.1), 0.5]
+
+
+@pytest.mark.usefixtures("nudge")
+def test_it_trains(tmp_path: Path) -> None:
+    data, events = small_data.prepared(tmp_path / "cache", 600), []
+    cfg = RunConfig(
+        mode=ModeConfig("fr_nudge", local_batch=32, options={"k": 2, "alpha": 0.01}),
+        model=ModelConfig(dim=4, hidden=[8]), cluster=ClusterConfig(name="virtual", workers=3, servers=1),
+        train=TrainConfig(global_batch=96),
+    )  # fmt: skip
+    run_virtual(check(cfg), open_dataset(data), tmp_path, events.append)
+    [result] = [event.fields for event in events if event.name == "result"]
+    assert result["samples"]["trained"] == 600 and result["replicas"]["exchanges"] > 0

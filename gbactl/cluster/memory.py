@@ -57,6 +57,7 @@ class MemoryHub:
         self.refused: Counter[str] = Counter()
         self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
         self._channels: list[MemoryChannel] = []
+        self._closed = False
         network[self.address] = self
 
     def connect(
@@ -64,7 +65,7 @@ class MemoryHub:
     ) -> MemoryChannel:
         """Connect two hubs of one network."""
         there = self.network.get(address)
-        if there is None:
+        if there is None or self._closed:
             raise WireError(f"No gbactl process answers at {address}.")
         near, far = MemoryChannel(self, there.me), MemoryChannel(there, self.me)
         near.other, far.other = far, near
@@ -87,6 +88,7 @@ class MemoryHub:
 
     def close(self) -> None:
         """Close every channel."""
+        self._closed = True
         if self.network.get(self.address) is self:
             del self.network[self.address]
         for channel in self._channels:

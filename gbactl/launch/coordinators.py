@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,10 +10,10 @@ from gbactl.cluster.journal import kept
 from gbactl.cluster.messages import Event, Hello
 from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
-from gbactl.errors import ClusterError, WireError
+from gbactl.errors import WireError
 from gbactl.launch.children import Children
 
-TRY_SECONDS = 1.0
+LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 Check = Callable[[Children, tuple[str, bool] | None, bool], None]
 
 
@@ -24,20 +25,32 @@ class Coordinators:
         self._channel: SocketChannel | None = None
         self._heard = self._looked = time.monotonic()
         self._failure = "death"
+        self._error: WireError | None = None
 
     def meet(self, check: Check) -> None:
-        """Connect to the coordinator; where that fails, what became of it is the better story."""
-        self.hub.patience = self.children.cfg.cluster.start_timeout
-        try:
-            self._greet()
-        except WireError:
+        """Connect to the coordinator; where that fails, what became of it is the better story.
+
+        In a thread: a connection that nobody takes any more stays open as long as the next one may take it."""
+        self.hub.patience, self._error = self.children.cfg.cluster.start_timeout, None
+        dialling = threading.Thread(target=self._dial, name="dial", daemon=True)
+        dialling.start()
+        while dialling.is_alive():
+            dialling.join(LOOK_SECONDS)
+            if self.children.revivable:
+                self.children.revive()
+            check(self.children, self.children.failure(), self.children.ended())
+        if self._error is not None:
             self.children.wait(1.0)
             check(self.children, self.children.failure(), self.children.ended())
-            raise
+            raise self._error
+        self._heard = self._looked = time.monotonic()
 
-    def _greet(self) -> None:
-        self._channel = self.hub.connect(self.children.coordinator)
-        self._channel.send(Hello("launcher", 0, "", 0))
+    def _dial(self) -> None:
+        try:
+            self._channel = self.hub.connect(self.children.coordinator)
+            self._channel.send(Hello("launcher", 0, "", 0))
+        except WireError as error:
+            self._error = error
 
     def tell(self, event: Event) -> None:
         """Hand something on to the coordinator."""
@@ -58,28 +71,13 @@ class Coordinators:
     def replace(self, check: Check) -> None:
         """Start another coordinator and wait until it listens."""
         self.say("  C is gone; another one goes on from its journal.")
-        deadline = time.monotonic() + self.children.cfg.cluster.start_timeout
         self.children.revive(self._failure)
-        self.hub.patience = TRY_SECONDS
-        while not self._answered():
-            if self.children.revivable:
-                self.children.revive()
-            check(self.children, self.children.failure(), self.children.ended())
-            if time.monotonic() > deadline:
-                raise ClusterError("The coordinator in the place of one that was gone did not come up.")
-        self._heard = self._looked = time.monotonic()
-
-    def _answered(self) -> bool:
-        try:
-            self._greet()
-        except WireError:
-            return False
-        return True
+        self.meet(check)
 
     def _silent(self) -> bool:
         """End a coordinator that has said nothing for too long while this process looked; whether there was one."""
         now, child = time.monotonic(), self.children.running[0]
-        if now - self._looked > 2 * TRY_SECONDS:
+        if now - self._looked > AWAY_SECONDS:
             self._heard += now - self._looked
         self._looked = now
         cluster = self.children.cfg.cluster

@@ -8,6 +8,7 @@ costs the coordinator a message to and from every server; a thread writes the ma
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,10 @@ from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.stakes import Stakes
+from gbactl.cluster.comeback import BEGINNING
 from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
+from gbactl.cluster.parts import Parts
 from gbactl.cluster.plan import EarlyStopping
 from gbactl.config import mode_values, to_dict
 from gbactl.kernels.base import Floats
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LAST_SECONDS = 600.0  # how long the end of a run waits for its last checkpoint
+CLOSING_SECONDS = 10.0  # how long a loss waits for a checkpoint of which all parts are there
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Cut:
     samples: int
     began: float
     with_dense: bool
+    updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
     closing: Closing | None = None
 
@@ -63,10 +69,11 @@ class Cuts:
         self.folder = Folder(run_dir / folders.NAME)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
-        self.pls = PlsCounter(0, cfg.cluster.servers)
+        self.stakes = Stakes(0, cfg.cluster.servers)
         self.stopping = EarlyStopping(cfg.train.patience)
         self.results: list[dict[str, Any]] = []
         self.resumed: Position | None = None
+        self.at: Position | None = None  # where the job went on from last
         self.done, self.failed, self.bytes, self.seconds = 0, 0, 0, 0.0
         self._number = self._tick = 1
         self._base: list[str] | None = []  # what the next partial one rests on; None: it has to be whole
@@ -77,18 +84,27 @@ class Cuts:
         self._giver = -1  # the worker that was asked for the dense part
         self._mixed = False  # a server went back since the checkpoint under way was begun
 
+    @property
+    def pls(self) -> PlsCounter:
+        """The portion of lost samples so far."""
+        return self.stakes.pls
+
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
         """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one."""
         c = self.c
-        self.pls = PlsCounter(samples, c.cfg.cluster.servers)
         if c.cfg.resume is not None:
             position = self.resumed = Position(manifests.read(Path(c.cfg.resume)).position)
             position.restore(c.record, self.stopping, self.results)
             c.step = position.step
             self._base = None
-            self.pls.saved(position.ledger.finished)
+        step = c.step if self.resumed else BEGINNING
+        self.stakes = Stakes(samples, c.cfg.cluster.servers, step, c.record.ledger.finished)
+        self.at = self.resumed
+        mode = mode_values(c.now)
+        begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
+        self.beginning = self.resumed or Position(begun)
         if self.on:
             self._number = self.folder.next_number()
             self._due = c.hub.now() + self.rhythm.gap
@@ -97,13 +113,25 @@ class Cuts:
 
     def unread(self, number: int, samples: int) -> Ranges:
         """What of round `number`, of `samples`, is to be trained."""
-        left = self.resumed.unread if self.resumed is not None and self.resumed.round == number else None
+        left = self.at.unread if self.at is not None and self.at.round == number else None
         return ((0, samples),) if left is None else left
+
+    @property
+    def trained(self) -> bool:
+        """Whether the job went back to the end of its training, which patience had brought about."""
+        return self.at is not None and self.at.ended and self.at.stopped_early
 
     def end(self) -> None:
         """Training is over: the model as it is now is saved, in the place of what is being written."""
-        if not self.on:
-            return
+        while self.on:
+            losses = self.c.returns.losses
+            self.c._pump(lambda: self.c.returns.complete)
+            self.c.returns.check()
+            self._save_last()
+            if losses == self.c.returns.losses:
+                return
+
+    def _save_last(self) -> None:
         if self._open is not None and self._open.closing is not None:
             self._wait()
         self._forget()
@@ -127,6 +155,7 @@ class Cuts:
         told = {
             "name": self.c.cfg.checkpoint.name, **self.estimate.told(), "saved": self.done, "failed": self.failed,
             "bytes": self.bytes, "seconds": self.seconds, "pls": self.pls.total,
+            "row_updates": self.stakes.updates.total, "lost_updates": self.stakes.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
         }  # fmt: skip
         return {"checkpoint": told}
@@ -149,9 +178,10 @@ class Cuts:
         self._planned = None
         if self.on:
             training.granted, training.ordered = self._granted, self._ordered
+            training.parts = Parts(self.stakes.updates.applied, self.c.returns.missed)
 
     def _is_due(self, step: int) -> bool:
-        if self._open is not None or self._planned is not None:
+        if self._open is not None or self._planned is not None or not self.c.returns.complete:
             return False
         gap = self.rhythm.step_gap
         return self.c.hub.now() >= self._due if gap is None else step % gap == 0
@@ -174,7 +204,7 @@ class Cuts:
 
     def _ordered(self, step: int) -> None:
         """Step `step` - 1 has just been ordered."""
-        if self._planned is not None and self._planned[0] == step:
+        if self._planned is not None and self._planned[0] == step and self.c.returns.complete:
             number, self._planned = self._planned[1], None
         elif self.c.now.home == "servers" and self._is_due(step):
             number = self._plan()
@@ -197,7 +227,8 @@ class Cuts:
             position, config, self._schema(), manifests.identity(config, c.dataset.fingerprint), base, __version__,
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
-        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), home == "workers"), False
+        unsaved = self.stakes.updates.unsaved
+        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), home == "workers", unsaved), False
         self._due = c.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
@@ -259,21 +290,40 @@ class Cuts:
         rests_on = [] if manifest.kind == "whole" else manifest.base
         self._base = None if self._mixed else [*rests_on, manifest.name]
         self.done, self.bytes, self.seconds = self.done + 1, self.bytes + manifest.bytes, self.seconds + seconds
-        if manifest.kind != "chosen":
-            self.pls.saved(cut.samples)
+        self._count_saved(cut)
         self.c.journal.note()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
 
-    def server_lost(self, shard: int, finished: int) -> float:
-        """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by.
+    def _count_saved(self, cut: Cut) -> None:
+        """What a loss from now on would not undo."""
+        kind, step = cut.manifest.kind, cut.manifest.step
+        safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
+        self.stakes.saved(step, None if kind == "chosen" else cut.samples, safe)
 
-        A checkpoint that waits for its part will not be; the next one is whole: that server is older than the rest."""
-        self.look()
+    def server_gone(self, shard: int) -> None:
+        """A checkpoint that waits for a server's part will not be; one that has it is waited for.
+
+        The next one is whole: that server is older than the rest."""
+        deadline = time.monotonic() + CLOSING_SECONDS
+        while self._open is not None and self._open.closing is not None and time.monotonic() < deadline:
+            self.look()
+            time.sleep(0.001)
         if self._open is None or self._open.closing is None:
             self.abandon(f"S{shard} is gone")
         self._base, self._mixed = None, True
-        return self.pls.lost(shard, finished)
+
+    def server_lost(self, shard: int, finished: int) -> float:
+        """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by."""
+        self.server_gone(shard)
+        return self.stakes.lost(shard, finished).pls
+
+    def go_back(self, position: Position) -> None:
+        """Everybody is where a checkpoint was, and the job with them."""
+        self.abandon("everybody goes back")
+        position.go_back(self.c.record, self.stopping, self.results)
+        self.at, self.c.step, self._base = position, position.step, None
+        self.stakes.updates.again()
 
     def worker_lost(self, worker: int) -> None:
         """A checkpoint that waits for what a dead worker holds will not be."""

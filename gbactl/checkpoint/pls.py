@@ -24,6 +24,12 @@ class PlsCounter:
         self.saved_at[shard] = max(at, self.saved_at[shard])
         return grown
 
+    def missed(self, shard: int, samples: int) -> float:
+        """The shard's part of gradients of so many samples never came, as it was lost before: what the PLS grows by."""
+        grown = samples / (self.samples * self.shards)
+        self.of[shard] += grown
+        return grown
+
     @property
     def total(self) -> float:
         """Of all shards together."""

@@ -7,7 +7,7 @@ thinned out to MOST_POINTS.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.ranges import Ranges, merged
@@ -103,6 +103,14 @@ class Position:
         stopping = self._values["stopping"]
         return bool(stopping and 0 < stopping["patience"] <= stopping["seen"] - 1 - stopping["best_round"])
 
+    def go_back(self, record: RunRecord, stopping: EarlyStopping, results: list[dict[str, Any]]) -> None:
+        """Put a run back where it was here; its clock goes on."""
+        seconds = record.seconds
+        results.clear()
+        vars(stopping).update(vars(EarlyStopping(stopping.patience)))
+        self.restore(record, stopping, results)
+        record.go_on(seconds)
+
     def restore(self, record: RunRecord, stopping: EarlyStopping, results: list[dict[str, Any]]) -> None:
         """Put a run that has just begun where this one was."""
         values = self._values
@@ -110,7 +118,7 @@ class Position:
         for name, value in (values["stopping"] or {}).items():
             if name != "patience":
                 setattr(stopping, name, value)
-        record.ledger = self.ledger
+        record.ledger = replace(self.ledger)
         record.phases, record.curve = list(values["phases"]), list(values["curve"])
         record.go_on(float(values["seconds"]))
         _restore_statistics(record.statistics, values["statistics"], self.step, self.ledger.finished)

@@ -132,7 +132,8 @@ def _fit(block: DenseBlock, state: State) -> None:
 def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
     """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
 
-    Reads that shard's files alone. `refused` hears of those that are not good."""
+    Reads that shard's files alone, and the dense part where workers held it. `refused` hears of those that are not
+    good."""
     try:
         chain = Folder(folder).newest(refused, shard.spec.shard)
     except CheckpointError:
@@ -142,4 +143,6 @@ def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> M
     load_shard(shard, chain, with_dense=False)
     if shard.dense is not None and chain.last.home == "servers":
         _fit(shard.dense, _dense_of(chain.files(shard.spec.shard)[-1]))
+    elif shard.dense is not None:
+        load_dense(shard.dense, dense_state(chain))
     return chain.last

@@ -18,6 +18,7 @@ from gbactl.checkpoint import priority
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.snapshot import Snapshot
+from gbactl.checkpoint.updates import RowUpdates
 from gbactl.checkpoint.writing import Writing
 from gbactl.cluster.messages import Save, Saved
 from gbactl.errors import WireError
@@ -32,16 +33,23 @@ KINDS = ("whole", "rest", "chosen")
 
 class Chooser:
     """Which rows a save has. `share` (r) of those of the large tables, whose local rows `spans` are, come by
-    priority; without one every save is whole."""
+    priority, and 4 bytes a row count what a loss would undo; without one every save is whole."""
 
     def __init__(self, shard: Shard, order: Priority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
         self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
+        self.updates = None if order is None else RowUpdates(len(self.table))
 
     def touched(self, parts: Sequence[RowPart]) -> None:
         """A step with these gradients comes."""
-        if self.order is not None:
-            for index, _, _ in parts:
-                self.order.touched(index)
+        if self.order is None or self.updates is None:
+            return
+        for index, _, _ in parts:
+            self.order.touched(index)
+            self.updates.touched(index)
+
+    def saving(self, index: NDArray[np.int32] | None) -> int:
+        """These rows are saved (None: all): how many of their updates were not, where rows are chosen."""
+        return 0 if self.updates is None else self.updates.saved(index)
 
     def rows(self, kind: str) -> NDArray[np.int32] | None:
         """int32[n] ascending; None: all."""
@@ -80,7 +88,7 @@ class Saver:
         self._save: Save | None = None
         self._snapshot: Snapshot | None = None
         self._writing: Writing | None = None
-        self._rows = 0
+        self._rows = self._safe = 0
         self._watch()
 
     @property
@@ -95,8 +103,9 @@ class Saver:
         right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
         if not right:
             raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
-        self._give_up()
+        self.give_up()
         index = self.chooser.rows(save.kind)
+        self._safe = self.chooser.saving(index)
         block = self.shard.rows
         arrays: dict[str, NDArray[Any]] = {"rows": block.table}
         arrays |= {f"row_moment.{name}": moment for name, moment in block.moments.items()}
@@ -172,10 +181,12 @@ class Saver:
         assert save is not None
         found = writing.written
         size, sums = (0, {}) if found is None else (found.bytes, found.sums)
-        self.tell(Saved(self.shard.spec.shard, save.number, size, self._rows, sums, writing.seconds, writing.error))
+        told = size, self._rows, sums, writing.seconds, writing.error, self._safe
+        self.tell(Saved(self.shard.spec.shard, save.number, *told))
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """What is still being written is wanted no more."""
         if self._writing is not None:
             self._writing.give_up()
         self._writing = self._snapshot = None
+        self._watch()

@@ -14,16 +14,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gbactl.checkpoint import beginning
+from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
+from gbactl.cluster.comeback import load_last
 from gbactl.cluster.heartbeat import BEAT_SECONDS, beat
 from gbactl.cluster.journal import Found, kept
 from gbactl.cluster.lasting import LastingHub
 from gbactl.cluster.meeting import await_dense
-from gbactl.cluster.messages import Hello, Ready
+from gbactl.cluster.messages import Hello, Loaded, Ready
 from gbactl.cluster.reliable import exposed
 from gbactl.cluster.specs import shard_spec
 from gbactl.config import RunConfig, from_dict, to_dict
@@ -156,21 +159,41 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     cfg = boot.cfg
     flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
-    spec = shard_spec(cfg, dataset, boot.index)
-    if "servers" in cfg.homes:
-        installed = await_dense(hub, coordinator, spec, cfg)
-        if installed is None:
-            return
-        spec = installed
-    shard = Shard(spec)
-    if cfg.resume is not None:
-        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
+    found = _first_shard(hub, coordinator, boot, dataset) if boot.epoch == 0 else _shard_again(boot, dataset)
+    if found is None:
+        return
+    shard, ready = found
     saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
-    coordinator.send(Ready("server", boot.index))
+    coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
     server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)
     server.run()
+
+
+def _first_shard(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
+) -> tuple[Shard, Ready | Loaded] | None:
+    """The shard as the run begins, or goes on from a checkpoint. None when it ends before."""
+    cfg = boot.cfg
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), cfg)
+    if spec is None:
+        return None
+    if cfg.server_returns:
+        beginning.keep(Path(boot.run_dir), spec)
+    shard = Shard(spec)
+    if cfg.resume is not None:
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
+    return shard, Ready("server", boot.index)
+
+
+def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Loaded]:
+    """The shard as its newest checkpoint has it, in the place of a server that is gone."""
+    cfg, run_dir = boot.cfg, Path(boot.run_dir)
+    spec = shard_spec(cfg, dataset, boot.index)
+    shard = Shard(beginning.again(run_dir, spec, cfg.model.batch_norm_momentum))
+    resumed = None if cfg.resume is None else Path(cfg.resume)
+    return shard, Loaded(boot.index, load_last(shard, run_dir / folders.NAME, resumed))
 
 
 def run_worker(boot: Bootstrap) -> None:

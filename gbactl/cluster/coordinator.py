@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from gbactl.cluster.messages import (
     Hello,
     Inspect,
     Inspected,
+    Loaded,
     Moved,
     Norms,
     Pong,
@@ -54,6 +56,7 @@ from gbactl.cluster.normlog import NormLog
 from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.recovery import Recovery
+from gbactl.cluster.returns import GoBack, Returns
 from gbactl.cluster.reviving import Revival
 from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.trainers import Trainers
@@ -104,9 +107,10 @@ class Coordinator:
             Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
             Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
-            Saved: self._on_saved, DenseSaved: self._on_dense_saved,
+            Saved: self._on_saved, DenseSaved: self._on_dense_saved, Loaded: self._on_loaded,
         }  # fmt: skip
         self.recovery = Recovery(self)
+        self.returns = Returns(self)
         self._switcher: Switcher | None = None
         self.cuts = Cuts(self, run_dir)
         self.revival = None if found is None else Revival(self, found)
@@ -125,20 +129,33 @@ class Coordinator:
         if self.revival is not None:
             self.revival.restore()
         stopping, results = self.cuts.stopping, self.cuts.results
-        for number, part in [] if self.over else list(enumerate(plan))[len(results) :]:
-            self.train(part, number, len(plan))
-            self.journal.stands(EVALUATE, number)
-            scores = {split: self.evaluate(split) for split in part.evaluate}
-            results.append(self._close_round(part, scores))
-            if stopping.update(scores[part.judged_by]["auc"]):
-                break
-        self.journal.stands(OVER, len(results) - 1)
+        while not self._worked_through(plan):
+            self.returns.rewind()
+            self.over = False
         self.switcher.ended()
-        self.cuts.end()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
         self._event("result", self.result(best))
         self.log.close(step=self.step)
         self._dismiss("done")
+
+    def _worked_through(self, plan: list[Round]) -> bool:
+        """Every round to the last checkpoint; False where everybody has to go back first."""
+        results = self.cuts.results
+        try:
+            trained = self.cuts.trained or self.over
+            for number, part in [] if trained else list(enumerate(plan))[len(results) :]:
+                self.train(part, number, len(plan))
+                self.journal.stands(EVALUATE, number)
+                scores = {split: self.evaluate(split) for split in part.evaluate}
+                self.returns.check()
+                results.append(self._close_round(part, scores))
+                if self.cuts.stopping.update(scores[part.judged_by]["auc"]):
+                    break
+            self.journal.stands(OVER, len(results) - 1)
+            self.cuts.end()
+        except GoBack:
+            return False
+        return True
 
     def gather(self) -> None:
         """Wait until every node is ready. Raises ClusterError that names those that are not."""
@@ -165,6 +182,7 @@ class Coordinator:
                 self.switcher.go_on(number, rest[0][0], inside)
                 self.journal.stands(TRAIN, number, rest, inside)
             rest, inside, stood = after(rest, self._phase(part, rest)), True, False
+            self.returns.check()
         self.log_checksums(self.inspect("server"))
 
     @property
@@ -247,7 +265,8 @@ class Coordinator:
             rest[0][0], flat(rest),
         )
         self.log.info(eventlog.PHASE, message._asdict())
-        self.members.tell("server", message._replace(served_dense=home != "workers"))
+        self.returns.begun = message._replace(served_dense=home != "workers")
+        self.members.tell("server", self.returns.begun)
         self._barrier()
         if training:
             self.switcher.resumed()
@@ -258,22 +277,24 @@ class Coordinator:
     def _barrier(self, step: int | None = None) -> None:
         """Wait until every shard has applied everything ordered so far, or below a step."""
         self._reached.clear()
-        self.members.tell("server", Barrier(self.step if step is None else step))
-        servers = self.cfg.cluster.servers
-        self._pump(lambda: len(self._reached) == servers)
+        self.returns.ask(Barrier(self.step if step is None else step), lambda shard: shard in self._reached)
 
     def inspect(self, *roles: str, what: str = "checksum", seconds: float | None = None) -> dict[str, Inspected]:
         """Checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
         self._inspected.clear()
-        for role in roles:
-            self.members.tell(role, Inspect(what))
         deadline = None if seconds is None else self.hub.now() + seconds
-        if not self._pump(lambda: self._names(roles) <= set(self._inspected), deadline):
-            return {}
+        if "worker" in roles:
+            self.members.tell("worker", Inspect(what))
+        ask_servers = self.returns.asking(Inspect(what), lambda shard: f"S{shard}" in self._inspected)
+        with ask_servers if "server" in roles else nullcontext():
+            if not self._pump(lambda: self._names(roles) <= set(self._inspected), deadline):
+                return {}
         return {node: each for node, each in self._inspected.items() if node in self._names(roles)}
 
     def _names(self, roles: Sequence[str]) -> set[str]:
-        return {str(channel.peer) for role in roles for channel in self.members.of(role).values()}
+        servers = {f"S{shard}" for shard in range(self.cfg.cluster.servers)} if "server" in roles else set()
+        workers = self.members.of("worker").values() if "worker" in roles else ()
+        return servers | {str(channel.peer) for channel in workers}
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
         last = part.evaluate[-1]
@@ -318,6 +339,7 @@ class Coordinator:
                 self._handle(channel, frame)
             self.cuts.look()
             self.recovery.look()
+            self.returns.look()
             if self._training is not None:
                 self.switcher.look()
                 self.trainers.look(self._training.policy)
@@ -365,7 +387,12 @@ class Coordinator:
             raise PeerGoneError("The launcher is gone.")
         if self.revival is not None and self.revival.lost(channel):
             return
-        if self.recovery.joiner_lost(channel) or not self.members.forget(channel) or self.stopped:
+        joined_not = self.recovery.joiner_lost(channel) or self.returns.joiner_lost(channel)
+        if joined_not or not self.members.forget(channel) or self.stopped:
+            return
+        if channel.peer.role == "server":
+            if not self.returns.lost(channel):
+                raise PeerGoneError(f"{channel.peer} is gone.")
             return
         self.recovery.lost(channel.peer)
         if not self._can_do_without(channel.peer):
@@ -419,7 +446,11 @@ class Coordinator:
             self.members.hello(channel, hello)
 
     def _on_pong(self, channel: Channel, pong: Pong, _: Frame) -> None:
-        self.recovery.answered(channel, pong)
+        alive = self.returns if channel.peer.role == "server" else self.recovery
+        alive.answered(channel, pong)
+
+    def _on_loaded(self, channel: Channel, message: Loaded, _: Frame) -> None:
+        self.returns.loaded(channel, message)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
         if ready.role == "worker" and self.recovery.came(channel, ready.number):
@@ -454,6 +485,7 @@ class Coordinator:
 
     def _on_staged(self, channel: Channel, message: Staged, _: Frame) -> None:
         self.members.authentic(channel, "server", message.shard)
+        self.returns.staged(message)
         announced = self._training is not None and self._training.staged(message)
         if announced:
             self.recovery.times.useful(f"W{message.worker}")

@@ -175,6 +175,7 @@ class ReplicatedDense:
         """See DenseSide."""
         if self.survival is not None:
             self.survival.renew(turn)
+        self._taken = -1
         size = self.flat.size
         shards = len(self.exchange.servers)
         for shard, (state, values) in enumerate(self.exchange.get_dense()):

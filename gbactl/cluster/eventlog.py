@@ -26,8 +26,8 @@ READ = (3, 4)  # 4 has notes
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
-NOTE = 15
-INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, NOTE)
+SERVER, NOTE = 14, 15
+INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE)
 FLUSH_BYTES = 1 << 16
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
@@ -93,8 +93,8 @@ class OrderRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class InfoRecord:
-    """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it), the end, or a note: what
-    a coordinator that goes on from here has to know, and a replay has not."""
+    """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it), what became of a lost
+    server, the end, or a note: what a coordinator that goes on from here has to know, and a replay has not."""
 
     kind: int
     fields: dict[str, Any]

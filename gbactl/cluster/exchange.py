@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ from gbactl.cluster.messages import (
     Pull,
     Push,
     PutDense,
+    Relocated,
     Revive,
     Rows,
     SaveDense,
@@ -46,9 +47,10 @@ from gbactl.cluster.messages import (
     Take,
     decode,
 )
+from gbactl.cluster.routes import Dial, Routes
 from gbactl.cluster.upcoming import Upcoming
 from gbactl.data.dataset import Batch
-from gbactl.errors import PeerGoneError
+from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats, Unique
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
@@ -111,7 +113,11 @@ class Exchange:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
         self.error: BaseException | None = None
-        self._shard = {id(channel): s for s, channel in enumerate(servers)}
+        self.routes = Routes(servers)
+        #: connects to a server in the place of one that is gone; None where the run ends with it
+        self.dial: Dial | None = None
+        self.patience = 60.0  # seconds in which it comes
+        self._overdue: dict[int, threading.Timer] = {}
         self._cv = threading.Condition()
         self._queue: Upcoming[Item] = Upcoming()
         self._tickets: dict[int, Item] = {}
@@ -128,7 +134,8 @@ class Exchange:
         self._granted_items = self._gone_items = 0
         self._holdings = Holdings()
         self._states: dict[int, tuple[DenseState, Frame]] = {}
-        self._acks = 0
+        self._acks: set[int] = set()
+        self._again: Callable[[int], None] = lambda _: None  # asks a shard for what is being waited for
         self._stopped = False
         #: called by the reading thread: a batch of this step is next; another worker is gone
         self.on_more: Callable[[int], None] = lambda _: None
@@ -216,15 +223,16 @@ class Exchange:
         width = row_gradient.shape[1]
         self._holdings.returned(item.grant)
         for s, low, high in item.unique.shares():
-            channel, count = self.servers[s], high - low
-            size = dense.size(s) if dense is not None else 0
+            count, size = high - low, dense.size(s) if dense is not None else 0
+            told = self._told(item, s, count, size)
+            channel = self.routes.pushing(s, told)
             out = channel.reserve(4 * (count + count * width + size))
             out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
             values = out.view(np.float32)
             values[count : count * (1 + width)] = row_gradient[low:high].reshape(-1)
             if dense is not None:
                 dense.write(s, values[count * (1 + width) :])
-            channel.send(self._told(item, s, count, size), out)
+            channel.send(told, out)
 
     def _told(self, item: Item, shard: int, rows: int, dense: int) -> Push:
         """What a shard, and through it the coordinator, learns of a gradient."""
@@ -234,9 +242,7 @@ class Exchange:
 
     def get_dense(self) -> list[tuple[DenseState, Floats]]:
         """Every shard's dense slice with its optimizer, copied. Raises what ended the run meanwhile."""
-        for channel in self.servers:
-            channel.send(GetDense())
-        self.until(lambda: len(self._states) == len(self.servers))
+        self._ask_all(lambda shard: self.servers[shard].send(GetDense()), self._states)
         found = [self._states[s] for s in range(len(self.servers))]
         self._states.clear()
         values = [frame.payload.view(np.float32).copy() for _, frame in found]
@@ -248,10 +254,17 @@ class Exchange:
         self, step: int, parts: list[Floats], how: type[PutDense] | type[GiveReplica] = PutDense
     ) -> None:
         """Give every shard its dense slice with its optimizer, and wait until all have it."""
-        for channel, part in zip(self.servers, parts, strict=True):
-            channel.send(how(step), part.view(np.uint8))
-        self.until(lambda: self._acks == len(self.servers))
-        self._acks = 0
+        self._ask_all(lambda shard: self.servers[shard].send(how(step), parts[shard].view(np.uint8)), self._acks)
+        self._acks.clear()
+
+    def _ask_all(self, ask: Callable[[int], None], answers: Collection[int]) -> None:
+        """Ask every shard and wait until all have answered; whoever takes a shard's place meanwhile is asked, too."""
+        with self._cv:
+            self._again = lambda shard: None if shard in answers else ask(shard)
+            for shard in range(len(self.servers)):
+                ask(shard)
+        self.until(lambda: len(answers) == len(self.servers))
+        self._again = lambda _: None
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, or the end of the run. Raises what ended it."""
@@ -298,12 +311,16 @@ class Exchange:
             self.fail(error)
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
+        shard = self.routes.shard_of(channel)
+        if shard is None and channel is not self.coordinator:
+            frame.release()  # of a server that another one has taken the place of
+            return
         if frame.kind == frames.CLOSED:
-            name = "the coordinator" if channel is self.coordinator else f"S{self._shard[id(channel)]}"
-            raise PeerGoneError(f"W{self.index} lost its connection to {name}.")
+            self._closed(shard)
+            return
         message = decode(frame)
         if isinstance(message, Rows):
-            self._rows(channel, message, frame)
+            self._rows(self._of(shard), message, frame)
         elif isinstance(message, Granted):
             self._granted(message)
         elif isinstance(message, BeginPhase):
@@ -321,17 +338,52 @@ class Exchange:
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
         elif isinstance(message, DenseState):
-            self._states[self._shard[id(channel)]] = (message, frame)
+            self._states[self._of(shard)] = (message, frame)
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._acks += 1
+            self._acks.add(self._of(shard))
             self._cv.notify_all()
         elif isinstance(message, Stop):
             self._stopped = True
             self._cv.notify_all()
+        elif isinstance(message, Relocated):
+            self._relocated(message)
         elif type(message) in self.more:
-            self.more[type(message)](self._shard[id(channel)], message, frame)
+            self.more[type(message)](self._of(shard), message, frame)
             self._cv.notify_all()
+
+    def _of(self, shard: int | None) -> int:
+        """The shard that a server's answer is from. Raises WireError where it was none's."""
+        if shard is None:
+            raise WireError("The coordinator answers for a server.")
+        return shard
+
+    def _closed(self, shard: int | None) -> None:
+        """A connection is lost: that to a server may come back."""
+        name = "the coordinator" if shard is None else f"S{shard}"
+        error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
+        if shard is None or self.dial is None:
+            raise error
+        self.routes.lose(shard)
+        self._overdue[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
+        timer.daemon = True
+        timer.start()
+
+    def _relocated(self, message: Relocated) -> None:
+        """Ask whoever serves a shard now for all that was not answered."""
+        shard = message.shard
+        if shard < 0:
+            self._have_dense = [-1] * len(self.servers)
+            return
+        self._have_dense[shard] = -1
+        if shard in self._overdue:
+            self._overdue.pop(shard).cancel()
+        if self.dial is None or self.routes.renew(message, self.dial) is None:
+            return
+        for ticket, item in self._tickets.items():
+            if shard not in item.answers:
+                self._ask(ticket, item, *next(share for share in item.unique.shares() if share[0] == shard))
+        self._again(shard)
 
     def _begin(self, phase: BeginPhase) -> None:
         if self._phase is not None and phase.served_dense != self._phase.served_dense:
@@ -371,15 +423,18 @@ class Exchange:
         item.pulled = True
         self._next_ticket += 1
         self._tickets[self._next_ticket] = item
-        ticket = self._next_ticket
-        for s, low, high in item.unique.shares():
-            batch = item.grant.batch if item.phase.training else -1
-            pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, self._have_dense[s])
-            self.servers[s].send(pull, item.unique.index[low:high].view(np.uint8))
+        for share in item.unique.shares():
+            self._ask(self._next_ticket, item, *share)
 
-    def _rows(self, channel: Channel, rows: Rows, frame: Frame) -> None:
+    def _ask(self, ticket: int, item: Item, shard: int, low: int, high: int) -> None:
+        """Ask one shard for its rows of an item."""
+        batch = item.grant.batch if item.phase.training else -1
+        have = self._have_dense[shard]
+        pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, have)
+        self.servers[shard].send(pull, item.unique.index[low:high].view(np.uint8))
+
+    def _rows(self, shard: int, rows: Rows, frame: Frame) -> None:
         item = self._tickets[rows.ticket]
-        shard = self._shard[id(channel)]
         item.answers[shard] = (rows, frame)
         if item.abandoned:
             if len(item.answers) == len(self.servers):

@@ -23,6 +23,10 @@ class Late:
         for worker, batch, seen in given_up:
             self._seen[phase, batch] = (worker, set(seen))
 
+    def of(self, worker: int) -> list[tuple[int, int]]:
+        """(phase, batch) of those of a worker that are still to come."""
+        return [key for key, (owner, _) in self._seen.items() if owner == worker]
+
     def staged(self, message: Staged) -> bool:
         """A shard has seen a gradient. Whether it was one of these, now seen by all."""
         worker, seen = self._seen.get((message.phase, message.batch), (-1, set[int]()))

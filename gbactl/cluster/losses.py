@@ -7,6 +7,7 @@ the worker that takes over. Costs one message to and from every server.
 
 from __future__ import annotations
 
+from gbactl.cluster.channel import Channel
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import Fence, Fenced
 
@@ -18,12 +19,19 @@ class Losses:
         self.members = members
         self.gone: list[int] = []
         self._closed: dict[int, set[int]] = {}
+        self._epochs: dict[int, int] = {}  # worker -> the last of its epochs that is over
 
     def fence(self, worker: int, phase: int, batches: list[int], epoch: int = 0) -> None:
         """Tell every server that a worker is gone and that its parts of these batches are worth nothing."""
         self.gone.append(worker)
         self._closed[worker] = set()
+        self._epochs[worker] = epoch
         self.members.tell("server", Fence(worker, phase, batches, epoch))
+
+    def tell(self, server: Channel) -> None:
+        """A server that takes another's place learns to whom doors are closed."""
+        for worker, epoch in sorted(self._epochs.items()):
+            server.send(Fence(worker, -1, [], epoch))
 
     def fencing(self, worker: int) -> bool:
         """Whether some server has yet to close its door to a worker."""

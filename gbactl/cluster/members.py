@@ -20,6 +20,7 @@ class Members:
         self.ready: set[tuple[str, int]] = set()
         self.settled = False  # everybody has come: whoever comes now takes somebody's place
         self.joining: dict[int, Channel] = {}
+        self._returning: dict[int, tuple[Channel, str]] = {}  # servers: who comes, and where it listens
         self._told: set[int] = set()
 
     def hello(self, channel: Channel, hello: Hello) -> None:
@@ -27,6 +28,9 @@ class Members:
         node = (hello.role, hello.number)
         if self.settled and hello.role == "worker":
             self._joins(channel, hello.number)
+            return
+        if self.settled and hello.role == "server":
+            self._returns(channel, hello)
             return
         expected = 0 <= hello.number < self.expected.get(hello.role, 0)
         if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
@@ -49,7 +53,47 @@ class Members:
         if not vacant or not later or (channel.peer.role, channel.peer.index) != ("worker", number):
             raise WireError(f"{channel.peer} does not belong to this run as worker {number}.")
         self.joining[number] = channel
-        channel.send(Setup(self._servers()))
+        self._told.discard(number)
+        self._tell_joining()
+
+    def _returns(self, channel: Channel, hello: Hello) -> None:
+        """A server in the place of one that is gone."""
+        number, peer = hello.number, channel.peer
+        vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels
+        if not vacant or not peer.epoch or (peer.role, peer.index) != ("server", number):
+            raise WireError(f"{peer} does not belong to this run as server {number}.")
+        self._returning[number] = (channel, hello.address)
+
+    def comes(self, channel: Channel, number: int) -> bool:
+        """Whether a channel is that of the server that comes in the place of number `number`."""
+        return number in self._returning and self._returning[number][0] is channel
+
+    def returner_lost(self, channel: Channel) -> bool:
+        """Whether a connection that is lost was that of a server that had not come yet."""
+        found = [number for number, (known, _) in self._returning.items() if known is channel]
+        for number in found:
+            del self._returning[number]
+        return bool(found)
+
+    def admit_server(self, number: int) -> None:
+        """A server that was coming is a member from now on; workers that wait for all servers learn of it."""
+        self.channels["server", number], self.addresses[number] = self._returning.pop(number)
+        self._tell_joining()
+
+    def _tell_joining(self) -> None:
+        """Workers that join learn where the servers are, as soon as all are there."""
+        if len(self.of("server")) < self.expected["server"]:
+            return
+        for number, channel in self.joining.items():
+            if number not in self._told:
+                self._told.add(number)
+                channel.send(Setup(self._servers()))
+
+    def tell_joining(self, message: Any) -> None:
+        """Send a message to every worker that joins and knows the servers."""
+        for number, channel in self.joining.items():
+            if number in self._told:
+                channel.send(message)
 
     def admit(self, number: int) -> Channel:
         """A worker that was joining is a member from now on."""

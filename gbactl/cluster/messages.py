@@ -202,6 +202,7 @@ class Staged(NamedTuple):
     slowdown: float
     row_version: int
     dense_version: int
+    rows: int = 0  # in its part; ~rows where it went to a server that is gone
 
 
 class Predictions(NamedTuple):
@@ -327,7 +328,8 @@ class Push(NamedTuple):
     """A gradient's part: payload int32[rows], float32[rows, width], float32[dense].
 
     `seconds` it took, `slowdown` of them by the fault plan, and the versions it was computed from on this
-    shard (-1: none) are for the coordinator.
+    shard (-1: none) are for the coordinator. `rows` below 0: the part, of ~rows rows, went to a server that is gone;
+    an empty one takes its place.
     """
 
     phase: int
@@ -370,6 +372,7 @@ class Saved(NamedTuple):
     sums: dict[str, str]
     seconds: float
     error: str
+    updates: int = 0  # of rows that were not saved before and are in it, where rows are chosen
 
 
 class SaveDense(NamedTuple):
@@ -409,14 +412,48 @@ class Arrived(NamedTuple):
     below: int
 
 
+class Loaded(NamedTuple):
+    """A server in the place of one that is gone has what the checkpoint of `step` has of its shard (-1: there was
+    none); also the answer to Reload."""
+
+    shard: int
+    step: int
+
+
+class Adopt(NamedTuple):
+    """To a server in the place of one that is gone: go on at `version` steps, with the optimizer's state new if
+    `fresh`. Its parts of the batches `lost`, announced and not applied, went with the other one."""
+
+    version: int
+    lost: list[int]
+    fresh: bool
+
+
+class Reload(NamedTuple):
+    """To a server, when nothing is in flight: go back to the checkpoint in folder `path` ("": to the beginning)."""
+
+    path: str
+
+
+class Relocated(NamedTuple):
+    """To a worker: another process serves a shard now. What the worker asked the one before is to be asked again; its
+    parts of `batches` ([phase, batch, phase, ...]), if they had been sent there, are lost. Shard -1: every server has
+    gone back, and no version that the worker has means anything."""
+
+    shard: int
+    address: str
+    epoch: int
+    batches: list[int]
+
+
 class Ping(NamedTuple):
-    """To a worker: answer with Pong at once, whatever you compute."""
+    """To a worker or a server: answer with Pong at once, whatever you compute."""
 
     beat: int
 
 
 class Pong(NamedTuple):
-    """A worker is alive."""
+    """A worker, or a server, of that number is alive."""
 
     worker: int
     beat: int
@@ -469,6 +506,7 @@ Message = (
     | Ping | Pong | Absent | Numbered | Arrived
     | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
     | Revive | Standing | Holding
+    | Loaded | Adopt | Reload | Relocated
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

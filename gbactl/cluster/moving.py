@@ -78,6 +78,15 @@ class Mover:
         self._ask(of, -1, lambda: False)
         return False
 
+    def fetch_again(self, home: str) -> None:
+        """They are on the servers, which have gone back: everybody at `home` takes them from there."""
+        self.moving = True
+        try:
+            self._ask("servers", -1, lambda: False)
+            self._ask(home, -1, lambda: False)
+        finally:
+            self.moving = False
+
     def _give(self) -> None:
         """One worker gives them to the servers; the next one does if it dies before it is done."""
         while True:

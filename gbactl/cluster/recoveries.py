@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gbactl.checkpoint.stakes import Loss
+
 
 @dataclass
 class Failed:
@@ -19,12 +21,21 @@ class Failed:
     useful: float | None = None
     samples_lost: int = 0
     pls: float = 0.0
+    lost_updates: int = 0
+    samples_again: int = 0  # trained once more, where everybody went back
+
+    def add(self, loss: Loss) -> None:
+        """It cost this, too."""
+        self.samples_lost += loss.samples
+        self.pls += loss.pls
+        self.lost_updates += loss.updates
 
     def told(self) -> dict[str, Any]:
         """As result.json has it: seconds since the failure, or since it was noticed if it was not injected."""
         times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
         since = {name: None if time is None else time - self.at for name, time in times.items()}
-        lost = {"samples_lost": self.samples_lost, "pls": self.pls}
+        lost = {"samples_lost": self.samples_lost, "pls": self.pls, "lost_updates": self.lost_updates}
+        lost |= {"samples_again": self.samples_again} if self.samples_again else {}
         return {"process": self.process, "failure": self.failure, **since, **lost}
 
 
@@ -55,7 +66,7 @@ class Recoveries:
 
     def loaded(self, process: str) -> None:
         """Another one is ready in its place."""
-        failed = self._last(process)
+        failed = self.last(process)
         if failed is not None and failed.loaded is None:
             failed.loaded = self.now()
 
@@ -63,11 +74,12 @@ class Recoveries:
         """It has done its first work."""
         if self._reborn is not None:
             self._reborn.useful, self._reborn = self.now(), None
-        failed = self._last(process)
+        failed = self.last(process)
         if failed is not None and failed.loaded is not None and failed.useful is None:
             failed.useful = self.now()
 
-    def _last(self, process: str) -> Failed | None:
+    def last(self, process: str) -> Failed | None:
+        """A process's last failure."""
         return next((failed for failed in reversed(self.all) if failed.process == process), None)
 
     def told(self) -> list[dict[str, Any]]:

@@ -117,6 +117,10 @@ class Recovery:
             )
         c._give_up(channel.peer)
 
+    def unequal(self) -> None:
+        """The workers' dense parts may differ: between two phases they get the same again."""
+        self.broken |= self.c.cfg.collects
+
     # -- successors ---------------------------------------------------------------------------------
 
     def lost(self, peer: Peer, failure: str = "death") -> None:
@@ -180,6 +184,7 @@ class Recovery:
         with what the servers hold then, too."""
         c, home = self.c, self.c.now.home
         ready = any(not c.losses.fencing(worker) for worker in self._ready)
+        self.broken &= home != "servers"  # which have the one that counts
         if home == "servers" or not (ready or self.broken):
             return
         self.broken = False

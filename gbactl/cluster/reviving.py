@@ -56,6 +56,7 @@ class Revival:
         self.epochs: dict[int, int] = {worker: epoch for worker, epoch in notes["epochs"]}
         self.gone: list[int] = notes["gone"]
         self.known = set(range(coordinator.cfg.processes)) - set(self.gone)
+        self._servers(found)
         infos = [record for record in found.records if isinstance(record, InfoRecord)]
         phases = [record.fields for record in infos if record.kind == eventlog.PHASE]
         self.number = found.stood["phase"] + len(phases)
@@ -66,6 +67,13 @@ class Revival:
         self.handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
             Standing: self._on_standing, Holding: self._on_holding,
         }  # fmt: skip
+
+    @staticmethod
+    def _servers(found: Found) -> None:
+        """Raise ClusterError where a server was lost as well: who has what of it, a log does not tell."""
+        infos = [record for record in found.records if isinstance(record, InfoRecord)]
+        if any(record.kind == eventlog.SERVER for record in infos):
+            raise ClusterError("A server was lost in the phase in which the coordinator was killed; type resume=.")
 
     # -- everybody comes back -----------------------------------------------------------------------
 
@@ -198,7 +206,7 @@ class Revival:
         c.revival = None
         self._lose(training)
         if training is not None:
-            c.recovery.begun = self.begun
+            c.recovery.begun = c.returns.begun = self.begun
             for channel, staged in self._staged:
                 c._on_staged(channel, staged, Frame(CLOSED, b"", NO_BYTES))
             c._barrier(training.policy.step)

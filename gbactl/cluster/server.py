@@ -18,6 +18,7 @@ from gbactl.checkpoint.saver import Saver
 from gbactl.cluster import frames
 from gbactl.cluster.centre import CentreSide
 from gbactl.cluster.channel import Channel, Hub
+from gbactl.cluster.comeback import Comeback
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.holdings import Parts
 from gbactl.cluster.messages import (
@@ -85,7 +86,8 @@ class Server:
         centre = CentreSide(shard)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            **centre.handlers, **Comeback(self).handlers,
+            Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
             Save: self._save, Revive: self._revive,
@@ -158,8 +160,8 @@ class Server:
         channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
 
     def _push(self, channel: Channel, push: Push, frame: Frame) -> None:
-        width, n = self.shard.spec.width, push.rows
-        if min(n, push.dense) < 0 or frame.payload.size != 4 * (n + n * width + push.dense):
+        width, n = self.shard.spec.width, max(0, push.rows)
+        if push.dense < 0 or frame.payload.size != 4 * (n + n * width + push.dense):
             raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
         if push.dense not in (0, self.dense_size):
             raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
@@ -170,12 +172,16 @@ class Server:
         else:
             self._stage(channel, push, frame)
         # one of an earlier phase was given up at a switch: it is told of all the same, its worker wants the next
-        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:])
+        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
         if push.phase == self.phase:
             self._parts.told(staged, self.shard)
         self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
+        if push.rows < 0:
+            frame.release()
+            self.shard.stage(push.batch, Part.missing(self.shard.spec.width))
+            return
         values, n = frame.payload.view(np.float32), push.rows
         cut = n + n * self.shard.spec.width
         part = Part(

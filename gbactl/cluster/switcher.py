@@ -46,6 +46,7 @@ class Switcher:
         self._rest = 0
         self._stopping = self._under_way = self._fresh = False
         self._drained: str | None = None
+        self._losses = 0  # of servers, before the state was summed up: what comes in the place of one is older
         self._last_gradient: float | None = None
         self._wish: dict[str, Any] = {}
         self._report: dict[str, Any] | None = None
@@ -91,6 +92,7 @@ class Switcher:
 
     def _switch(self, cfg: RunConfig, first: int, inside: bool) -> None:
         wish, self._wish = self._wish, {}
+        self._losses = self.c.returns.losses
         servers = self.c.inspect("server", what=self._what)
         if inside:
             self.c.log_checksums(servers)
@@ -130,6 +132,7 @@ class Switcher:
             self.mover.move("servers", self.c.now.home)
             if reason := self._reason(cfg):
                 raise ClusterError(f"{reason}.")
+        self.c.returns.fresh_at = self.c.step
         self.c.members.tell("server", Afresh())
         self.c._barrier()
         self.c.log.info(eventlog.SWITCH, {"mode": mode_values(self.c.now), "step": self.c.step, "fresh": True})
@@ -173,8 +176,13 @@ class Switcher:
         drained, self._drained = self._drained, None
         roles = ["server", *(["worker"] if self.c.now.home == "workers" else [])]
         now = self._sum("resumed", self.c.inspect(*roles, what=self._what))
-        if now != drained:
+        if now != drained and self._losses == self.c.returns.losses:
             raise ClusterError(f"The switch to {self.c.now.mode.name} changed the model; please report this.")
+
+    def disturbed(self) -> None:
+        """A server is lost: a part of a move may have gone with it."""
+        if self.mover.moving:
+            self.c.recovery.unequal()
 
     # -- within a phase -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from gbactl.checkpoint.ranges import Finished, Ranges
 from gbactl.cluster.eventlog import EventLog, OrderRecord
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
+from gbactl.cluster.parts import Parts
 from gbactl.cluster.statistics import Statistics
 from gbactl.errors import WireError
 from gbactl.policies import Decision, Drop, Grant, Policy, Step
@@ -73,8 +74,31 @@ class Training:
         self._parts: dict[int, dict[int, Staged]] = {}
         self._leaving: set[int] = set()
         self._unasked: set[int] = set()
-        self.servers = [channel for _, channel in sorted(members.of("server").items())]
+        self.parts: Parts | None = None  # what is known of gradients on shards that may be lost
+        self.shards = members.expected["server"]
+        self._reach_servers()
         self.workers = members.of("worker")
+
+    def _reach_servers(self) -> None:
+        """Those that are there; what concerns one that is not, its successor has no use for."""
+        self.servers = [channel for _, channel in sorted(self.members.of("server").items())]
+
+    def server_gone(self, shard: int) -> None:
+        """A server is gone: no gradient is announced before another one has a part of it."""
+        self._reach_servers()
+        for told in self._parts.values():
+            told.pop(shard, None)
+        if self.parts is not None:
+            self.parts.gone(shard)
+
+    def server_back(self) -> list[int]:
+        """Another one is there. Returns the batches, announced and open, of which it has no part."""
+        self._reach_servers()
+        return [] if self.parts is None else self.parts.waiting
+
+    def owed(self, worker: int) -> list[int]:
+        """The batches that a worker has and that are not announced."""
+        return [batch for batch, (owner, _) in self.policy.leases.items() if owner == worker]
 
     def serve(self) -> None:
         """Hand batches to whoever waits, as far as the policy allows."""
@@ -138,7 +162,7 @@ class Training:
             return False
         parts = self._parts.setdefault(message.batch, {})
         parts[message.shard] = message
-        if len(parts) < len(self.servers):
+        if len(parts) < self.shards:
             return False
         del self._parts[message.batch]
         self._announce([parts[shard] for shard in sorted(parts)], grant.samples)
@@ -197,6 +221,8 @@ class Training:
         pulled = self._pulled(rows, dense)
         self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
         self.log.announce(one.worker, one.batch, rows, dense)
+        if self.parts is not None:
+            self.parts.announced(one.batch, [part.rows for part in parts])
         self._flying[one.worker] -= 1
         self.clock.announced()
         before = self.policy.ledger.finished
@@ -252,6 +278,8 @@ class Training:
 
     def _drop(self, worker: int, drop: Drop) -> None:
         self.log.drop(worker, drop.batch)
+        if self.parts is not None:
+            self.parts.dropped(drop.batch)
         for channel in self.servers:
             channel.send(DropPart(self.number, drop.batch))
         self.statistics.dropped(drop.batch)
@@ -263,6 +291,9 @@ class Training:
         for channel in self.servers:
             channel.send(order)
         self.statistics.applied(step)
+        if self.parts is not None:
+            for member in step.members:
+                self.parts.applied(member.batch, member.samples, member.weight)
 
     def told(self, step: Step, scale: float) -> OrderStep:
         """A step as servers are told of it."""

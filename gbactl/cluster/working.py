@@ -92,6 +92,9 @@ class Life:
             install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
         source = DataSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
         self.exchange = Exchange(hub, coordinator, servers, boot.index, source)
+        if cfg.server_returns:
+            self.exchange.dial = lambda address, peer: hub.connect(address, sizes, peer)
+            self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator loses its own before
 
     def _computer(self) -> GradientComputer:
         schema, cfg = self.dataset.schema, self.cfg

@@ -119,6 +119,11 @@ class RunConfig:
         return policy_class(self.mode.name).collective
 
     @property
+    def server_returns(self) -> bool:
+        """Whether a server that is lost comes back with what its checkpoint has: only where there are some."""
+        return self.checkpoint.name != "none" and self.cluster.name == "local"
+
+    @property
     def collects(self) -> bool:
         """Whether the run is started with an all-reduce: some mode that it may come to needs one."""
         return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)

@@ -89,7 +89,7 @@ class Children:
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
         self._board: BinaryIO | None = None
-        self._epochs: Counter[int] = Counter()
+        self._epochs: Counter[str] = Counter()
         self._listener: socket.socket | None = None  # the coordinator's
         self._left, self._coordinators = MOST_LIVES, 0
 
@@ -101,7 +101,7 @@ class Children:
         if not kept(self.cfg):
             listener.close()
         for index in range(self.cfg.cluster.servers):
-            self._spawn("server", index, 1, {})
+            self._start_server(index)
         self._start_workers(worker_environment)
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
@@ -114,13 +114,14 @@ class Children:
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place = self._places[index] if self._places else None
-        self._spawn(
-            "worker", index, self.cfg.threads, self._environments[index], place=place, epoch=self._epochs[index]
-        )
+        place, epoch = self._places[index] if self._places else None, self._epochs[f"W{index}"]
+        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, epoch=epoch)
+
+    def _start_server(self, index: int) -> None:
+        self._spawn("server", index, 1, {}, epoch=self._epochs[f"S{index}"])
 
     def bury(self, name: str, kill: bool = False) -> None:
-        """A worker is gone for the run: nothing that becomes of it is a failure. It may still be a process, which
+        """A process is gone for the run: nothing that becomes of it is a failure. It may still be a process, which
         hangs: `kill` it where it could write into what others share."""
         found = [child for child in self.running if child.name == name]
         for child in found if kill else ():
@@ -149,13 +150,14 @@ class Children:
         self._left = MOST_LIVES
 
     def epoch(self, name: str) -> int:
-        """Of the worker that has a place now."""
-        return self._epochs[int(name[1:])]
+        """Of the worker or server that has a place now."""
+        return self._epochs[name]
 
     def succeed(self, name: str) -> None:
-        """Start a worker in the place of one that is buried."""
-        self._epochs[int(name[1:])] += 1
-        self._start_worker(int(name[1:]))
+        """Start a worker or a server in the place of one that is buried."""
+        self._epochs[name] += 1
+        start = self._start_server if name[0] == "S" else self._start_worker
+        start(int(name[1:]))
 
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
@@ -183,14 +185,15 @@ class Children:
     def failure(self) -> tuple[str, bool] | None:
         """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed.
 
-        None while only workers did that the coordinator may do without.
+        None while only those did that the coordinator may do without, or gets another one for.
         """
         goes_on = self.revivable
         judged = self.running[1:] if goes_on else self.running
         ended = [(child, sentence) for child in judged if (sentence := child.exit_sentence())]
-        if self.settled and self.cfg.cluster.lost_worker != "end" and not self.ended():
+        spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
+        if self.settled and spared and not self.ended():
             coordinator_lives = goes_on or self.running[0].process.poll() is None
-            if coordinator_lives and all(child.name.startswith("W") for child, _ in ended):
+            if coordinator_lives and all(child.name[0] in spared for child, _ in ended):
                 return None
         sentences = sorted((child.only_noticed(), "was killed by" not in s, s) for child, s in ended)
         return (sentences[0][2], not sentences[0][0]) if sentences else None

@@ -30,7 +30,7 @@ from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.show import Show
-from gbactl.launch.successors import Successors
+from gbactl.launch.successors import Successors, told
 from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
@@ -237,14 +237,10 @@ class Run:
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
             self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
-        elif event.name == "lost" and not self._known(event.fields):
-            self.lost.append(event.fields)
-            more = ", and another one takes its place" if event.fields["replaced"] else ""
-            self.show.say(
-                f"  {event.fields['process']} is gone; the others go on, its batches are handed out again{more}."
-            )
-        elif event.name == "joined":
-            self.show.say(f"  step {event.fields['step']}: {event.fields['process']} is back.")
+        elif event.name in ("lost", "joined", "rewound") and not self._known(event):
+            if event.name == "lost" and event.fields["process"][0] == "W":
+                self.lost.append(event.fields)
+            self.show.say(f"  {told(event)}")
         elif event.name == "inject":
             self._injected(event.fields)
         elif event.name == "switch":
@@ -257,9 +253,10 @@ class Run:
             self._result_at = time.monotonic()
             self.result = event.fields
 
-    def _known(self, lost: dict[str, Any]) -> bool:
-        """Whether a loss was told before, by another coordinator."""
-        return any((lost["process"], lost["epoch"]) == (old["process"], old["epoch"]) for old in self.lost)
+    def _known(self, event: Event) -> bool:
+        """Whether it is a worker's loss that was told before, by another coordinator."""
+        process, epoch = event.fields.get("process"), event.fields.get("epoch")
+        return event.name == "lost" and any((process, epoch) == (old["process"], old["epoch"]) for old in self.lost)
 
     def _saved(self, fields: dict[str, Any]) -> None:
         """A checkpoint exists, or could not be written; or what is expected of them."""

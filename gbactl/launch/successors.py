@@ -1,4 +1,4 @@
-"""Workers in the place of those that are gone: started as soon as the coordinator says so, again if they fail.
+"""Processes in the place of those that are gone: started as soon as the coordinator says so, again if they fail.
 
 One look at each of them four times a second.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gbactl.cluster.messages import Event
+from gbactl.errors import ClusterError
 from gbactl.launch.children import Children
 
 MOST_TRIES = 3
@@ -25,7 +26,7 @@ class Successors:
         self.children.settled |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
-            if event.fields["epoch"] < self.children.epoch(name):
+            if event.fields.get("epoch", self.children.epoch(name)) < self.children.epoch(name):
                 return  # told again by another coordinator
             self.children.bury(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
@@ -39,15 +40,38 @@ class Successors:
             self._tries.clear()
 
     def look(self) -> None:
-        """Start another one where one ended before it had joined."""
+        """Start another one where one ended before it had joined. Raises ClusterError for a server that never does."""
         for name, tries in list(self._tries.items()):
             child = next((child for child in self.children.running if child.name == name), None)
             if child is None or child.process.poll() is None:
                 continue
             self.children.bury(name)
+            if tries == MOST_TRIES and name[0] == "S":
+                raise ClusterError(f"{name} could not be replaced in {tries} tries; look into {child.log}.")
             if tries == MOST_TRIES:
                 self.say(f"  {name} could not be replaced in {tries} tries; look into {child.log}.")
                 del self._tries[name]
             else:
                 self._tries[name] = tries + 1
                 self.children.succeed(name)
+
+
+def told(event: Event) -> str:
+    """Who is gone or back, in one line."""
+    fields = event.fields
+    if event.name == "rewound":
+        again = f"{fields['samples']:,} samples are trained again"
+        return f"step {fields['step']}: everybody goes back to the checkpoint of step {fields['to']}; {again}."
+    name = fields["process"]
+    if event.name == "lost" and name[0] == "S":
+        others = "everybody goes back to it" if fields["recovery"] == "full" else "the others keep what they have"
+        return f"{name} is gone; another one takes its place with the last checkpoint, and {others}."
+    if event.name == "lost":
+        more = ", and another one takes its place" if fields["replaced"] else ""
+        return f"{name} is gone; the others go on, its batches are handed out again{more}."
+    has = fields.get("loaded")
+    return f"step {fields['step']}: {name} is back{'' if has is None else _having(has)}."
+
+
+def _having(step: int) -> str:
+    return " as it was at the beginning" if step < 0 else f" as it was at step {step}"

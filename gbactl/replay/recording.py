@@ -146,6 +146,11 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
         recording.now = _switched(recording, fields)
     elif record.kind == eventlog.CHECKSUM:
         _checksum(recording, fields)
+    elif record.kind == eventlog.SERVER:
+        raise EventLogError(
+            f"{recording.path} is that of a run in which a server was lost (S{fields.get('shard')}, step "
+            f"{fields.get('step')}); such a run cannot be replayed: what that server had not saved is gone."
+        )
     elif record.kind == eventlog.END:
         if fields.get("step") != recording.steps:
             raise EventLogError(f"{recording.path} ends at step {fields.get('step')} after {recording.steps} orders.")

@@ -19,6 +19,7 @@ COLUMNS = (
     Column("useful s", ("useful_s",), 2),
     Column("samples lost", ("samples_lost",), 0, thousands=True),
     Column("PLS", ("pls",), 5),
+    Column("lost updates", ("lost_updates",), 0, thousands=True),
 )
 KINDS = tuple(column.metrics[0] for column in COLUMNS)
 _METRIC = re.compile(rf"recovery_({'|'.join(KINDS)})/([A-Z]\d*)\.(\w+)")

@@ -18,13 +18,20 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 class Part:
     """One shard's part of a gradient: `index` int32[n] distinct local rows, `grad` f32[n, W], `dense` f32 of
     the shard's slice. `release`, if given, is called once when the arrays are no longer needed. `touches`
-    uint32[n]: how often each row had been touched when it was pulled, where the shard counts that."""
+    uint32[n]: how often each row had been touched when it was pulled, where the shard counts that. `lost`: the
+    part itself never came; this empty one stands for it."""
 
     index: Ints
     grad: Floats
     dense: Floats | None = None
     release: Callable[[], None] | None = None
     touches: Any = None
+    lost: bool = False
+
+    @classmethod
+    def missing(cls, width: int) -> Part:
+        """An empty one of rows of `width` in the place of one that is lost."""
+        return cls(np.empty(0, INT), np.empty((0, width), FLOAT), None, lost=True)
 
     @property
     def nbytes(self) -> int:

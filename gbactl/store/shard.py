@@ -7,7 +7,7 @@ batch not staged yet. A step from one gradient is one pass without copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,23 +166,26 @@ class Shard:
         if not 0 < order.divisor < np.inf:
             return []
         if self._notes is None or not order.row_weights:
-            return [(part.index, part.grad, weight) for part, weight in parts if weight > 0]
-        weighed = [self._notes.weigh(part, own) for (part, _), own in zip(parts, order.row_weights, strict=True)]
-        kept = [rows for rows in weighed if rows[2] > 0 and len(rows[0])]
+            kept = [(part.index, part.grad, weight) for part, weight in parts if weight > 0 and not part.lost]
+        else:
+            weighed = [self._notes.weigh(part, own) for (part, _), own in zip(parts, order.row_weights, strict=True)]
+            kept = [rows for rows in weighed if rows[2] > 0 and len(rows[0])]
         if not kept and any(weight > 0 for _, weight in parts):
             return [(np.empty(0, INT), np.empty((0, self.spec.width), FLOAT), 1.0)]
         return kept
 
     def _step(self, rows: list[RowPart], live: list[tuple[Part, float]], order: Order) -> None:
         dense = [(part.dense, weight) for part, weight in live if part.dense is not None]
-        if dense and len(dense) != len(live):
+        there = [weight for part, weight in live if not part.lost]
+        if dense and len(dense) != len(there):
             raise ValueError(f"Step {order.step}: some gradients have a dense part and some have none.")
         if rows:
             if self.watcher is not None:
                 self.watcher(rows)
             self.rows.apply(rows, order.divisor, order.lr_scale)
-        if dense:
-            self.dense_block().apply_parts(dense, order.divisor, order.weight_sum, order.lr_scale)
+        if dense:  # running statistics are a mean over what is there
+            weight_sum = order.weight_sum if len(there) == len(live) else sum(there)
+            self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
     def touched(self, order: Order) -> Ints:
         """int32[n]: the distinct local rows that a step will touch, ascending; to be asked before `apply`."""
@@ -211,6 +214,23 @@ class Shard:
         self._applied.clear()
         if self._notes is not None:
             self._notes.forget()
+
+    def adopt(self, version: int, lost: Sequence[int]) -> None:
+        """Take another shard's place after `version` steps; its staged parts of batches `lost` are empty here."""
+        self.version = version
+        for batch in lost:
+            self.stage(batch, Part.missing(self.spec.width))
+
+    def restart(self) -> None:
+        """Everything as it was at first, in the same memory; nothing is staged any more."""
+        for batch in self.staged:
+            self.drop(batch)
+        self.begin_phase()
+        self.reset_optimizer()
+        self.rows.initialise(self.spec.seed, self.spec.shard, self.spec.shards, self.spec.init_scale)
+        if self.dense is not None:
+            self.dense.value[:] = 0.0 if self.spec.dense_init is None else self.spec.dense_init
+        self.version = 0
 
     def reset_optimizer(self) -> None:
         """Begin the optimizer's state anew; parameters and version stay."""

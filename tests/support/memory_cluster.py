@@ -31,7 +31,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Killed(Exception):
-    """Raised in a worker's or the coordinator's thread, it is gone as if it had been killed."""
+    """Raised in a node's thread, it is gone as if it had been killed."""
 
 
 def run_in_memory(
@@ -56,14 +56,21 @@ def run_in_memory(
     errors: list[BaseException] = []
     events: list[Event] = []
     over = threading.Event()
-    epochs: Counter[int] = Counter()
+    epochs: Counter[str] = Counter()
 
     def boot(role: str, index: int) -> Bootstrap:
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
-    def server(index: int) -> None:
-        mine = lasting(open_hub(Peer("server", index)), cfg)
-        serve(mine, mine.connect("C"), boot("server", index), dataset, Server)
+    def server(index: int, epoch: int = 0) -> None:
+        mine = lasting(open_hub(Peer("server", index, epoch)), cfg, epoch)
+        try:
+            serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
+        except Killed:
+            pass
+        except (PeerGoneError, WireError):
+            if not epoch:  # else it came when the run was over
+                raise
+        mine.close()
 
     def worker(index: int, epoch: int = 0) -> None:
         mine = lasting(open_hub(Peer("worker", index, epoch)), cfg, epoch)
@@ -73,7 +80,7 @@ def run_in_memory(
         except Killed:
             pass
         except (PeerGoneError, WireError):
-            if not epochs[index]:  # else it was given up, or came when the run was over
+            if not epochs[f"W{index}"]:  # else it was given up, or came when the run was over
                 raise
         mine.close()
 
@@ -86,7 +93,7 @@ def run_in_memory(
                 time.sleep(0.01)
 
     def listen() -> None:
-        """The launcher: starts who takes a dead worker's place."""
+        """The launcher: starts who takes the place of one that is gone."""
         heard, ended = True, False
         while heard or not ended:
             ended, frames = over.is_set(), launcher.poll(0.02)
@@ -98,11 +105,12 @@ def run_in_memory(
                 if isinstance(event, Event):
                     events.append(event)
                     if event.name == "lost" and event.fields["replaced"]:
-                        index = int(event.fields["process"][1:])
-                        if event.fields["epoch"] < epochs[index]:
+                        name = event.fields["process"]
+                        if event.fields.get("epoch", epochs[name]) < epochs[name]:
                             continue  # told again by another coordinator
-                        epochs[index] += 1
-                        successor = threading.Thread(target=guarded, args=(worker, index, epochs[index]), daemon=True)
+                        epochs[name] += 1
+                        role, args = worker if name[0] == "W" else server, (int(name[1:]), epochs[name])
+                        successor = threading.Thread(target=guarded, args=(role, *args), daemon=True)
                         threads.append(successor)
                         successor.start()
 

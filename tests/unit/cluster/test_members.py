@@ -109,3 +109,39 @@ def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
     with pytest.raises(WireError):
         come(members, "worker", 0, 1)  # of the same epoch
     assert members.admit(0) is successor and members.of("worker") == {0: successor} and not members.joining
+
+
+def test_a_server_in_the_place_of_one_that_is_gone() -> None:
+    members = Members(workers=2, servers=2)
+    first, other = come(members, "server", 0), come(members, "server", 1)
+    worker, gone = come(members, "worker", 0), come(members, "worker", 1)
+    members.settled = True
+    with pytest.raises(WireError, match="S0 does not belong"):
+        come(members, "server", 0, epoch=1)  # nobody is gone
+    assert members.forget(first) and members.forget(gone)
+    with pytest.raises(WireError, match="S0 does not belong"):
+        come(members, "server", 0)  # the one that is gone
+    joining = come(members, "worker", 1, epoch=1)
+    assert joining.sent == [], "not before all servers are there"
+    second = Recorder("server", 0, 1)
+    members.hello(second, Hello("server", 0, "127.0.0.1:8000", 1))
+    assert members.comes(second, 0) and not members.comes(other, 1)
+    assert members.of("server") == {1: other}
+    members.admit_server(0)
+    members.authentic(second, "server", 0)
+    assert joining.sent == [Setup(["127.0.0.1:8000", "127.0.0.1:7001"])] and len(worker.sent) == 1
+    members.tell_joining(Stop("x"))
+    assert joining.sent[-1] == Stop("x")
+
+
+def test_a_server_that_is_gone_before_it_has_come() -> None:
+    members = Members(workers=1, servers=1)
+    first = come(members, "server", 0)
+    come(members, "worker", 0)
+    members.settled = True
+    members.forget(first)
+    second = come(members, "server", 0, epoch=1)
+    assert members.returner_lost(second) and not members.returner_lost(second)
+    third = come(members, "server", 0, epoch=2)
+    members.admit_server(0)
+    assert members.of("server") == {0: third}

@@ -35,7 +35,7 @@ def test_times_count_from_the_injection() -> None:
     times.useful("W1")
     clock.now = 99.0
     times.useful("W1")
-    lost = {"samples_lost": 0, "pls": 0.0}
+    lost = {"samples_lost": 0, "pls": 0.0, "lost_updates": 0}
     times_of = {"detected_s": 2.5, "loaded_s": 4.0, "useful_s": 4.25}
     assert times.told() == [{"process": "W1", "failure": "hang", **times_of, **lost}]
 

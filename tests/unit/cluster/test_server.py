@@ -95,8 +95,8 @@ def phase(number: int) -> BeginPhase:
     return BeginPhase(number, True, "gba", 0, 0, 100, 10, 0, True, True)
 
 
-def staged(number: int, batch: int, worker: int = 0) -> Staged:
-    return Staged(0, worker, number, batch, *TOLD)
+def staged(number: int, batch: int, worker: int = 0, rows: int = 1) -> Staged:
+    return Staged(0, worker, number, batch, *TOLD, rows)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_dense_slice_that_the_worker_has_is_left_out(at: Setting) -> None:
 def test_a_pushed_gradient_counts_when_it_is_ordered(at: Setting) -> None:
     before = at.shard.table.copy()
     at.push(0, [2, 4], 0.5)
-    assert at.told(at.c_hub) == [staged(1, 0)]
+    assert at.told(at.c_hub) == [staged(1, 0, rows=2)]
     assert at.told(at.w_hubs[0]) == []
     assert np.array_equal(at.shard.table, before)
     at.order(0, 0)
@@ -338,10 +338,10 @@ def test_nothing_of_a_fenced_worker_counts_and_its_batch_may_come_from_another()
     at.pull(10, [4], worker=0)
     assert at.told(at.c_hub) == [] and at.shard.staged == (5,)
     at.push(0, [1, 2], worker=1)
-    assert at.told(at.c_hub) == [Staged(0, 1, 1, 0, *TOLD)]
+    assert at.told(at.c_hub) == [staged(1, 0, worker=1, rows=2)]
     assert at.told(at.w_hubs[0]) == [frames.CLOSED]  # if it lives, it learns that it is out
     assert at.server.fenced_frames == 2
     successor = MemoryHub(at.w_hubs[0].network, Peer("worker", 0, 1)).connect("S0")
     at.workers[0] = successor
     at.push(1, [4], worker=0)
-    assert at.told(at.c_hub) == [Staged(0, 0, 1, 1, *TOLD)]
+    assert at.told(at.c_hub) == [staged(1, 1)]

@@ -13,6 +13,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, LeftRecord, OrderRecord, read
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import Granted, Hello, OrderStep, Staged
+from gbactl.cluster.parts import Parts
 from gbactl.cluster.statistics import Statistics
 from gbactl.cluster.training import Training
 from gbactl.errors import AccountingError, WireError
@@ -203,3 +204,25 @@ def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: 
     at.log.flush()
     assert [r.worker for r in read(at.path) if isinstance(r, LeftRecord)] == [1]
     assert at.training.reissued == 1
+
+
+def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) -> None:
+    """Announced ones go on without their part there; others are announced once the new one has one."""
+    missed: list[tuple[int, int, int]] = []
+    at.training.parts = Parts(lambda *_: None, lambda *told: missed.append(told))
+    for worker in (0, 1, 0):
+        at.training.take(worker)
+    at.announce(0, 0)
+    at.stage(0, 1, 1)
+    gone = at.channels["S0"]
+    assert at.members.forget(gone)
+    at.training.server_gone(0)
+    assert not at.stage(1, 1, 1), "its part on S0 is gone, too"
+    back = Recorder("server", 0, lambda: list(read(at.path)))
+    at.members.channels["server", 0] = back
+    assert at.training.server_back() == [0]
+    assert at.training.owed(1) == [1] and at.training.owed(0) == [2]
+    assert at.stage(0, 1, 1)
+    [order] = [message for message in back.sent if isinstance(message, OrderStep)]
+    assert order.batches == [0, 1] and not [m for m in gone.sent if isinstance(m, OrderStep)]
+    assert missed == [(0, 4, 0)]

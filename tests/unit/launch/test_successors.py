@@ -14,9 +14,10 @@ import pytest
 
 from gbactl.cluster.messages import Event
 from gbactl.config import RunConfig
+from gbactl.errors import ClusterError
 from gbactl.launch.children import Child, Children
 from gbactl.launch.injuries import Injuries
-from gbactl.launch.successors import MOST_TRIES, Successors
+from gbactl.launch.successors import MOST_TRIES, Successors, told
 
 SLEEPER = "import time; time.sleep(60)"
 
@@ -35,6 +36,9 @@ class Family(Children):
 
     def _start_worker(self, index: int) -> None:
         self.start_one(f"W{index}", self.code)
+
+    def _start_server(self, index: int) -> None:
+        self.start_one(f"S{index}", self.code)
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     assert family.failure() is None
     successors.heard(lost("W0"))
     assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"])
-    assert family._epochs[0] == 1 and not family.ended()
+    assert family._epochs["W0"] == 1 and not family.ended()
 
 
 def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
@@ -107,6 +111,45 @@ def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None
     assert other.process.poll() is None
 
 
+def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> None:
+    server = family.start_one("S0")
+    family.settled = True
+    server.process.kill()
+    server.process.wait()
+    assert family.failure() is not None
+    family.cfg.checkpoint.name = "cpr"
+    assert family.failure() is None
+    Successors(family, lambda _: None).heard(lost("S0"))
+    assert names(family.running) == ["C", "W0", "S0"] and family._epochs["S0"] == 1
+
+
+def test_a_server_that_never_comes_ends_the_run(family: Family) -> None:
+    successors = Successors(family, lambda _: None)
+    family.start_one("S0")
+    family.code = "raise SystemExit(1)"
+    successors.heard(lost("S0"))
+    with pytest.raises(ClusterError, match="S0 could not be replaced in 3 tries; look into"):
+        for _ in range(MOST_TRIES):
+            family.running[-1].process.wait(20)
+            successors.look()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "line"),
+    [
+        ("lost", {"process": "W1", "replaced": False}, "its batches are handed out again."),
+        ("lost", {"process": "S0", "recovery": "partial"}, "and the others keep what they have."),
+        ("lost", {"process": "S0", "recovery": "full"}, "with the last checkpoint, and everybody goes back to it."),
+        ("joined", {"process": "W1", "step": 7}, "step 7: W1 is back."),
+        ("joined", {"process": "S0", "step": 7, "loaded": 4}, "step 7: S0 is back as it was at step 4."),
+        ("joined", {"process": "S0", "step": 7, "loaded": -1}, "step 7: S0 is back as it was at the beginning."),
+        ("rewound", {"step": 7, "to": 4, "samples": 1200}, "checkpoint of step 4; 1,200 samples are trained again."),
+    ],
+)
+def test_what_is_said_of_who_is_gone_or_back(name: str, fields: dict[str, Any], line: str) -> None:
+    assert told(Event(name, fields)).endswith(line)
+
+
 def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Family) -> None:
     said: list[str] = []
     successors = Successors(family, said.append)
@@ -116,7 +159,7 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
         started = family.running[-1]
         started.process.wait(20)
         successors.look()
-    assert names(family.running) == ["C"] and family._epochs[0] == MOST_TRIES
+    assert names(family.running) == ["C"] and family._epochs["W0"] == MOST_TRIES
     assert len(said) == 1 and "W0 could not be replaced" in said[0]
     successors.look()
     assert names(family.running) == ["C"]

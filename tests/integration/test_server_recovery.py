@@ -1,0 +1,87 @@
+"""Servers killed and stopped, on real processes: another one comes with what was saved; what it cost is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from gbactl.cluster import eventlog
+from tests.support.processes import Launched, Launcher, alive, wait_for
+
+KILL = "faults.plans=[{kind: kill, servers: [0], step: 7}]"
+SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
+LONG = ("data.rows_per_day=60000", "model.hidden=[256,256]", "train.global_batch=256", "train.max_eval_samples=2000")
+
+
+def ended(launched: Launched, rows: int = 4_000) -> dict[str, Any]:
+    """The result of a run that ended well, whose samples all have a fate, with nothing left behind."""
+    done = launched.finish()
+    assert done.code == 0, done.err
+    counted = done.result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == rows
+    assert launched.left_behind() == []
+    return done.result
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_a_killed_server_comes_back_alone(launcher: Launcher, mode: str) -> None:
+    launched = launcher.start(f"mode={mode}", "collective=shm", KILL, *SAVED)
+    result = ended(launched)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("S0", "kill")
+    assert 0.0 < failed["detected_s"] < 2.0 and failed["detected_s"] < failed["loaded_s"] <= failed["useful_s"]
+    assert 0 < failed["samples_lost"] < 4_000 and failed["lost_updates"] > 0
+    assert failed["pls"] == pytest.approx(failed["samples_lost"] / (2 * 4_000)) == result["checkpoint"]["pls"]
+    assert (launched.run_dir / "logs" / "S0-1.log").exists() and "lost_workers" not in result
+    [injected] = json.loads((launched.run_dir / "faults.json").read_text())["injected"]
+    assert injected["done"] and not alive(injected["pid"])
+
+
+def test_everybody_goes_back(launcher: Launcher) -> None:
+    launched = launcher.start("mode=hop_bs", "checkpoint=full", "checkpoint.interval_steps=5", KILL)
+    [failed] = ended(launched)["recovery"]
+    assert failed["samples_again"] > 0 and failed["pls"] == 0.0
+    states = [record.fields["state"] for record in eventlog.read(launched.run_dir / "events.log")
+              if isinstance(record, eventlog.InfoRecord) and record.kind == eventlog.SERVER]  # fmt: skip
+    assert states == ["lost", "back", "rewound"]
+
+
+def test_a_stopped_server_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
+    launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1", "checkpoint=cpr")
+    launched.training()
+    pid = launched.node("S1")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: (launched.run_dir / "logs" / "S1-1.log").exists(), 20)
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: not alive(pid), 20)
+    assert launched.process.poll() is None
+    result = ended(launched, 60_000)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("S1", "hang")
+    assert failed["useful_s"] is not None
+
+
+@pytest.mark.slow
+def test_sync_that_went_back_has_the_bits_of_a_run_in_which_nobody_died(launcher: Launcher) -> None:
+    options = ("mode=sync", "collective=shm", "checkpoint=full", "checkpoint.interval_steps=5")
+    plain = ended(launcher.start(*options))
+    killed = ended(launcher.start(*options, KILL))
+    assert killed["checksums"]["model"] == plain["checksums"]["model"] is not None
+    assert (killed["auc"], killed["global_step"]) == (plain["auc"], plain["global_step"])
+    assert len(killed["recovery"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["kill_server", "hang_server"])
+@pytest.mark.parametrize("mode", ["async", "hop_bs"])
+def test_the_ready_made_plans(launcher: Launcher, plan: str, mode: str) -> None:
+    options = ("experiment=smoke", "data.days=2", f"mode={mode}", f"faults={plan}", "cluster.hang_seconds=2", *SAVED)
+    result = ended(launcher.start(*options, small=False), 40_000)
+    assert [failed["process"] for failed in result["recovery"]] == ["S0"]

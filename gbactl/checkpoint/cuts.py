@@ -160,6 +160,17 @@ class Cuts:
         }  # fmt: skip
         return {"checkpoint": told}
 
+    def told(self) -> dict[str, Any]:
+        """What a coordinator that takes over has to know, as plain containers."""
+        counts = [self.done, self.failed, self.bytes, self.seconds]
+        return {"counts": counts, "tick": self._tick, "pls": [self.pls.saved_at, self.pls.of]}
+
+    def restore(self, told: dict[str, Any]) -> None:
+        """Go on where another coordinator was; what it was saving will not be, and the next one is whole."""
+        self.done, self.failed, self.bytes, self.seconds = told["counts"]
+        self._tick, self._base = told["tick"], None
+        self.pls.saved_at, self.pls.of = told["pls"]
+
     # -- when ---------------------------------------------------------------------------------------
 
     def watch(self, training: Training) -> None:
@@ -280,6 +291,7 @@ class Cuts:
         self._base = None if self._mixed else [*rests_on, manifest.name]
         self.done, self.bytes, self.seconds = self.done + 1, self.bytes + manifest.bytes, self.seconds + seconds
         self._count_saved(cut)
+        self.c.journal.note()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
 
@@ -332,6 +344,7 @@ class Cuts:
         if cut is None:
             return
         self.failed += 1
+        self.c.journal.note()
         log.warning("checkpoint %s: %s", cut.manifest.name, why)
         self.c._event("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 

@@ -22,6 +22,9 @@ from gbactl.cluster.addresses import local
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.comeback import load_last
+from gbactl.cluster.heartbeat import BEAT_SECONDS, beat
+from gbactl.cluster.journal import Found, kept
+from gbactl.cluster.lasting import LastingHub
 from gbactl.cluster.meeting import await_dense
 from gbactl.cluster.messages import Hello, Loaded, Ready
 from gbactl.cluster.reliable import exposed
@@ -48,6 +51,7 @@ class Bootstrap:
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see turns.Place
     epoch: int = 0  # above 0: it takes the place of one that is gone
+    missed: tuple[float, str] = (0.0, "")  # when that one was, if it is a coordinator, and what it looked like
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -120,9 +124,18 @@ def run_coordinator(boot: Bootstrap) -> None:
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
-    coordinator = Coordinator(hub, boot.cfg, dataset, Path(boot.run_dir), header(boot.cfg, dataset))
+    run_dir = Path(boot.run_dir)
+    found = Found.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
+    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    if coordinator.journal.on:
+        beat(lambda: coordinator._event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
     coordinator.run()
     hub.close()
+
+
+def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
+    """A hub for a node of a run; it outlasts the coordinator where that may have a successor."""
+    return LastingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -135,7 +148,7 @@ def run_server(boot: Bootstrap) -> None:
         bytes.fromhex(boot.key), boot.peer, bind=local(cfg.cluster.bind, cfg.cluster.transport)
     )
     hub.patience = cfg.cluster.start_timeout
-    open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
+    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg, boot.epoch)
     coordinator = open_hub.connect(boot.coordinator)
     serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
@@ -190,7 +203,7 @@ def run_worker(boot: Bootstrap) -> None:
     cfg = boot.cfg
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
     hub.patience = cfg.cluster.start_timeout
-    open_hub = exposed(hub, boot.peer, FaultPlan.of(cfg))
+    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg, boot.epoch)
     coordinator = open_hub.connect(boot.coordinator)
     from gbactl.cluster.working import work  # torch comes with it, which takes a second
 

@@ -23,6 +23,7 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.evaluation import Evaluation
 from gbactl.cluster.eventlog import EventLog
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.journal import EVALUATE, OVER, TRAIN, Found, Journal
 from gbactl.cluster.losses import Losses
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import (
@@ -56,6 +57,7 @@ from gbactl.cluster.plan import Round, rounds
 from gbactl.cluster.record import RunRecord
 from gbactl.cluster.recovery import Recovery
 from gbactl.cluster.returns import GoBack, Returns
+from gbactl.cluster.reviving import Revival
 from gbactl.cluster.switcher import Switcher
 from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
@@ -75,7 +77,11 @@ log = logging.getLogger(__name__)
 class Coordinator:
     """Drives one run. `run()` returns when everything is said; the launcher then stops the processes."""
 
-    def __init__(self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any]) -> None:
+    def __init__(
+        self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
+        found: Found | None = None,
+    ) -> None:  # fmt: skip
+        """`found`: what another coordinator left, in whose place this one is."""
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
@@ -83,7 +89,8 @@ class Coordinator:
         self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
-        self.log = EventLog(run_dir / "events.log", header)
+        self.journal = Journal(self, run_dir, found)
+        self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.norms = NormLog(run_dir / normlog.NAME)
         self.launcher: Channel | None = None
         self.step = 0
@@ -106,6 +113,10 @@ class Coordinator:
         self.returns = Returns(self)
         self._switcher: Switcher | None = None
         self.cuts = Cuts(self, run_dir)
+        self.revival = None if found is None else Revival(self, found)
+        self.resumed: dict[int, tuple[Ranges, bool, bool]] = {}  # a round that a dead coordinator has begun
+        self.over = False
+        self._handlers |= {} if self.revival is None else self.revival.handlers
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -115,9 +126,12 @@ class Coordinator:
         self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan], self.run_dir)
         self.gather()
         self.cuts.begin(sum(self.switcher.rows))
+        if self.revival is not None:
+            self.revival.restore()
         stopping, results = self.cuts.stopping, self.cuts.results
         while not self._worked_through(plan):
             self.returns.rewind()
+            self.over = False
         self.switcher.ended()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
         self._event("result", self.result(best))
@@ -128,13 +142,16 @@ class Coordinator:
         """Every round to the last checkpoint; False where everybody has to go back first."""
         results = self.cuts.results
         try:
-            for number, part in [] if self.cuts.trained else list(enumerate(plan))[len(results) :]:
+            trained = self.cuts.trained or self.over
+            for number, part in [] if trained else list(enumerate(plan))[len(results) :]:
                 self.train(part, number, len(plan))
+                self.journal.stands(EVALUATE, number)
                 scores = {split: self.evaluate(split) for split in part.evaluate}
                 self.returns.check()
                 results.append(self._close_round(part, scores))
                 if self.cuts.stopping.update(scores[part.judged_by]["auc"]):
                     break
+            self.journal.stands(OVER, len(results) - 1)
             self.cuts.end()
         except GoBack:
             return False
@@ -142,6 +159,9 @@ class Coordinator:
 
     def gather(self) -> None:
         """Wait until every node is ready. Raises ClusterError that names those that are not."""
+        if self.revival is not None:
+            self.revival.gather()
+            return
         limit = self.cfg.cluster.start_timeout
         if not self._pump(self.members.complete, self.hub.now() + limit):
             missing = ", ".join(self.members.missing())
@@ -155,10 +175,13 @@ class Coordinator:
     def train(self, part: Round, number: int, of: int) -> None:
         """A round's training, to its last applied gradient: one phase, and one more for every switch within it."""
         self.record.round = (part, number, of)
-        rest, inside = self.cuts.unread(number, self.dataset.splits[part.split].rows), False
+        unread = self.cuts.unread(number, self.dataset.splits[part.split].rows)
+        rest, inside, stood = self.resumed.pop(number, (unread, False, False))
         while rest:
-            self.switcher.go_on(number, rest[0][0], inside)
-            rest, inside = after(rest, self._phase(part, rest)), True
+            if not stood:
+                self.switcher.go_on(number, rest[0][0], inside)
+                self.journal.stands(TRAIN, number, rest, inside)
+            rest, inside, stood = after(rest, self._phase(part, rest)), True, False
             self.returns.check()
         self.log_checksums(self.inspect("server"))
 
@@ -176,7 +199,8 @@ class Coordinator:
         phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
-        self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
+        if self.revival is None:
+            self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
         self.trainers.open(cfg, self._waiting)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
@@ -188,8 +212,11 @@ class Coordinator:
         training.stop_at, training.ranges, self._training = stop_at, rest, training
         self.cuts.watch(training)
         training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
+        if self.revival is not None:
+            self.revival.go_on(training)
         for worker in self.losses.gone:
-            training.left(worker)
+            if not training.leaving(worker):
+                training.left(worker)
         training.serve()
         self.switcher.drain(training)
         self.trainers.close(self._waiting)
@@ -247,10 +274,10 @@ class Coordinator:
         self.members.tell("worker", message)
         self.recovery.begun = message
 
-    def _barrier(self) -> None:
-        """Wait until every shard has applied everything ordered so far."""
+    def _barrier(self, step: int | None = None) -> None:
+        """Wait until every shard has applied everything ordered so far, or below a step."""
         self._reached.clear()
-        self.returns.ask(Barrier(self.step), lambda shard: shard in self._reached)
+        self.returns.ask(Barrier(self.step if step is None else step), lambda shard: shard in self._reached)
 
     def inspect(self, *roles: str, what: str = "checksum", seconds: float | None = None) -> dict[str, Inspected]:
         """Checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
@@ -339,6 +366,8 @@ class Coordinator:
             handler = self._handlers.get(type(message))
             if handler is None:
                 raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
+            if self.revival is not None and self.revival.keeps(channel, message):
+                return
             handler(channel, message, frame)
         except WireError as error:
             self._refuse(channel, error)
@@ -356,6 +385,8 @@ class Coordinator:
     def _lost(self, channel: Channel) -> None:
         if channel is self.launcher:
             raise PeerGoneError("The launcher is gone.")
+        if self.revival is not None and self.revival.lost(channel):
+            return
         joined_not = self.recovery.joiner_lost(channel) or self.returns.joiner_lost(channel)
         if joined_not or not self.members.forget(channel) or self.stopped:
             return
@@ -363,7 +394,7 @@ class Coordinator:
             if not self.returns.lost(channel):
                 raise PeerGoneError(f"{channel.peer} is gone.")
             return
-        self.recovery.lost(channel)
+        self.recovery.lost(channel.peer)
         if not self._can_do_without(channel.peer):
             raise PeerGoneError(f"{channel.peer} is gone.")
         self._give_up(channel.peer)
@@ -384,14 +415,18 @@ class Coordinator:
         if self._switcher is not None and self._switcher.auto is not None:
             self._switcher.auto.controller.gone(worker)
         self.losses.fence(worker, self._phase_number, batches, peer.epoch)
+        self.journal.came(worker, peer.epoch)
         self.members.tell("worker", Absent(worker))
         self.cuts.worker_lost(worker)
         if self._evaluation is not None:
             self._evaluation.left(worker)
             for _ in range(len(self._waiting)):
                 self._grant_evaluation(self._waiting.popleft())
-        told = {"step": self._now_step, "batches": len(batches), "shared": self.now.collective_now}
-        self._event("lost", {"process": f"W{worker}", "replaced": self.recovery.replaces, **told})
+        self._tell_lost(peer, len(batches))
+
+    def _tell_lost(self, peer: Peer, batches: int) -> None:
+        told = {"step": self._now_step, "batches": batches, "shared": self.now.collective_now, "epoch": peer.epoch}
+        self._event("lost", {"process": str(peer), "replaced": self.recovery.replaces, **told})
 
     @property
     def _now_step(self) -> int:
@@ -405,6 +440,8 @@ class Coordinator:
     def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
         if hello.role == "launcher":
             self.launcher = channel
+        elif self.revival is not None:
+            self.revival.hello(channel, hello)
         else:
             self.members.hello(channel, hello)
 
@@ -464,6 +501,7 @@ class Coordinator:
         self.members.authentic(channel, "worker", message.worker)
         if self._evaluation is not None and message.phase == self._phase_number:
             self._evaluation.put(message, frame.payload)
+            self.recovery.times.useful(str(channel.peer))
 
     def _on_reached(self, channel: Channel, message: Reached, _: Frame) -> None:
         self.members.authentic(channel, "server", message.shard)

@@ -141,7 +141,7 @@ class ServedDense:
     def finish(self, item: Item, row_gradient: Any) -> None:
         """Push rows and dense slices."""
         if row_gradient is None:
-            self.exchange.take()
+            self.exchange.take(item)
         else:
             self.exchange.push(item, row_gradient, self)
 
@@ -254,7 +254,7 @@ class ReplicatedDense:
         if row_gradient is None:
             self.gradient[:] = 0.0
             self._filling.flush()
-            self.exchange.take()
+            self.exchange.take(item)
         else:
             self._filling.flush()
             self.exchange.push(item, row_gradient, None)

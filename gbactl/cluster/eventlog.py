@@ -2,7 +2,8 @@
 
 A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body in msgpack.
 Versions are written as differences and whole numbers as integers, so a gradient takes about 75 bytes with three
-shards, 100 at most. Orders reach the file (os.write) before they are sent; the rest is buffered. Under 10 us.
+shards, 100 at most. Orders reach the file (os.write) before they are sent; the rest is buffered, or, where another
+coordinator may have to go on from the log, written ahead of what it tells of as well. Under 10 us, and 2 us a write.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import msgpack
 from gbactl.errors import EventLogError
 
 MAGIC = b"gbaclog\0"
-FORMAT = 3
+FORMAT = 4
+READ = (3, 4)  # 4 has notes
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
-SERVER = 14
-INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER)
+SERVER, NOTE = 14, 15
+INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE)
 FLUSH_BYTES = 1 << 16
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
@@ -92,7 +94,7 @@ class OrderRecord(NamedTuple):
 @dataclass(frozen=True)
 class InfoRecord:
     """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it), what became of a lost
-    server, or the end."""
+    server, the end, or a note: what a coordinator that goes on from here has to know, and a replay has not."""
 
     kind: int
     fields: dict[str, Any]
@@ -103,13 +105,21 @@ Record = Event | OrderRecord | InfoRecord
 
 
 class EventLog:
-    """Writes a log. One writer, no lock. Numbers that do not fit raise ValueError and nothing is written."""
+    """Writes a log. One writer, no lock. Numbers that do not fit raise ValueError and nothing is written.
 
-    def __init__(self, path: Path, header: dict[str, Any]) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
-        self._buffer = bytearray(_START.pack(MAGIC, FORMAT))
-        self.bytes = len(self._buffer)
-        self.info(HEADER, header)
+    With `after` it goes on with a log that has so many good bytes; what is behind them is cut off. With `ahead` every
+    record that others act upon is in the file before they can know of it."""
+
+    def __init__(self, path: Path, header: dict[str, Any], after: int | None = None, ahead: bool = False) -> None:
+        self.ahead = ahead
+        self._buffer = bytearray() if after else bytearray(_START.pack(MAGIC, FORMAT))
+        flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if after else os.O_TRUNC)
+        self._fd = os.open(path, flags, 0o644)
+        self.bytes = after or len(self._buffer)
+        if after:
+            os.ftruncate(self._fd, after)
+        else:
+            self.info(HEADER, header)
 
     def _add(self, kind: int, fields: Any) -> None:
         body: bytes = msgpack.packb(fields)
@@ -119,13 +129,20 @@ class EventLog:
         if len(self._buffer) > FLUSH_BYTES:
             self.flush()
 
-    def info(self, kind: int, fields: dict[str, Any]) -> None:
-        """A header, phase, checksum, switch or end record."""
+    def _tell(self, kind: int, fields: Any) -> None:
         self._add(kind, fields)
+        if self.ahead:
+            self.flush()
+
+    def info(self, kind: int, fields: dict[str, Any]) -> None:
+        """A header, phase, checksum, switch or end record, or a note."""
+        self._add(kind, fields)
+        if self.ahead and kind in (PHASE, SWITCH, NOTE):
+            self.flush()
 
     def grant(self, worker: int, batch: int, token: int) -> None:
         """Note a hand-out."""
-        self._add(GRANT, (_in(worker, _WORKERS), _in(batch, _NUMBERS), _in(token, _NUMBERS)))
+        self._tell(GRANT, (_in(worker, _WORKERS), _in(batch, _NUMBERS), _in(token, _NUMBERS)))
 
     def announce(self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int]) -> None:
         """Note an announced gradient and the versions it was computed from, one per shard in each list."""
@@ -148,23 +165,23 @@ class EventLog:
 
     def drop(self, worker: int, batch: int) -> None:
         """Note a discarded gradient; worker -1 if nobody's."""
-        self._add(DROP, (_in(worker, _WORKERS), _in(batch, _NUMBERS)))
+        self._tell(DROP, (_in(worker, _WORKERS), _in(batch, _NUMBERS)))
 
     def left(self, worker: int) -> None:
         """Note a lost worker, before the policy is told."""
-        self._add(LEFT, (_in(worker, _WORKERS),))
+        self._tell(LEFT, (_in(worker, _WORKERS),))
 
     def joined(self, worker: int) -> None:
         """Note a new worker, before the policy is told."""
-        self._add(JOINED, (_in(worker, _WORKERS),))
+        self._tell(JOINED, (_in(worker, _WORKERS),))
 
     def stop(self, batch: int) -> None:
         """Note that a phase is to end early, before which batch."""
-        self._add(STOP, (_in(batch, _NUMBERS),))
+        self._tell(STOP, (_in(batch, _NUMBERS),))
 
     def forgo(self, batches: int) -> None:
         """Note that the policy gave up what was in flight."""
-        self._add(FORGO, (_in(batches, _NUMBERS),))
+        self._tell(FORGO, (_in(batches, _NUMBERS),))
 
     def flush(self) -> None:
         """Hand what is buffered to the operating system."""
@@ -200,13 +217,31 @@ def read(path: Path) -> Iterator[Record]:
     if len(data) < _START.size or data[:8] != MAGIC:
         raise EventLogError(f"{path} is not an event log.")
     version = _START.unpack_from(data)[1]
-    if version != FORMAT:
-        raise EventLogError(f"{path} has format {version}, this gbactl reads {FORMAT}.")
+    if version not in READ:
+        raise EventLogError(f"{path} has format {version}, this gbactl reads {READ[0]} to {READ[-1]}.")
     offset = _START.size
     while offset < len(data):
         kind, body, after = _record(path, data, offset)
         yield _decode(path, kind, body, offset)
         offset = after
+
+
+def tail(path: Path, offset: int) -> tuple[list[Record], int]:
+    """The records from a byte on, where one begins, and where the last whole one ends: a writer that was killed may
+    have left a piece of another. Raises EventLogError where it is damaged."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except OSError as error:
+        raise EventLogError(f"{path} cannot be read ({error.strerror}).") from error
+    found: list[Record] = []
+    at = 0
+    while len(data) - at >= _RECORD.size and len(data) - at - _RECORD.size >= _RECORD.unpack_from(data, at)[1]:
+        kind, body, after = _record(path, data, at)
+        found.append(_decode(path, kind, body, at))
+        at = after
+    return found, offset + at
 
 
 def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
@@ -223,7 +258,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
-    if kind not in range(HEADER, SERVER + 1):
+    if kind not in range(HEADER, NOTE + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
         values = msgpack.unpackb(body)

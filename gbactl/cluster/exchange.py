@@ -19,6 +19,7 @@ import numpy as np
 from gbactl.cluster import frames
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.holdings import Holdings
 from gbactl.cluster.messages import (
     Abandon,
     Absent,
@@ -39,6 +40,7 @@ from gbactl.cluster.messages import (
     Push,
     PutDense,
     Relocated,
+    Revive,
     Rows,
     SaveDense,
     Stop,
@@ -130,6 +132,7 @@ class Exchange:
         #: what else servers send: message -> (its shard, message, frame), called by the reading thread
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
         self._granted_items = self._gone_items = 0
+        self._holdings = Holdings()
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._acks: set[int] = set()
         self._again: Callable[[int], None] = lambda _: None  # asks a shard for what is being waited for
@@ -205,9 +208,12 @@ class Exchange:
     def _asked(self) -> bool:
         return bool(self._questions) and not self._busy and self._questions[0][1] <= self._gone_items
 
-    def take(self) -> None:
-        """Ask for another batch; after a push the announcement does that."""
-        self.coordinator.send(Take(self.index))
+    def take(self, item: Item | None = None) -> None:
+        """Ask for another batch in the place of `item`; after a push the announcement does that."""
+        with self._cv:
+            if item is not None:
+                self._holdings.returned(item.grant)
+            self.coordinator.send(Take(self.index))
 
     def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:
         """Send each shard its part: row_gradient float32[U, W] in the order of the item's distinct rows.
@@ -215,6 +221,7 @@ class Exchange:
         Does not wait: no more than 1 + prefetch batches are out at a time, so no more gradients are.
         """
         width = row_gradient.shape[1]
+        self._holdings.returned(item.grant)
         for s, low, high in item.unique.shares():
             count, size = high - low, dense.size(s) if dense is not None else 0
             told = self._told(item, s, count, size)
@@ -324,6 +331,9 @@ class Exchange:
             self.on_absent(message.worker)
         elif isinstance(message, Ping):
             self.coordinator.send(Pong(self.index, message.beat))
+        elif isinstance(message, Revive):
+            self._questions.clear()  # whoever asked is gone
+            self.coordinator.send(self._holdings.told(self.index, message.epoch, self._phase))
         elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
@@ -389,7 +399,7 @@ class Exchange:
             item.abandoned = True
             if not item.pulled or len(item.answers) == len(self.servers):
                 item.release()
-            self.take()
+            self.take(item)
         if given_up:
             self._have_dense = [-1] * len(self.servers)
             self._cv.notify_all()
@@ -399,6 +409,7 @@ class Exchange:
         batch, unique = self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
         late = self._queue.admit(item)
+        self._holdings.granted(grant, self._phase)
         self._granted_items += 1
         first = len(self._queue) + len(self._busy) <= self.lanes
         if self._queue[0] is item:

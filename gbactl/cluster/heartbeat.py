@@ -6,12 +6,25 @@ Only time in which the coordinator itself looked counts. Costs two small message
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping
 
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.messages import Ping, Pong
 
 BEAT_SECONDS = 1.0
+
+
+def beat(tell: Callable[[], None], seconds: float) -> None:
+    """From now on, say every so many seconds that this process is not stopped: the other way round, in a thread."""
+
+    def run() -> None:
+        while True:
+            time.sleep(seconds)
+            tell()
+
+    threading.Thread(target=run, name="beat", daemon=True).start()
 
 
 class Heartbeat:

@@ -37,14 +37,14 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig)
 
 def await_setup(hub: Hub, coordinator: Channel) -> Setup:
     """A worker waits for the servers' addresses. Raises ClusterError when the run ends before."""
-    while True:
+    setup: Setup | None = None
+    while setup is None:
         for channel, frame in hub.poll(None):
-            gone = frame.kind == frames.CLOSED
-            message = None if gone else decode(frame)
-            if isinstance(message, Setup):
-                return message
-            if gone and channel is coordinator:
+            if frame.kind == frames.CLOSED and channel is coordinator:
                 raise PeerGoneError("The coordinator is gone.")
+            message = None if frame.kind == frames.CLOSED else decode(frame)
+            setup = message if isinstance(message, Setup) else setup
+    return setup
 
 
 def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, vector: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from gbactl.cluster.channel import Channel
@@ -39,6 +40,10 @@ class Members:
             self.addresses[hello.number] = hello.address
         if len(self.addresses) == self.expected["server"]:
             self._tell_workers()
+
+    def knows(self, workers: Collection[int]) -> None:
+        """These workers know the servers' addresses."""
+        self._told.update(workers)
 
     def _joins(self, channel: Channel, number: int) -> None:
         """A worker in the place of one that is gone: it is no member before it is admitted."""

@@ -57,15 +57,16 @@ class MemoryHub:
         self.refused: Counter[str] = Counter()
         self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
         self._channels: list[MemoryChannel] = []
+        self._closed = False
         network[self.address] = self
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> MemoryChannel:
         """Connect two hubs of one network."""
-        if address not in self.network:
+        there = self.network.get(address)
+        if there is None or self._closed:
             raise WireError(f"No gbactl process answers at {address}.")
-        there = self.network[address]
         near, far = MemoryChannel(self, there.me), MemoryChannel(there, self.me)
         near.other, far.other = far, near
         self._channels.append(near)
@@ -87,7 +88,8 @@ class MemoryHub:
 
     def close(self) -> None:
         """Close every channel."""
+        self._closed = True
+        if self.network.get(self.address) is self:
+            del self.network[self.address]
         for channel in self._channels:
             channel.close()
-        if self.network.get(self.address) is self:  # else another one has taken its place
-            del self.network[self.address]

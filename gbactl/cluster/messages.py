@@ -459,6 +459,32 @@ class Pong(NamedTuple):
     beat: int
 
 
+class Revive(NamedTuple):
+    """To a node that has come back: another coordinator, with a later `epoch`, begins where the one before ended."""
+
+    epoch: int
+
+
+class Standing(NamedTuple):
+    """A server's answer to Revive: its version and the phase it is in. `Staged` of every part that waits follow."""
+
+    shard: int
+    epoch: int
+    version: int
+    phase: int
+
+
+class Holding(NamedTuple):
+    """A worker's answer to Revive: the phase it is in, the last batches it was granted (phase, batch, ...), and those
+    of them that it has neither pushed nor given back (phase, batch, whether to train on it, ...)."""
+
+    worker: int
+    epoch: int
+    phase: int
+    granted: list[int]
+    held: list[int]
+
+
 class Event(NamedTuple):
     """To the launcher: something to show, log or act on."""
 
@@ -479,6 +505,7 @@ Message = (
     | Save | Saved | SaveDense | DenseSaved
     | Ping | Pong | Absent | Numbered | Arrived
     | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
+    | Revive | Standing | Holding
     | Loaded | Adopt | Reload | Relocated
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)

@@ -20,15 +20,17 @@ Wait = Callable[[Callable[[], bool]], bool]
 class Mover:
     """`wait` handles messages until a condition holds; False if that took too long."""
 
-    def __init__(self, members: Members, losses: Losses, wait: Wait) -> None:
+    def __init__(self, members: Members, losses: Losses, wait: Wait, home: str = "") -> None:
         self.members, self.losses, self.wait = members, losses, wait
         self.moving = False
-        self._turn = 0
+        self.home, self.way = home, ("", "")  # where they are; of a move that has begun: where to and where from
+        self.turn = 0
+        self.noted: Callable[[], None] = lambda: None  # called when a move begins and when it ends
         self._moved: set[int] = set()
 
     def moved(self, message: Moved) -> None:
         """A worker has done its part."""
-        if message.turn == self._turn:
+        if message.turn == self.turn:
             self._moved.add(message.worker)
 
     def move(self, home: str, of: str = "") -> bool:
@@ -37,24 +39,44 @@ class Mover:
 
         Raises ClusterError if a worker does not answer, or dies between the workers and the replicas."""
         of = of or ("workers" if home == "servers" else "servers")
-        self.moving = True
+        self.moving, self.way = True, (home, of)
+        self.noted()
         try:
-            if of == "workers":
-                self._give()
-            if home == "servers":
-                if of == "replicas":
-                    self._ask("servers", -1, lambda: False)
-                return True
-            lost = len(self.losses.gone)
-            self._ask(home, -1, lambda: len(self.losses.gone) > lost)
-            if len(self.losses.gone) == lost:
-                return True
-            if of == "workers":
-                raise ClusterError("A worker died while the dense parameters were on their way between workers.")
-            self._ask(of, -1, lambda: False)
-            return False
+            moved = self._move(home, of)
         finally:
             self.moving = False
+        self.way, self.home = ("", ""), home if moved else of
+        self.noted()
+        return moved
+
+    def settle(self, home: str) -> None:
+        """Whatever a move that another coordinator had begun has come to: they are at `home` from now on."""
+        way, self.way = self.way, ("", "")
+        if way == ("", "") and self.home == home:
+            return
+        if way == ("servers", "workers"):
+            self.move("servers", "workers")
+        else:
+            self._ask("servers", -1, lambda: False)  # which have kept what they gave
+            self.home = "servers"
+        if home != "servers":
+            self.move(home, "servers")
+
+    def _move(self, home: str, of: str) -> bool:
+        if of == "workers":
+            self._give()
+        if home == "servers":
+            if of == "replicas":
+                self._ask("servers", -1, lambda: False)
+            return True
+        lost = len(self.losses.gone)
+        self._ask(home, -1, lambda: len(self.losses.gone) > lost)
+        if len(self.losses.gone) == lost:
+            return True
+        if of == "workers":
+            raise ClusterError("A worker died while the dense parameters were on their way between workers.")
+        self._ask(of, -1, lambda: False)
+        return False
 
     def fetch_again(self, home: str) -> None:
         """They are on the servers, which have gone back: everybody at `home` takes them from there."""
@@ -74,9 +96,9 @@ class Mover:
                 return
 
     def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> None:
-        self._turn += 1
+        self.turn += 1
         self._moved.clear()
-        self.members.tell("worker", MoveDense(home, giver, self._turn))
+        self.members.tell("worker", MoveDense(home, giver, self.turn))
         if not self.wait(lambda: set(self.members.of("worker")) <= self._moved or enough()):
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")

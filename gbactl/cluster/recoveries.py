@@ -45,17 +45,24 @@ class Recoveries:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.all: list[Failed] = []
-        self._injected: dict[str, tuple[str, float]] = {}
+        self.injuries: dict[str, tuple[str, float]] = {}  # that nobody has missed yet: what was done, and when
+        self._reborn: Failed | None = None  # this coordinator's own predecessor
 
     def injected(self, process: str, kind: str) -> None:
         """A fault plan hurts a process now."""
-        self._injected[process] = (kind, self.now())
+        self.injuries[process] = (kind, self.now())
 
     def detected(self, process: str, failure: str) -> None:
         """A process was missed; `failure` is what it looks like where no fault plan was at work."""
         now = self.now()
-        kind, at = self._injected.pop(process, (failure, now))
+        kind, at = self.injuries.pop(process, (failure, now))
         self.all.append(Failed(process, kind, at, now))
+
+    def reborn(self, process: str, failure: str, detected: float) -> None:
+        """It is in the place of one that was missed, and can go on."""
+        kind, at = self.injuries.pop(process, (failure, detected))
+        self._reborn = Failed(process, kind, min(at, detected), detected, self.now())
+        self.all.append(self._reborn)
 
     def loaded(self, process: str) -> None:
         """Another one is ready in its place."""
@@ -65,6 +72,8 @@ class Recoveries:
 
     def useful(self, process: str) -> None:
         """It has done its first work."""
+        if self._reborn is not None:
+            self._reborn.useful, self._reborn = self.now(), None
         failed = self.last(process)
         if failed is not None and failed.loaded is not None and failed.useful is None:
             failed.useful = self.now()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
 from gbactl.cluster.messages import Absent, BeginPhase, Inspected, MoveDense, Pong, Stop
@@ -43,11 +44,12 @@ class Recovery:
         self.times = Recoveries(now)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
         self.begun: BeginPhase | None = None  # what workers were told last
+        self.struck = (-1, -1.0)  # step and seconds of the last injection
         self._beats = cfg.cluster.name == "local" or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
         self._ready: set[int] = set()
-        self._broken = False  # the workers' dense parts may differ in their last bits
+        self.broken = False  # the workers' dense parts may differ in their last bits
 
     @property
     def replaces(self) -> bool:
@@ -68,9 +70,12 @@ class Recovery:
         c = self.c
         if not c.members.settled or c.stopped:
             return
-        for injection in self.injector.due(c._now_step, c.record.seconds) if self._fails else ():
+        at = (c._now_step, c.record.seconds)
+        for injection in self.injector.due(*at) if self._fails else ():
             if self._lives(injection.process):
                 self.times.injected(injection.process, injection.kind)
+            self.struck = at
+            c.journal.note()
             told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds}
             c._event("inject", {"kind": injection.kind, "process": injection.process, **told})
         if self._beats and self.heartbeat.due:
@@ -78,10 +83,18 @@ class Recovery:
                 self._silent(worker)
         if self._ready and c.now.home == "servers" and (c._training is not None or c._evaluation is not None):
             self.admit(self.begun)
-        elif (self._ready or self._broken) and c._training is not None and c._training.stopped is None:
+        elif (self._ready or self.broken) and c._training is not None and c._training.stopped is None:
             c._training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
 
+    def restore(self, struck: list[float], broken: bool) -> None:
+        """What a plan did up to a step and a time, before this coordinator was there, is done."""
+        self.broken = broken
+        step, seconds = self.struck = (int(struck[0]), struck[1])
+        self.injector.due(step, seconds)
+
     def _lives(self, process: str) -> bool:
+        if process == "C":
+            return True
         role = {"W": "worker", "S": "server"}.get(process[0])
         return role is not None and (role, int(process[1:])) in self.c.members.channels
 
@@ -96,7 +109,7 @@ class Recovery:
         channel = c.members.of("worker")[worker]
         log.warning("W%d has not answered for %.1f s", worker, patience)
         c.members.forget(channel)
-        self.lost(channel, "hang")
+        self.lost(channel.peer, "hang")
         if not c._can_do_without(channel.peer):
             raise ClusterError(
                 f"W{worker} has not answered for {patience:g} s (is it stopped?); type cluster.hang_seconds="
@@ -106,16 +119,16 @@ class Recovery:
 
     def unequal(self) -> None:
         """The workers' dense parts may differ: between two phases they get the same again."""
-        self._broken |= self.c.cfg.collects
+        self.broken |= self.c.cfg.collects
 
     # -- successors ---------------------------------------------------------------------------------
 
-    def lost(self, channel: Channel, failure: str = "death") -> None:
+    def lost(self, peer: Peer, failure: str = "death") -> None:
         """A node that belonged to the run is missed."""
-        self.times.detected(str(channel.peer), failure)
+        self.times.detected(str(peer), failure)
         cfg = self.c.cfg
         ring = cfg.collective.name != surviving.NAME and cfg.cluster.name == "local"
-        self._broken |= ring and self.c.now.home == "workers"
+        self.broken |= ring and self.c.now.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
         """Whether who asks for a batch is a successor that is not admitted yet; it gets one then."""
@@ -171,10 +184,10 @@ class Recovery:
         with what the servers hold then, too."""
         c, home = self.c, self.c.now.home
         ready = any(not c.losses.fencing(worker) for worker in self._ready)
-        self._broken &= home != "servers"  # which have the one that counts
-        if home == "servers" or not (ready or self._broken):
+        self.broken &= home != "servers"  # which have the one that counts
+        if home == "servers" or not (ready or self.broken):
             return
-        self._broken = False
+        self.broken = False
         mover = c.switcher.mover
         mover.move("servers", home)
         self.admit(None, "servers")
@@ -194,12 +207,14 @@ class Recovery:
         c = self.c
         channel = c.members.admit(worker)
         c.losses.returned(worker)
+        c.journal.came(worker, channel.peer.epoch)
         channel.send(MoveDense(home, -1, NO_TURN))
         if begun is not None:
             channel.send(begun)
         if c._training is not None:
             c._training.joined(worker)
         self.times.loaded(f"W{worker}")
+        c.journal.note()
         c._event("joined", {"process": f"W{worker}", "step": c._now_step})
         for _ in range(self._takes.pop(worker, 0)):
             c._take(worker)

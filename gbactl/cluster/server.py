@@ -20,6 +20,7 @@ from gbactl.cluster.centre import CentreSide
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.comeback import Comeback
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.holdings import Parts
 from gbactl.cluster.messages import (
     KIND,
     Ack,
@@ -40,9 +41,11 @@ from gbactl.cluster.messages import (
     Push,
     PutDense,
     Reached,
+    Revive,
     Rows,
     Save,
     Staged,
+    Standing,
     Stop,
     decode,
 )
@@ -78,6 +81,7 @@ class Server:
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
+        self._parts = Parts()
         self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
         centre = CentreSide(shard)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers)
@@ -86,7 +90,7 @@ class Server:
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
-            Save: self._save,
+            Save: self._save, Revive: self._revive,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -168,8 +172,10 @@ class Server:
         else:
             self._stage(channel, push, frame)
         # one of an earlier phase was given up at a switch: it is told of all the same, its worker wants the next
-        worker = channel.peer.index
-        self.coordinator.send(Staged(self.index, worker, push.phase, push.batch, *push[4:], push.rows))
+        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
+        if push.phase == self.phase:
+            self._parts.told(staged, self.shard)
+        self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
         if push.rows < 0:
@@ -250,6 +256,7 @@ class Server:
         self.phase, self.served_dense = phase.number, phase.served_dense
         for batch in self.shard.staged:  # given up at a switch
             self.shard.drop(batch)
+        self._parts.clear()
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
@@ -269,6 +276,13 @@ class Server:
         if self.saver is None:
             raise WireError("a checkpoint in a run that has none")
         self.saver.begin(save, save.dense)
+
+    def _revive(self, _: Channel, revive: Revive, frame: Frame) -> None:
+        """Another coordinator: nobody waits any more for what the one before asked for."""
+        self._barriers.clear()
+        self.coordinator.send(Standing(self.index, revive.epoch, self.shard.version, self.phase))
+        for part in self._parts.waiting(self.shard):
+            self.coordinator.send(part)
 
     def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
         self.stopped = True

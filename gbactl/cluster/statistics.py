@@ -29,11 +29,17 @@ def quantiles(histogram: Counter[int]) -> dict[str, float]:
 
 @dataclass
 class WorkerRate:
-    """What one worker has delivered."""
+    """What one worker has delivered; `untimed` of the samples nobody knows any more how long they took."""
 
     batches: int = 0
     samples: int = 0
     seconds: float = 0.0
+    untimed: int = 0
+
+    @property
+    def eps(self) -> float:
+        """Samples per second of computing."""
+        return (self.samples - self.untimed) / self.seconds if self.seconds else 0.0
 
 
 @dataclass
@@ -57,17 +63,24 @@ class Statistics:
         self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int, slowdown: float = 1.0
     ) -> None:
         """A gradient of `samples`, computed in `seconds` from version `pulled`."""
-        rate = self.workers.setdefault(worker, WorkerRate())
-        rate.batches += 1
-        rate.samples += samples
-        rate.seconds += seconds
+        self._count(worker, batch, samples, pulled).seconds += seconds
         self.loss_sum += loss * samples
         self.loss_samples += samples
-        self.pulled[batch] = pulled
         if self.observed is not None:
             self.observed.add(worker, seconds, slowdown, samples)
         if self.heard is not None:
             self.heard(worker, samples, seconds)
+
+    def noted(self, worker: int, batch: int, samples: int, pulled: int) -> None:
+        """A gradient of which only the event log tells."""
+        self._count(worker, batch, samples, pulled).untimed += samples
+
+    def _count(self, worker: int, batch: int, samples: int, pulled: int) -> WorkerRate:
+        rate = self.workers.setdefault(worker, WorkerRate())
+        rate.batches += 1
+        rate.samples += samples
+        self.pulled[batch] = pulled
+        return rate
 
     def usual(self, worker: int, samples: int) -> float:
         """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""
@@ -121,7 +134,7 @@ class Statistics:
                 f"W{w}": {
                     "batches": rate.batches,
                     "samples": rate.samples,
-                    "eps": rate.samples / rate.seconds if rate.seconds else 0.0,
+                    "eps": rate.eps,
                 }
                 for w, rate in sorted(self.workers.items())
             },

@@ -40,7 +40,8 @@ class Switcher:
         self.c, self.rows = coordinator, rows
         self.plan = Plan(coordinator.cfg, rows)
         self.late = Late(coordinator.cfg.cluster.servers)
-        self.mover = Mover(coordinator.members, coordinator.losses, self._in_time)
+        self.mover = Mover(coordinator.members, coordinator.losses, self._in_time, coordinator.cfg.home)
+        self.mover.noted = coordinator.journal.note
         self._round = 0
         self._rest = 0
         self._stopping = self._under_way = self._fresh = False
@@ -53,6 +54,26 @@ class Switcher:
         self.auto = Auto.of(coordinator.cfg, run_dir, lambda: coordinator.record.seconds, tell)
         if self.auto is not None:
             coordinator.record.statistics.heard = self.auto.heard
+
+    def told(self) -> dict[str, Any]:
+        """What a coordinator that takes over has to know, as plain containers."""
+        return {"report": self._report, "last": self._last_gradient}
+
+    def moves(self) -> list[Any]:
+        """What it has to know of the dense parameters: turns so far, where they are, where to and from they move."""
+        return [self.mover.turn, self.mover.home, *self.mover.way]
+
+    def settle(self, moves: list[Any]) -> None:
+        """Nothing is in flight, or nothing was moved: the dense parameters are where the mode at hand has them."""
+        mover = self.mover
+        mover.turn, mover.home, mover.way = moves[0], moves[1], (moves[2], moves[3])
+        mover.settle(self.c.now.home)
+
+    def restore(self, number: int, taken: int, told: dict[str, Any], first: bool) -> None:
+        """Go on in round `number`, `taken` entries of the schedule having come; `first`: a gradient of this phase has
+        been seen, so that a switch before it was told."""
+        self._round, self.plan.taken = number, taken
+        self._report, self._last_gradient = (None, None) if first else (told["report"], told["last"])
 
     # -- between two phases -------------------------------------------------------------------------
 

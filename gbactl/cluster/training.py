@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gbactl.checkpoint.ranges import Finished, Ranges
 from gbactl.cluster.eventlog import EventLog, OrderRecord
@@ -17,8 +18,11 @@ from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.statistics import Statistics
 from gbactl.errors import WireError
-from gbactl.policies import Decision, Drop, Policy, Step
+from gbactl.policies import Decision, Drop, Grant, Policy, Step
 from gbactl.store.schedule import due
+
+if TYPE_CHECKING:
+    from gbactl.cluster.rebuilding import Rebuilt
 
 
 @dataclass
@@ -108,15 +112,22 @@ class Training:
 
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
-        grant = None if self.one_each and self._flying[worker] else self.policy.take(worker)
+        absent = worker not in self.workers  # another coordinator's, that has not come back
+        grant = None if absent or (self.one_each and self._flying[worker]) else self.policy.take(worker)
         if grant is None:
             return False
         if not asked:
             self._unasked.add(grant.batch)
         self.clock.tick()
-        if grant.samples:
-            self._flying[worker] += 1
+        self._flying[worker] += grant.samples > 0
+        if grant.samples or self.log.ahead:
             self.log.grant(worker, grant.batch, grant.token)
+        self.hand(worker, grant)
+        self.granted(worker, grant.token)
+        return True
+
+    def hand(self, worker: int, grant: Grant) -> None:
+        """Tell a worker of a batch that is its own."""
         scale = self.lr_scale(grant.progress) if grant.divisor else 0.0
         self.workers[worker].send(
             Granted(
@@ -124,8 +135,20 @@ class Training:
                 grant.after, grant.divisor, scale, self.statistics.usual(worker, grant.samples),
             )
         )
-        self.granted(worker, grant.token)
-        return True
+
+    def take_up(self, rebuilt: Rebuilt) -> None:
+        """Go on where another coordinator's log ends; `policy` is there already. What it had decided is carried out."""
+        self.finished, self.reissued = rebuilt.finished, rebuilt.reissued
+        self._flying.update(owner for owner, _ in self.policy.leases.values())
+        if rebuilt.stopped:
+            self.stop_at, self.stopped = None, self.clock.now()
+        for each in rebuilt.decided:
+            if isinstance(each.decision, Drop):
+                self._drop(each.worker, each.decision)
+                self.finished.drop(each.decision)
+            else:
+                self._order(each.decision, each.lr_scale)
+                self.finished.settle(each.decision)
 
     @property
     def unread(self) -> Ranges:
@@ -248,7 +271,7 @@ class Training:
                 self._drop(worker, decision)
                 self.finished.drop(decision)
             else:
-                self._order(decision, finished)
+                self._order(decision, self.lr_scale(finished))
                 finished += sum(m.samples for m in decision.members)
                 self.finished.settle(decision)
                 self.ordered(decision.step + 1)
@@ -261,21 +284,24 @@ class Training:
             channel.send(DropPart(self.number, drop.batch))
         self.statistics.dropped(drop.batch)
 
-    def _order(self, step: Step, finished: int) -> None:
+    def _order(self, step: Step, scale: float) -> None:
         members = tuple((m.batch, m.weight) for m in step.members)
-        scale = self.lr_scale(finished)
         self.log.order(OrderRecord(step.step, step.divisor, step.weight_sum, scale, members))
-        order = OrderStep(
-            self.number, step.step, [b for b, _ in members], [w for _, w in members],
-            step.divisor, step.weight_sum, scale, *_row_weights(step),
-            due(self.checksum_every, step.step),
-        )  # fmt: skip
+        order = self.told(step, scale)
         for channel in self.servers:
             channel.send(order)
         self.statistics.applied(step)
         if self.parts is not None:
             for member in step.members:
                 self.parts.applied(member.batch, member.samples, member.weight)
+
+    def told(self, step: Step, scale: float) -> OrderStep:
+        """A step as servers are told of it."""
+        batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
+        return OrderStep(
+            self.number, step.step, batches, weights, step.divisor, step.weight_sum, scale, *_row_weights(step),
+            due(self.checksum_every, step.step),
+        )  # fmt: skip
 
 
 def _row_weights(step: Step) -> tuple[list[float], list[int]]:

@@ -159,7 +159,7 @@ class Worker:
         emb = self._embed(item)
         item.release()
         self.exchange.predictions(item, self.computer.predict(item.batch.numeric, emb))
-        self.exchange.take()
+        self.exchange.take(item)
 
     def _embed(self, item: Item) -> Any:
         """float32[B, F, W]: the looked-up rows of every id of the batch."""

@@ -29,6 +29,7 @@ class ClusterConfig:
     threads: int | None = None
     pin: str = "auto"
     lost_worker: str = "replace"
+    lost_coordinator: str = "replace"
     hang_seconds: float = 10.0
     start_timeout: float = 60.0
 

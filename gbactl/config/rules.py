@@ -133,6 +133,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
     choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
+    choice("cluster.lost_coordinator", cfg.cluster.lost_coordinator, ("end", "replace"))
     require(cfg.cluster.hang_seconds > 0, "cluster.hang_seconds must be positive.")
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     choice("precision", cfg.precision, ("fp32", "bf16"))

@@ -16,11 +16,14 @@ from typing import IO, BinaryIO
 
 from gbactl.cluster.addresses import address_of, listen, local
 from gbactl.cluster.bootstrap import Bootstrap
+from gbactl.cluster.journal import NAME as JOURNAL
+from gbactl.cluster.journal import kept
 from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
 from gbactl.cluster.turns import available_cores, open_board, sharing
 from gbactl.config import RunConfig
 
 GRACE_SECONDS = 3.0
+MOST_LIVES = 3  # coordinators one after the other that are killed before they go on
 
 
 @dataclass
@@ -87,12 +90,16 @@ class Children:
         self._places: list[tuple[int, int, int]] = []
         self._board: BinaryIO | None = None
         self._epochs: Counter[str] = Counter()
+        self._listener: socket.socket | None = None  # the coordinator's
+        self._left, self._coordinators = MOST_LIVES, 0
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
-        with listen(local(self.cfg.cluster.bind, self.cfg.cluster.transport)) as listener:
-            self.coordinator = address_of(listener)
-            self._spawn("coordinator", 0, 1, {}, listener)
+        listener = self._listener = listen(local(self.cfg.cluster.bind, self.cfg.cluster.transport))
+        self.coordinator = address_of(listener)
+        self._spawn("coordinator", 0, 1, {}, listener)
+        if not kept(self.cfg):
+            listener.close()
         for index in range(self.cfg.cluster.servers):
             self._start_server(index)
         self._start_workers(worker_environment)
@@ -122,6 +129,30 @@ class Children:
         self.buried += found
         self.running = [child for child in self.running if child.name != name]
 
+    @property
+    def revivable(self) -> bool:
+        """Whether the coordinator was killed and another one can take its place."""
+        code = self.running[0].process.poll() if self.running else None
+        killed = code is not None and code < 0
+        return killed and self.settled and self._left > 0 and kept(self.cfg) and (self.run_dir / JOURNAL).exists()
+
+    def revive(self, failure: str = "death") -> None:
+        """Start another coordinator, which listens where the one before did, with everybody who has dialled since."""
+        self.buried.append(self.running.pop(0))
+        self._left -= 1
+        self._coordinators += 1
+        missed = (time.monotonic(), failure)
+        self._spawn("coordinator", 0, 1, {}, self._listener, epoch=self._coordinators, missed=missed)
+        self.running.insert(0, self.running.pop())
+
+    def revived(self) -> None:
+        """It goes on."""
+        self._left = MOST_LIVES
+
+    def epoch(self, name: str) -> int:
+        """Of the worker or server that has a place now."""
+        return self._epochs[name]
+
     def succeed(self, name: str) -> None:
         """Start a worker or a server in the place of one that is buried."""
         self._epochs[name] += 1
@@ -131,11 +162,12 @@ class Children:
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
         listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, epoch: int = 0,
+        missed: tuple[float, str] = (0.0, ""),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd, place, epoch,
+            dict(self.config), fd, place, epoch, missed,
         )  # fmt: skip
         name = str(boot.peer)
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
@@ -155,10 +187,12 @@ class Children:
 
         None while only those did that the coordinator may do without, or gets another one for.
         """
-        ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
+        goes_on = self.revivable
+        judged = self.running[1:] if goes_on else self.running
+        ended = [(child, sentence) for child in judged if (sentence := child.exit_sentence())]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
         if self.settled and spared and not self.ended():
-            coordinator_lives = self.running[0].process.poll() is None
+            coordinator_lives = goes_on or self.running[0].process.poll() is None
             if coordinator_lives and all(child.name[0] in spared for child, _ in ended):
                 return None
         sentences = sorted((child.only_noticed(), "was killed by" not in s, s) for child, s in ended)
@@ -190,6 +224,8 @@ class Children:
             child.process.wait()
         if self._board is not None:
             self._board.close()
+        if self._listener is not None:
+            self._listener.close()
 
 
 def _write(pipe: IO[bytes], data: bytes) -> None:

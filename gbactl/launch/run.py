@@ -14,20 +14,20 @@ from typing import Any
 from gbactl.cluster import shm
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.auto import NAME as AUTO
-from gbactl.cluster.messages import Event, Hello, unpack
+from gbactl.cluster.messages import Event, unpack
 from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
-from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.sockets import SocketHub
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.errors import ClusterError, WireError
+from gbactl.errors import ClusterError
 from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
+from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.show import Show
 from gbactl.launch.successors import Successors, told
@@ -112,6 +112,7 @@ class Run:
         self.switches: list[dict[str, Any]] = []
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
+        self.coordinators: Coordinators | None = None
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
@@ -170,36 +171,39 @@ class Run:
         """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
         hub = SocketHub(self.key, Peer("launcher", 0))
         try:
-            channel = self._meet(hub, children)
-            channel.send(Hello("launcher", 0, "", 0))
-            self.control = Control(self.run_dir, channel.send)
-            while not (self.result is not None and children.ended()):
+            self.coordinators = Coordinators(children, hub, self.show.say)
+            self.coordinators.meet(self._check)
+            self.control = Control(self.run_dir, self.coordinators.tell)
+            while not (self.result is not None and (children.ended() or self.coordinators.gone)):
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
-                for _, frame in hub.poll(LOOK_SECONDS):
-                    if frame.kind != 0:
-                        self._event(unpack(frame.kind, frame.descriptor))
+                self._hear(hub, LOOK_SECONDS)
                 self._check(children, failure, over)
                 self._look()
+                if self.coordinators.missed():
+                    self._hear(hub, 0.0)  # what it had said before
+                    self._replace(self.coordinators)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
 
+    def _hear(self, hub: SocketHub, seconds: float) -> None:
+        for _, frame in hub.poll(seconds):
+            if frame.kind != 0:
+                self._event(unpack(frame.kind, frame.descriptor))
+
+    def _replace(self, coordinators: Coordinators) -> None:
+        """Another coordinator in the place of one that is gone."""
+        if self.result is None:
+            coordinators.replace(self._check)
+            if self.control is not None:
+                self.control.interrupted()
+
     def _look(self) -> None:
         for each in (self.injuries, self.successors):
             if each is not None:
                 each.look()
-
-    def _meet(self, hub: SocketHub, children: Children) -> SocketChannel:
-        """Connect to the coordinator; where that fails, what became of it is the better story."""
-        hub.patience = self.cfg.cluster.start_timeout
-        try:
-            return hub.connect(children.coordinator)
-        except WireError:
-            children.wait(1.0)
-            self._check(children, children.failure(), children.ended())
-            raise
 
     def _check(self, children: Children, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
@@ -221,8 +225,9 @@ class Run:
     def _event(self, event: Event) -> None:
         if self.control is not None:
             self.control.heard(event)
-        if self.successors is not None:
-            self.successors.heard(event)
+        for each in (self.successors, self.coordinators):
+            if each is not None:
+                each.heard(event)
         if event.name == "progress":
             self.hogs.start()
             self.show.progress(event.fields)
@@ -232,7 +237,7 @@ class Run:
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
             self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
-        elif event.name in ("lost", "joined", "rewound"):
+        elif event.name in ("lost", "joined", "rewound") and not self._known(event):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
             self.show.say(f"  {told(event)}")
@@ -247,6 +252,11 @@ class Run:
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+
+    def _known(self, event: Event) -> bool:
+        """Whether it is a worker's loss that was told before, by another coordinator."""
+        process, epoch = event.fields.get("process"), event.fields.get("epoch")
+        return event.name == "lost" and any((process, epoch) == (old["process"], old["epoch"]) for old in self.lost)
 
     def _saved(self, fields: dict[str, Any]) -> None:
         """A checkpoint exists, or could not be written; or what is expected of them."""

@@ -23,9 +23,11 @@ class Successors:
 
     def heard(self, event: Event) -> None:
         """Act on what concerns those that are gone or come."""
-        self.children.settled = True
+        self.children.settled |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
+            if event.fields.get("epoch", self.children.epoch(name)) < self.children.epoch(name):
+                return  # told again by another coordinator
             self.children.bury(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1

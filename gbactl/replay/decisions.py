@@ -9,7 +9,7 @@ from typing import Any
 
 from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, ForgoRecord, GrantRecord, OrderRecord
 from gbactl.errors import AccountingError
-from gbactl.policies import Decision, Drop, Policy, Step
+from gbactl.policies import Decision, Drop, Grant, Policy, Step
 from gbactl.replay.divergence import Divergence, DivergenceError, named
 
 
@@ -30,7 +30,7 @@ class Decisions:
         self._due: deque[Due] = deque()
         self._finished = False
 
-    def grant(self, record: GrantRecord) -> None:
+    def grant(self, record: GrantRecord) -> Grant:
         """A batch was handed out."""
         grant = self.policy.take(record.worker)
         own = None if grant is None else (grant.batch, grant.token)
@@ -40,6 +40,8 @@ class Decisions:
                 f"The log hands W{record.worker} batch {record.batch} with token {record.token}, the policy {now}",
                 [(record.worker, record.batch)],
             )
+        assert grant is not None
+        return grant
 
     def announce(self, record: AnnounceRecord) -> bool:
         """A gradient was announced. False if the policy discards it at once."""
@@ -114,6 +116,11 @@ class Decisions:
         """Nothing else may happen before what was decided is in the log."""
         if self._due:
             self._part(f"The log goes on, but the policy {_shown(self._due[0])}", [])
+
+    @property
+    def due(self) -> tuple[Due, ...]:
+        """What was decided and is not in the log."""
+        return tuple(self._due)
 
     def _finish(self) -> None:
         self._join()

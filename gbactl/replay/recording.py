@@ -155,7 +155,7 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
         if fields.get("step") != recording.steps:
             raise EventLogError(f"{recording.path} ends at step {fields.get('step')} after {recording.steps} orders.")
         recording.ended = True
-    else:
+    elif record.kind != eventlog.NOTE:
         raise EventLogError(f"{recording.path} has a second header.")
 
 

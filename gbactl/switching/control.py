@@ -61,6 +61,12 @@ class Control:
             if fields["state"] in LAST:
                 self._asking.pop(fields["id"], None)
 
+    def interrupted(self) -> None:
+        """The coordinator is gone, and with it what it was asked."""
+        told = {"state": "refused", "why": "the coordinator was killed; ask again"}
+        for number in list(self._asking):
+            self._told(Event("switch", {"id": number, **told}))
+
     def close(self) -> None:
         """Nobody can ask any more; whoever waits is told so by the end of the connection."""
         self._closed = True

@@ -43,6 +43,10 @@ class Plan:
         """How many entries have come."""
         return self._next
 
+    @taken.setter
+    def taken(self, count: int) -> None:
+        self._next = count
+
     @property
     def coming(self) -> str:
         """The mode that comes next."""

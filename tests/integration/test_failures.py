@@ -52,7 +52,7 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
 def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: Path, mode: str, victim: str) -> None:
     launched = launcher.start(
         *LONG, f"mode={mode}", f"collective={collective()}", "cluster.lost_worker=end",
-        f"tracking.uri=sqlite:///{store}", tracking=True,
+        "cluster.lost_coordinator=end", f"tracking.uri=sqlite:///{store}", tracking=True,
     )  # fmt: skip
     launched.training()
     pid = launched.node(victim)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.bootstrap import Bootstrap, header, serve
+from gbactl.cluster.bootstrap import Bootstrap, header, lasting, serve
 from gbactl.cluster.channel import Hub
 from gbactl.cluster.coordinator import Coordinator
+from gbactl.cluster.frames import CLOSED
+from gbactl.cluster.journal import Found
 from gbactl.cluster.memory import MemoryHub
 from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.reliable import exposed
@@ -29,7 +31,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Killed(Exception):
-    """Raised in a worker's or a server's thread, it is gone as if it had been killed."""
+    """Raised in a node's thread, it is gone as if it had been killed."""
 
 
 def run_in_memory(
@@ -47,7 +49,6 @@ def run_in_memory(
         return exposed(MemoryHub(network, peer), peer, plan)
 
     hub = open_hub(Peer("coordinator", 0))
-    coordinator = Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset))
     launcher = MemoryHub(network, Peer("launcher", 0))
     to_coordinator = launcher.connect("C")
     for message in (Hello("launcher", 0, "", 0), *wishes):
@@ -61,7 +62,7 @@ def run_in_memory(
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int, epoch: int = 0) -> None:
-        mine = open_hub(Peer("server", index, epoch))
+        mine = lasting(open_hub(Peer("server", index, epoch)), cfg, epoch)
         try:
             serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
         except Killed:
@@ -72,7 +73,7 @@ def run_in_memory(
         mine.close()
 
     def worker(index: int, epoch: int = 0) -> None:
-        mine = open_hub(Peer("worker", index, epoch))
+        mine = lasting(open_hub(Peer("worker", index, epoch)), cfg, epoch)
         booted = replace(boot("worker", index), epoch=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))
@@ -83,6 +84,14 @@ def run_in_memory(
                 raise
         mine.close()
 
+    def meet_again() -> None:
+        while not over.is_set():
+            try:
+                launcher.connect("C").send(Hello("launcher", 0, "", 0))
+                return
+            except WireError:
+                time.sleep(0.01)
+
     def listen() -> None:
         """The launcher: starts who takes the place of one that is gone."""
         heard, ended = True, False
@@ -90,11 +99,15 @@ def run_in_memory(
             ended, frames = over.is_set(), launcher.poll(0.02)
             heard = bool(frames)
             for _, frame in frames:
+                if frame.kind == CLOSED:
+                    meet_again()
                 event = unpack(frame.kind, frame.descriptor) if frame.kind else None
                 if isinstance(event, Event):
                     events.append(event)
                     if event.name == "lost" and event.fields["replaced"]:
                         name = event.fields["process"]
+                        if event.fields.get("epoch", epochs[name]) < epochs[name]:
+                            continue  # told again by another coordinator
                         epochs[name] += 1
                         role, args = worker if name[0] == "W" else server, (int(name[1:]), epochs[name])
                         successor = threading.Thread(target=guarded, args=(role, *args), daemon=True)
@@ -102,7 +115,18 @@ def run_in_memory(
                         successor.start()
 
     def coordinate() -> None:
-        coordinator.run()
+        """The coordinator, and those that take its place."""
+        nonlocal hub
+        lives, found = 0, None
+        while True:
+            try:
+                Coordinator(hub, cfg, dataset, run_dir, header(cfg, dataset), found).run()
+                break
+            except Killed:
+                hub.close()
+                lives += 1
+                found = Found.of(run_dir, lives, time.monotonic())
+                hub = open_hub(Peer("coordinator", 0, lives))
         hub.close()
 
     def guarded(run: Any, *args: Any) -> None:

@@ -37,6 +37,7 @@ RECORDS: list[Record] = [
     DropRecord(3, 2),
     JoinedRecord(2),
     InfoRecord(eventlog.CHECKSUM, {"S0": "abc"}),
+    InfoRecord(eventlog.NOTE, {"gone": [1], "struck": [3, 0.5]}),
     InfoRecord(eventlog.END, {"step": 8}),
 ]
 
@@ -135,6 +136,38 @@ def _up_to_error(path: Path) -> tuple[list[Record], str]:
     except EventLogError as error:
         return found, str(error)
     return found, ""
+
+
+def test_a_tail_ends_with_its_last_whole_record_and_is_gone_on_with(path: Path) -> None:
+    ends = write(path, RECORDS)
+    data = path.read_bytes()
+    for size in range(ends[2], len(data) + 1):
+        path.write_bytes(data[:size])
+        whole = sum(end <= size for end in ends)
+        assert eventlog.tail(path, ends[2]) == (RECORDS[3:whole], ends[whole - 1])
+    path.write_bytes(data[: ends[5] + 3])
+    log = EventLog(path, {}, after=ends[5])
+    log.left(9)
+    assert log.bytes > ends[5]
+    log.close(step=8)
+    assert list(read(path)) == [*RECORDS[:6], LeftRecord(9), RECORDS[-1]]
+    changed = bytearray(data)
+    changed[ends[3] + 10] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(EventLogError, match="is damaged"):
+        eventlog.tail(path, ends[2])
+
+
+def test_written_ahead_everything_that_somebody_acts_upon_is_in_the_file(path: Path) -> None:
+    log = EventLog(path, HEADER, ahead=True)
+    log.info(eventlog.PHASE, {"number": 1})
+    for number, write_one in enumerate((
+        lambda: log.grant(1, 2, 3), lambda: log.drop(1, 2), lambda: log.left(1), lambda: log.joined(1),
+        lambda: log.stop(4), lambda: log.forgo(1), lambda: log.info(eventlog.NOTE, {}),
+    )):  # fmt: skip
+        log.announce(1, 2, [3], [3])
+        write_one()
+        assert len(list(read(path))) == 2 + 2 * (number + 1)
 
 
 def test_any_changed_byte_is_found_and_nothing_before_it_is_lost(path: Path) -> None:

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gbactl.config import RunConfig
-from gbactl.launch.children import Child, Children, thread_environment
+from gbactl.config import ModeConfig, RunConfig
+from gbactl.launch.children import MOST_LIVES, Child, Children, thread_environment
 
 
 @pytest.fixture
@@ -97,6 +98,68 @@ def test_waiting_and_stopping(family: Children) -> None:
     assert family.ended() and time.monotonic() - began < 30
     assert made.returncode == -signal.SIGKILL
     made.stdout.close()
+
+
+class Spawning(Children):
+    """Another coordinator only sleeps."""
+
+    told: tuple[float, str] = (0.0, "")
+
+    def _spawn(self, role: str, index: int, *rest: Any, **more: Any) -> None:
+        self.told = more["missed"]
+        child(self, "C", "import time; time.sleep(60)")
+
+
+@pytest.fixture
+def reviving(tmp_path: Path) -> Iterator[Spawning]:
+    children = Spawning(RunConfig(mode=ModeConfig("gba")), tmp_path, b"", tmp_path, {})
+    child(children, "C", "import time; time.sleep(60)")
+    child(children, "W0", "import time; time.sleep(60)")
+    children.settled = True
+    (tmp_path / "coordinator.json").touch()
+    yield children
+    children.stop()
+
+
+def kill(family: Children) -> None:
+    family.running[0].process.kill()
+    ended(family.running[0])
+
+
+def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving: Spawning) -> None:
+    assert not reviving.revivable
+    kill(reviving)
+    assert reviving.revivable and reviving.failure() is None
+    reviving.revive("hang")
+    assert [one.name for one in reviving.running] == ["C", "W0"] and len(reviving.buried) == 1
+    assert not reviving.revivable and reviving.told[1] == "hang" and 0 < reviving.told[0] <= time.monotonic()
+
+
+def test_one_that_dies_before_it_goes_on_is_replaced_a_few_times(reviving: Spawning) -> None:
+    for _ in range(MOST_LIVES):
+        kill(reviving)
+        reviving.revive()
+    kill(reviving)
+    assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
+    reviving.revived()
+    assert reviving.revivable
+
+
+@pytest.mark.parametrize("obstacle", ["unsettled", "no journal", "failed", "not wanted"])
+def test_where_no_other_coordinator_can_go_on_it_is_a_failure(reviving: Spawning, obstacle: str) -> None:
+    if obstacle == "unsettled":
+        reviving.settled = False
+    elif obstacle == "no journal":
+        (reviving.run_dir / "coordinator.json").unlink()
+    elif obstacle == "failed":
+        reviving.stop()
+        reviving.running.clear()
+        ended(child(reviving, "C", "raise SystemExit(1)", "C ERROR failed: The model diverged.\n"))
+    else:
+        reviving.cfg.cluster.lost_coordinator = "end"
+    if obstacle != "failed":
+        kill(reviving)
+    assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
 
 
 def test_threads_are_fixed_and_wait_passively() -> None:

@@ -51,8 +51,9 @@ def family(tmp_path: Path) -> Iterator[Family]:
     assert all(child.process.poll() is not None for child in (*made.running, *made.buried))
 
 
-def lost(name: str, replaced: bool = True, shared: bool = False) -> Event:
-    return Event("lost", {"process": name, "replaced": replaced, "shared": shared, "step": 1, "batches": 1})
+def lost(name: str, replaced: bool = True, shared: bool = False, epoch: int = 0) -> Event:
+    told = {"replaced": replaced, "shared": shared, "step": 1, "batches": 1, "epoch": epoch}
+    return Event("lost", {"process": name, **told})
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -83,6 +84,13 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     assert family._epochs["W0"] == 1 and not family.ended()
 
 
+def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
+    successors = Successors(family, lambda _: None)
+    successors.heard(lost("W0"))
+    successors.heard(lost("W0"))
+    assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"]) and family.epoch("W0") == 1
+
+
 def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> None:
     successors = Successors(family, lambda _: None)
     family.running[1].process.kill()
@@ -99,7 +107,7 @@ def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None
     Successors(family, lambda _: None).heard(lost("W0", shared=True))
     assert worker.process.wait(20) == -9
     other = family.running[1]
-    Successors(family, lambda _: None).heard(lost("W0"))
+    Successors(family, lambda _: None).heard(lost("W0", epoch=1))
     assert other.process.poll() is None
 
 
@@ -163,7 +171,7 @@ def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(fami
     successors.heard(Event("joined", {"process": "W0", "step": 3}))
     successors.heard(Event("result", {}))
     assert names(family.running) == ["C", "W0"]
-    successors.heard(lost("W0"))
+    successors.heard(lost("W0", epoch=1))
     late = family.running[-1]
     successors.heard(Event("result", {}))
     assert late.process.wait(20) == -9 and names(family.running) == ["C"]

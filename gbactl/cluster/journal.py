@@ -1,0 +1,116 @@
+"""What a coordinator leaves for one that takes its place: how things stood when nothing was in flight, and the event
+log from there on.
+
+coordinator.json in the run directory is written between two phases, complete or not at all; what changes within a
+phase and is no step of it (who is gone, failures, checkpoints) stands in the log as a note. Costs a small file a phase
+and a write for each record of the log that somebody acts upon (2 us). Not in replica modes, whose threads ask for more
+batches than a log tells.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gbactl.checkpoint import position as positions
+from gbactl.checkpoint.ranges import Ranges
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import InfoRecord, Record
+from gbactl.config import RunConfig, mode_values
+from gbactl.errors import EventLogError
+
+if TYPE_CHECKING:
+    from gbactl.cluster.coordinator import Coordinator
+
+NAME = "coordinator.json"
+TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
+
+
+def kept(cfg: RunConfig) -> bool:
+    """Whether a run goes on when its coordinator is killed."""
+    wanted = cfg.cluster.name == "local" and cfg.cluster.lost_coordinator == "replace"
+    return wanted and "replicas" not in cfg.homes
+
+
+@dataclass
+class Found:
+    """What a dead coordinator left: the last standstill, the log's records after it, and where its last whole one
+    ends. `epoch` of its successor; when it was `missed`, in seconds of the machine's clock, and as what."""
+
+    stood: dict[str, Any]
+    records: list[Record]
+    end: int
+    epoch: int = 1
+    missed: float = 0.0
+    failure: str = "death"
+
+    @classmethod
+    def of(cls, run_dir: Path, epoch: int, missed: float, failure: str = "death") -> Found:
+        """Of a run. Raises EventLogError where it cannot be used."""
+        try:
+            stood = json.loads((run_dir / NAME).read_text())
+            offset = int(stood["offset"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EventLogError(f"{run_dir / NAME} cannot be used ({error!r}).") from error
+        return cls(stood, *eventlog.tail(run_dir / "events.log", offset), epoch, missed, failure)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The last ones."""
+        found: dict[str, Any] = self.stood["notes"]
+        for record in self.records:
+            if isinstance(record, InfoRecord) and record.kind == eventlog.NOTE:
+                found = record.fields
+        return found
+
+
+class Journal:
+    """Part of the coordinator. Does nothing in a run that ends with its coordinator."""
+
+    def __init__(self, coordinator: Coordinator, run_dir: Path, found: Found | None) -> None:
+        self.c, self.path = coordinator, run_dir / NAME
+        self.on = kept(coordinator.cfg)
+        if found is None:
+            self.path.unlink(missing_ok=True)  # of an earlier part of a run that was resumed
+        self.epochs: dict[int, int] = {}  # of workers that are not the first in their place
+
+    def stands(self, stage: str, number: int, rest: Ranges = (), inside: bool = False) -> None:
+        """Nothing is in flight, and round `number` comes to: training on the `rest` of it, or evaluation; or all is
+        over."""
+        if not self.on:
+            return
+        c = self.c
+        c.log.flush()
+        switcher = c.switcher
+        position = positions.told(
+            c.record, c.cuts.stopping, c.cuts.results, None, c.step, mode_values(c.now), switcher.plan.taken, False
+        )
+        told = {
+            "stage": stage, "round": number, "rest": rest, "inside": inside, "offset": c.log.bytes,
+            "phase": c._phase_number, "at": c.hub.now(), "began": c.hub.now() - c.record.seconds,
+            "position": position, "switch": switcher.told(), "notes": self.notes(),
+        }  # fmt: skip
+        partial = self.path.with_name(f".{NAME}.partial")
+        partial.write_text(json.dumps(told))
+        partial.replace(self.path)
+
+    def note(self) -> None:
+        """Something of what notes tell has changed."""
+        if self.on and self.c.started:
+            self.c.log.info(eventlog.NOTE, self.notes())
+
+    def notes(self) -> dict[str, Any]:
+        """As plain containers."""
+        c, times = self.c, self.c.recovery.times
+        return {
+            "epochs": sorted(self.epochs.items()), "gone": list(c.losses.gone), "struck": list(c.recovery.struck),
+            "failed": [asdict(failed) for failed in times.all], "injured": sorted(times.injuries.items()),
+            "cuts": c.cuts.told(), "moves": c.switcher.moves(), "broken": c.recovery.broken,
+        }  # fmt: skip
+
+    def came(self, worker: int, epoch: int) -> None:
+        """A worker, of an epoch of its own, is a member, or is gone."""
+        self.epochs[worker] = epoch
+        self.note()

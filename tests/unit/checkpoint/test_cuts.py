@@ -42,6 +42,7 @@ class Cluster:
         self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell)
         self.events: list[dict[str, Any]] = []
         self.returns = SimpleNamespace(complete=True, losses=0, missed=lambda *_: None)
+        self.journal = SimpleNamespace(note=lambda: None)
         self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
         self.cuts.begin(1000)
         self.training = SimpleNamespace()

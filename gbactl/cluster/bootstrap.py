@@ -209,5 +209,3 @@ def run_worker(boot: Bootstrap) -> None:
 
     work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()
-
-

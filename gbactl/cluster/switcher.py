@@ -70,10 +70,10 @@ class Switcher:
         mover.settle(self.c.now.home)
 
     def restore(self, number: int, taken: int, told: dict[str, Any], first: bool) -> None:
-        """Go on in round `number`, `taken` entries of the schedule having come; `first`: a gradient of this phase has
-        been seen, so that a switch before it was told."""
+        """Go on in round `number`, `taken` entries of the schedule having come. A switch before this phase is told,
+        perhaps again; without its pause where a gradient has come (`first`): nobody knows when."""
         self._round, self.plan.taken = number, taken
-        self._report, self._last_gradient = (None, None) if first else (told["report"], told["last"])
+        self._report, self._last_gradient = told["report"], None if first else told["last"]
 
     # -- between two phases -------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.injuries import Injuries
+from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show
 from gbactl.launch.successors import Successors, told
 from gbactl.report.failures import failed_in_short, failure_metrics
@@ -223,6 +224,8 @@ class Run:
         return failure
 
     def _event(self, event: Event) -> None:
+        if switch_known(event, self.switches):
+            return
         if self.control is not None:
             self.control.heard(event)
         for each in (self.successors, self.coordinators):
@@ -237,7 +240,7 @@ class Run:
             self.show.phase(event.fields)
             metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
             self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
-        elif event.name in ("lost", "joined", "rewound") and not self._known(event):
+        elif event.name in ("lost", "joined", "rewound") and not loss_known(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
             self.show.say(f"  {told(event)}")
@@ -253,11 +256,6 @@ class Run:
             self._result_at = time.monotonic()
             self.result = event.fields
 
-    def _known(self, event: Event) -> bool:
-        """Whether it is a worker's loss that was told before, by another coordinator."""
-        process, epoch = event.fields.get("process"), event.fields.get("epoch")
-        return event.name == "lost" and any((process, epoch) == (old["process"], old["epoch"]) for old in self.lost)
-
     def _saved(self, fields: dict[str, Any]) -> None:
         """A checkpoint exists, or could not be written; or what is expected of them."""
         if fields["state"] == "saved":
@@ -267,6 +265,7 @@ class Run:
         if fields["state"] == "planned":
             self._log({f"checkpoint_{name}": float(fields[name]) for name in EXPECTED}, 0)
         self.show.say(f"  {saying(fields)}")
+
     def _injected(self, fields: dict[str, Any]) -> None:
         """The fault plan strikes; what was done is written down at once."""
         pid = None if self.injuries is None else self.injuries.inflict(fields)

@@ -49,10 +49,13 @@ def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256,
 
 
 def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None:
-    """The event log tells the same story: every batch handed out, announced and ordered once a phase."""
+    """The event log tells the same story: every batch handed out, announced and ordered once a phase.
+
+    Past its end, sync tells who has no batch in the last step; nobody else does."""
     records = list(eventlog.read(path))
     assert isinstance(records[0], InfoRecord) and records[0].kind == eventlog.HEADER
     assert records[0].fields["config"]["seed"] == result["seed"]
+    workers = records[0].fields["config"]["cluster"]["workers"]
     last = records[-1]
     assert isinstance(last, InfoRecord) and last.kind == eventlog.END
     assert last.fields["step"] == result["global_step"]
@@ -61,13 +64,14 @@ def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None
     seen: dict[str, Counter[int]] = {}
     staleness: Counter[int] = Counter()
     pulled: dict[int, int] = {}
-    finished = []
     for record in records:
         match record:
             case InfoRecord(kind=eventlog.PHASE):
-                finished.append(seen)
                 seen = {"granted": Counter(), "announced": Counter(), "ordered": Counter()}
                 batches = -(-record.fields["samples"] // local_batch) if record.fields["training"] else 0
+                last_step = record.fields["first_step"] + (batches - 1) // workers
+            case GrantRecord() if record.batch >= batches:
+                assert (result["mode"], record.token) == ("sync", last_step)
             case GrantRecord():
                 seen["granted"][record.batch] += 1
             case AnnounceRecord():

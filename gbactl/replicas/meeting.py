@@ -8,6 +8,9 @@ Everybody comes to it: the coordinator tells every rank, one that computes takes
 always, in the foreground after k iterations and, out of data, in the background too), and one that never trains (weight
 0) does nothing else. With a centre nobody waits for anybody, and there is nothing to part from.
 
+Who computes. A round counts those, too: when all are out of data, or leaving, there is nothing to be brought together,
+and how many rounds there are until all have parted must change nothing (momentum would go on).
+
 Who dies. A round also counts who is there: the mean is over those, and all leave when all of those are leaving. Whether
 the one that died was still there is the same for all ranks (see collective/surviving.py), so they go on together.
 
@@ -83,31 +86,32 @@ class CentreMeeting(Encounter):
 
 
 class RoundEncounter(Encounter):
-    """`weight` 0: takes part for the others' sake. A round sums [replica | weight | leaving | there]."""
+    """`weight` 0: takes part for the others' sake. A round sums
+    [replica | weight | leaving | there | computing]."""
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter
     ) -> None:
         super().__init__(replica, rule, notes, now)
         self.weight = np.float32(weight)
-        self._round: Floats = np.zeros(len(self._sent) + 3, np.float32)
+        self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
     def offer(self, leaving: bool) -> Floats:
-        """f32[n + 3] to be summed in place."""
+        """f32[n + 4] to be summed in place."""
         total = self._round
-        np.multiply(self.send(), self.weight, out=total[:-3])
-        total[-3:] = self.weight, leaving, 1.0
+        np.multiply(self.send(), self.weight, out=total[:-4])
+        total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.notes.idle)
         return total
 
     def accept(self, began: float) -> bool:
         """What was offered is summed over all who are there. Whether all leave."""
         total = self._round
-        weights, leaving, there = (float(count) for count in total[-3:])
+        weights, leaving, there, computing = (float(count) for count in total[-4:])
         if leaving == there:
             return True
-        np.divide(total[:-3], np.float32(max(1.0, weights)), out=total[:-3])
-        if self.weight:
-            self.receive(total[:-3], began, 8.0 * len(total) * (there - 1) / there)
+        np.divide(total[:-4], np.float32(max(1.0, weights)), out=total[:-4])
+        if self.weight and computing:
+            self.receive(total[:-4], began, 8.0 * len(total) * (there - 1) / there)
         return False
 
 

@@ -146,7 +146,7 @@ def test_the_mean_is_over_those_who_are_there() -> None:
     }
     all_of([lambda each=each: each.once(False) for each in meetings.values()])
     assert [each.replica.value[0] for each in meetings.values()] == [4.0, 4.0]
-    assert all(each.notes.sent == 8.0 * (SIZE + 3) / 2 for each in meetings.values())
+    assert all(each.notes.sent == 8.0 * (SIZE + 4) / 2 for each in meetings.values())
 
 
 def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> None:
@@ -181,6 +181,28 @@ def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> Non
     assert [each.value[0] for each in replicas] == [4.0, 4.0]
     assert notes[0].gaps == {2: 3} and sum(gap * count for gap, count in notes[1].gaps.items()) <= 2
     assert notes[0].exchanges >= 3
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_when_all_are_out_of_data_no_round_moves_anything(trainers: int) -> None:
+    """Blocks have momentum, which would carry the replicas on for as long as the phase takes to be closed."""
+    group, replicas = MemoryGroup(trainers), [replica(0.1 + rank) for rank in range(trainers)]
+    rounds = threading.Semaphore(0)
+
+    def trainer(rank: int) -> None:
+        rule = make("bmuf", SIZE, {"block_momentum": 0.5, "block_lr": 1.0, "nesterov": False})
+        rule.start(ones(5.0))
+        meeting = RoundMeeting(replicas[rank], rule, Notes(), group.member(rank))
+        accept = meeting.accept
+        meeting.accept = lambda began: (accept(began), rounds.release())[0]  # type: ignore[method-assign]
+        loop = Foreground(meeting, 100)
+        loop.idle()
+        for _ in range(3):
+            assert rounds.acquire(timeout=LIMIT)
+        loop.close()
+
+    all_of([lambda rank=rank: trainer(rank) for rank in range(trainers)])
+    assert [each.value[0] for each in replicas] == [np.float32(0.1 + rank) for rank in range(trainers)]
 
 
 @pytest.mark.parametrize("shadow", [True, False])

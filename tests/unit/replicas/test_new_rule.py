@@ -14,6 +14,7 @@ from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, Tra
 from gbactl.data.dataset import open_dataset
 from gbactl.policies import base as policies
 from gbactl.replicas import base as rules
+from gbactl.replicas import bmuf, easgd, ma  # noqa: F401  (known before the fixture forgets what came after it)
 from gbactl.virtual.run import run_virtual
 from tests.support import small_data
 
@@ -42,7 +43,8 @@ class ForegroundNudge(ReplicaPolicy):
 
 @pytest.fixture
 def nudge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both files, as if they were in their packages; forgotten afterwards."""
+    """Both files, as if they were in their packages; forgotten afterwards. What was there before is found before."""
+    policies.names()
     for package, text in ((gbactl.replicas, RULE), (gbactl.policies, MODE)):
         folder = tmp_path / package.__name__
         folder.mkdir()

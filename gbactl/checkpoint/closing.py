@@ -31,18 +31,29 @@ class Closing:
     ) -> None:  # fmt: skip
         self.folder, self.manifest, self.keep = folder, manifest, keep
         self.dense, self.optimizer = dense, optimizer
-        self.error, self.over = "", False
+        self.error = ""
+        self._thread: threading.Thread | None = None
         if inline:
             self._run()
         else:
-            threading.Thread(target=self._run, name="checkpoint", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+            self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to wait for; `error` says why it failed, if it did."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Until it is over, but no longer."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
             self._close()
         except Exception as error:  # told to the launcher; training goes on
             self.error = f"{self.manifest.name} could not be written ({getattr(error, 'strerror', None) or error})"
-        self.over = True
 
     def _close(self) -> None:
         path = self.folder.path / self.manifest.name

@@ -8,7 +8,6 @@ costs the coordinator a message to and from every server; a thread writes the ma
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -305,10 +304,9 @@ class Cuts:
         """A checkpoint that waits for a server's part will not be; one that has it is waited for.
 
         The next one is whole: that server is older than the rest."""
-        deadline = time.monotonic() + CLOSING_SECONDS
-        while self._open is not None and self._open.closing is not None and time.monotonic() < deadline:
+        if self._open is not None and self._open.closing is not None:
+            self._open.closing.wait(CLOSING_SECONDS)
             self.look()
-            time.sleep(0.001)
         if self._open is None or self._open.closing is None:
             self.abandon(f"S{shard} is gone")
         self._base, self._mixed = None, True

@@ -35,7 +35,7 @@ class Holdings:
         return Holding(worker, epoch, 0 if phase is None else phase.number, granted, held)
 
 
-class Parts:
+class Waiting:
     """A server's: what it told of every part of a gradient that waits for its step."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from gbactl.cluster.centre import CentreSide
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.comeback import Comeback
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.holdings import Parts
+from gbactl.cluster.holdings import Waiting
 from gbactl.cluster.messages import (
     KIND,
     Ack,
@@ -81,7 +81,7 @@ class Server:
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
-        self._parts = Parts()
+        self._parts = Waiting()
         self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
         centre = CentreSide(shard)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from typing import Any
 
 import pytest
 
-from tests.support.processes import Launcher, alive, collective, wait_for
+from tests.support.processes import Launcher, alive, collective
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
         "mode.local_batch=128", "train.max_eval_samples=2000")  # fmt: skip
@@ -61,14 +59,7 @@ def test_sync_with_a_killed_worker_has_the_bits_of_one_without(launcher: Launche
 def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1")
     launched.training()
-    pid = launched.node("W2")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        wait_for(lambda: (launched.run_dir / "logs" / "W2-1.log").exists(), 20)
-        assert alive(pid)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: not alive(pid), 20)
+    launched.hangs_and_wakes_up("W2")
     done = launched.finish()
     assert done.code == 0, done.err
     [failed] = done.result["recovery"]

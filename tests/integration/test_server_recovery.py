@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from typing import Any
 
 import pytest
 
 from gbactl.cluster import eventlog
-from tests.support.processes import Launched, Launcher, alive, wait_for
+from tests.support.processes import Launched, Launcher, alive
 
 KILL = "faults.plans=[{kind: kill, servers: [0], step: 7}]"
 SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
@@ -53,14 +51,7 @@ def test_everybody_goes_back(launcher: Launcher) -> None:
 def test_a_stopped_server_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1", "checkpoint=cpr")
     launched.training()
-    pid = launched.node("S1")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        wait_for(lambda: (launched.run_dir / "logs" / "S1-1.log").exists(), 20)
-        assert alive(pid)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: not alive(pid), 20)
+    launched.hangs_and_wakes_up("S1")
     assert launched.process.poll() is None
     result = ended(launched, 60_000)
     [failed] = result["recovery"]

@@ -100,6 +100,17 @@ class Launched:
         assert self.process.poll() is None, self.process.communicate()[1]
         self.nodes()
 
+    def hangs_and_wakes_up(self, name: str) -> None:
+        """Stop a node until another one is in its place, and let it go on: it has to end by itself."""
+        pid = self.node(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_for(lambda: (self.run_dir / "logs" / f"{name}-1.log").exists(), 20)
+            assert alive(pid)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: not alive(pid), 20)
+
     def finish(self, seconds: float = SECONDS) -> Finished:
         """Wait for the end."""
         began = time.monotonic()

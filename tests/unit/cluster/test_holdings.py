@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from gbactl.cluster import holdings
-from gbactl.cluster.holdings import Holdings, Parts
+from gbactl.cluster.holdings import Holdings, Waiting
 from gbactl.cluster.messages import BeginPhase, Granted, Holding, Staged
 from gbactl.store.shard import Shard
 
@@ -40,7 +40,7 @@ def test_old_grants_are_forgotten_and_held_ones_never() -> None:
     assert told.held == [1, 0, 1] and len(told.granted) == 2 * holdings.LAST and told.granted[1] == holdings.LAST
 
 
-class Waiting:
+class Held:
     """A shard of which only what waits there is looked at."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def staged(batch: int, worker: int = 0) -> Staged:
 
 
 def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
-    parts, shard = Parts(), cast(Any, Waiting())
+    parts, shard = Waiting(), cast(Any, Held())
     for batch in (5, 2, 9):
         parts.told(staged(batch), cast(Shard, shard))
     shard.staged = (5, 9)
@@ -64,7 +64,7 @@ def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
 
 
 def test_parts_that_were_applied_are_forgotten() -> None:
-    parts, shard = Parts(), cast(Any, Waiting())
+    parts, shard = Waiting(), cast(Any, Held())
     for batch in range(4 * holdings.MOST):
         shard.staged = (batch - 1, batch)
         parts.told(staged(batch), shard)

@@ -73,6 +73,6 @@ def test_sync_that_went_back_has_the_bits_of_a_run_in_which_nobody_died(launcher
 @pytest.mark.parametrize("plan", ["kill_server", "hang_server"])
 @pytest.mark.parametrize("mode", ["async", "hop_bs"])
 def test_the_ready_made_plans(launcher: Launcher, plan: str, mode: str) -> None:
-    options = ("experiment=smoke", "data.days=2", f"mode={mode}", f"faults={plan}", "cluster.hang_seconds=2", *SAVED)
+    options = ("experiment=smoke", "data.days=2", f"mode={mode}", f"faults={plan}", "cluster.hang_seconds=2")
     result = ended(launcher.start(*options, small=False), 40_000)
     assert [failed["process"] for failed in result["recovery"]] == ["S0"]

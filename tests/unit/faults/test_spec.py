@@ -48,7 +48,14 @@ def test_every_group_can_be_chosen_and_has_a_comment_a_key(path: Any) -> None:
         path.stem == "none"
     )
     for line in path.read_text().splitlines():
-        assert "#" in line or line.strip() == "plans:" or line.strip().startswith("- kind: ")
+        told = "#" in line or line.strip() in ("", "plans:", "faults:", "defaults:")
+        assert told or line.strip().startswith(("- kind: ", "- override /checkpoint: "))
+
+
+@pytest.mark.parametrize("plan", ["kill_server", "hang_server"])
+def test_a_server_that_is_to_be_lost_is_saved_unless_told_otherwise(plan: str) -> None:
+    assert compose([f"faults={plan}"]).checkpoint.name == "cpr"
+    assert compose([f"faults={plan}", "checkpoint=full"]).checkpoint.name == "full"
 
 
 def test_the_factors() -> None:

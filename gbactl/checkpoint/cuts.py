@@ -180,7 +180,7 @@ class Cuts:
             training.parts = Parts(self.stakes.updates.applied, self.c.returns.missed)
 
     def _is_due(self, step: int) -> bool:
-        if self._open is not None or self._planned is not None or not self.c.returns.complete:
+        if self._open is not None or self._planned is not None or not self.c.returns.sound:
             return False
         gap = self.rhythm.step_gap
         return self.c.hub.now() >= self._due if gap is None else step % gap == 0
@@ -203,7 +203,7 @@ class Cuts:
 
     def _ordered(self, step: int) -> None:
         """Step `step` - 1 has just been ordered."""
-        if self._planned is not None and self._planned[0] == step and self.c.returns.complete:
+        if self._planned is not None and self._planned[0] == step and self.c.returns.sound:
             number, self._planned = self._planned[1], None
         elif self.c.now.home == "servers" and self._is_due(step):
             number = self._plan()
@@ -300,15 +300,17 @@ class Cuts:
         safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
         self.stakes.saved(step, None if kind == "chosen" else cut.samples, safe)
 
-    def server_gone(self, shard: int) -> None:
-        """A checkpoint that waits for a server's part will not be; one that has it is waited for.
-
-        The next one is whole: that server is older than the rest."""
+    def settle(self, why: str) -> None:
+        """There is none under way afterwards: one that has all its parts is waited for, another will not be."""
         if self._open is not None and self._open.closing is not None:
             self._open.closing.wait(CLOSING_SECONDS)
             self.look()
-        if self._open is None or self._open.closing is None:
-            self.abandon(f"S{shard} is gone")
+        if self._open is not None:
+            self.abandon(why)
+
+    def server_gone(self, shard: int) -> None:
+        """A server is lost. The next checkpoint is whole: what comes in its place is older than the rest."""
+        self.settle(f"S{shard} is gone")
         self._base, self._mixed = None, True
 
     def server_lost(self, shard: int, finished: int) -> float:
@@ -317,8 +319,7 @@ class Cuts:
         return self.stakes.lost(shard, finished).pls
 
     def go_back(self, position: Position) -> None:
-        """Everybody is where a checkpoint was, and the job with them."""
-        self.abandon("everybody goes back")
+        """Everybody is where the newest checkpoint was, and the job with them; none is under way (see settle)."""
         position.go_back(self.c.record, self.stopping, self.results)
         self.at, self.c.step, self._base = position, position.step, None
         self.stakes.updates.again()

@@ -64,6 +64,11 @@ class Returns:
         """Whether every shard is served."""
         return not self._gone
 
+    @property
+    def sound(self) -> bool:
+        """Whether what the servers have may be saved: every shard is served, and none waits for all to go back."""
+        return not (self._gone or self._back)
+
     @contextmanager
     def asking(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
         """Tell every server, and inside, whoever takes the place of one whose shard has not answered."""
@@ -224,6 +229,7 @@ class Returns:
         """Everybody has the last complete checkpoint; the job is where it was then."""
         c = self.c
         c._pump(lambda: self.complete)
+        c.cuts.settle("everybody goes back")
         path, position = self._newest()
         before, finished = c.step, c.record.ledger.finished
         self._reloaded.clear()

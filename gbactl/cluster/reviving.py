@@ -179,7 +179,7 @@ class Revival:
             training.clock.first, training.clock.last = self.found.stood["at"], self.c.hub.now()
         for shard, standing in sorted(self._standing.items()):
             self._tell_server(training, self.c.members.of("server")[shard], standing, rebuilt)
-        training.take_up(rebuilt)
+        training.take_up(rebuilt, set(self._holding))
         self._go_on(training, {worker: self._missing(rebuilt, each) for worker, each in self._holding.items()})
 
     def _tell_server(self, training: Training, channel: Channel, standing: Standing, rebuilt: Rebuilt) -> None:
@@ -216,6 +216,8 @@ class Revival:
                     self._tell_worker(training, holding, missing[worker])
                 for _ in range(waits[worker]):
                     c._take(worker)
+        if training is not None:
+            training.tell()
         c.switcher.settle(self.found.notes["moves"])
         self._back()
 

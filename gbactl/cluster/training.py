@@ -73,6 +73,7 @@ class Training:
         self._openings = -1
         self._parts: dict[int, dict[int, Staged]] = {}
         self._leaving: set[int] = set()
+        self._untold: set[int] = set()  # workers that have not heard of the phase yet
         self._unasked: set[int] = set()
         self.parts: Parts | None = None  # what is known of gradients on shards that may be lost
         self.shards = members.expected["server"]
@@ -112,7 +113,7 @@ class Training:
 
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
-        absent = worker not in self.workers  # another coordinator's, that has not come back
+        absent = worker not in self.workers or worker in self._untold  # another coordinator's, not brought up yet
         grant = None if absent or (self.one_each and self._flying[worker]) else self.policy.take(worker)
         if grant is None:
             return False
@@ -136,8 +137,11 @@ class Training:
             )
         )
 
-    def take_up(self, rebuilt: Rebuilt) -> None:
-        """Go on where another coordinator's log ends; `policy` is there already. What it had decided is carried out."""
+    def take_up(self, rebuilt: Rebuilt, untold: set[int]) -> None:
+        """Go on where another coordinator's log ends; `policy` is there already. What it had decided is carried out.
+
+        Workers that are `untold` get nothing before `tell` is called."""
+        self._untold = untold
         self.finished, self.reissued = rebuilt.finished, rebuilt.reissued
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if rebuilt.stopped:
@@ -149,6 +153,12 @@ class Training:
             else:
                 self._order(each.decision, each.lr_scale)
                 self.finished.settle(each.decision)
+
+    def tell(self) -> None:
+        """Everybody has heard of the phase."""
+        self._untold, self._openings = set(), -1
+        self.serve()
+        self._hand_out_unasked()
 
     @property
     def unread(self) -> Ranges:

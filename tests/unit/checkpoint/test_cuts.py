@@ -41,7 +41,7 @@ class Cluster:
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
         self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell)
         self.events: list[dict[str, Any]] = []
-        self.returns = SimpleNamespace(complete=True, losses=0, missed=lambda *_: None)
+        self.returns = SimpleNamespace(complete=True, sound=True, losses=0, missed=lambda *_: None)
         self.journal = SimpleNamespace(note=lambda: None)
         self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
         self.cuts.begin(1000)
@@ -79,6 +79,18 @@ def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
     cluster.answer(1, 1)
     assert names(tmp_path) == ["cut-000001"]
     assert [event["state"] for event in cluster.events] == ["planned", "saved"]
+
+
+def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
+    """A server that has come back is older than the others until then."""
+    cluster = Cluster(tmp_path, "gba")
+    cluster.returns.sound = False
+    for step in (1, 2, 3, 4):
+        cluster.training.ordered(step)
+    assert cluster.saves() == []
+    cluster.returns.sound = True
+    cluster.training.ordered(6)
+    assert [save.step for save in cluster.saves()] == [6]
 
 
 def test_by_time(tmp_path: Path) -> None:

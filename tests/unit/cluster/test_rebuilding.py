@@ -167,7 +167,7 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     for record in records:
         rebuilt.feed(record)
     assert [again.training.told(*order) for order in rebuilt.orders] == run.orders()[: len(rebuilt.orders)]
-    again.training.take_up(rebuilt)
+    again.training.take_up(rebuilt, set())
     for worker in set(range(WORKERS)) - again.policy.live:
         again.training.joined(worker)
     again.finish(rng)
@@ -210,9 +210,21 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
     for record in records[1:place]:
         rebuilt.feed(record)
     assert len(rebuilt.decided) == 1 and rebuilt.orders == []
-    again.training.take_up(rebuilt)
+    again.training.take_up(rebuilt, set())
     assert again.orders() == run.orders()
     assert list(eventlog.read(again.path))[1:] == [records[place]]
+
+
+def test_who_has_not_heard_of_the_phase_gets_nothing(tmp_path: Path) -> None:
+    """It asks early: what is handed out before it knows the phase it could not understand."""
+    again = Run(tmp_path / "events.log", "gba", 150)
+    again.training.take_up(Rebuilt(again.policy, lr_scale, again.statistics), {0, 1})
+    again.training.waiting.extend((0, 1))
+    again.training.serve()
+    assert not again.training.take(0) and again.training.take(2)
+    again.training.waiting.append(0)
+    again.training.tell()
+    assert not again.training.waiting and sorted(owner for owner, _ in again.policy.leases.values()) == [0, 0, 1, 2]
 
 
 def test_the_driver_of_these_tests_disturbs(tmp_path: Path) -> None:

@@ -447,6 +447,17 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     return last
 
 
+def no_mixture_was_saved(run_dir: Path) -> bool:
+    """Where everybody goes back, it is to what was saved before the loss: what one server has afterwards is older."""
+    told = [r.fields for r in eventlog.read(run_dir / "events.log") if getattr(r, "kind", 0) == eventlog.SERVER]
+    lost, sound = -1, True
+    for each in told:
+        lost = each["step"] if each["state"] == "lost" and lost < 0 else lost
+        if each["state"] == "rewound":
+            sound, lost = sound and each["loaded"] <= lost, -1
+    return sound
+
+
 @pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8), ("cpr_ssu", 16), ("full", 6)])
 def test_every_update_is_there_or_counted_as_lost(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int
@@ -460,6 +471,7 @@ def test_every_update_is_there_or_counted_as_lost(
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
     lost = sum(failed["lost_updates"] for failed in result["recovery"])
     assert len(result["recovery"]) == 3 and (lost > 0) == (save != "full")
+    assert no_mixture_was_saved(tmp_path)
     assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
 
 

@@ -22,7 +22,7 @@ REMEMBERED = 256  # pushes a shard: more than a worker can have out
 Dial = Callable[[str, Peer], Channel]
 
 
-class Holding:
+class Parked:
     """In the place of a connection that is lost: keeps pushes for the next one, forgets what else is sent."""
 
     def __init__(self, peer: Peer) -> None:
@@ -80,7 +80,7 @@ class Routes:
 
     def lose(self, shard: int) -> None:
         """Nobody serves a shard until somebody else does."""
-        self._replace(shard, Holding(self.servers[shard].peer))
+        self._replace(shard, Parked(self.servers[shard].peer))
 
     def renew(self, message: Relocated, dial: Dial) -> Channel | None:
         """Another process serves a shard; None if that is gone again."""
@@ -89,11 +89,11 @@ class Routes:
         try:
             channel = dial(message.address, Peer("server", shard, message.epoch))
         except WireError:
-            if not isinstance(self.servers[shard], Holding):
+            if not isinstance(self.servers[shard], Parked):
                 self.lose(shard)
             return None
         old = self._replace(shard, channel)
-        held = old if isinstance(old, Holding) else None
+        held = old if isinstance(old, Parked) else None
         for push, where in list(self._sent[shard]):
             if where not in (held, channel) and (push.phase, push.batch) in wanted:
                 channel.send(push._replace(rows=~push.rows, dense=0))

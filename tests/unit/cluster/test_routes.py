@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.messages import Pull, Push, Relocated
-from gbactl.cluster.routes import Holding, Routes
+from gbactl.cluster.routes import Parked, Routes
 from gbactl.errors import WireError
 
 
@@ -99,7 +99,7 @@ def test_one_that_is_gone_before_it_is_reached(hangs: bool) -> None:
     if not hangs:
         routes.lose(0)
     assert routes.renew(relocated(), nobody) is None
-    assert isinstance(routes.servers[0], Holding) and old.closed
+    assert isinstance(routes.servers[0], Parked) and old.closed
     send(routes, 1)
     assert routes.renew(relocated(1), lambda address, peer: new) is new
     assert new.sent == [(push(1), bytes([1, 1]))]

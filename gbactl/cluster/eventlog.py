@@ -137,7 +137,7 @@ class EventLog:
     def info(self, kind: int, fields: dict[str, Any]) -> None:
         """A header, phase, checksum, switch or end record, or a note."""
         self._add(kind, fields)
-        if self.ahead and kind in (PHASE, SWITCH, NOTE):
+        if self.ahead and kind in (PHASE, SWITCH, NOTE, SERVER):
             self.flush()
 
     def grant(self, worker: int, batch: int, token: int) -> None:

@@ -375,6 +375,8 @@ class Exchange:
         if shard < 0:
             self._have_dense = [-1] * len(self.servers)
             return
+        if self.routes.serves(shard, message.epoch):  # told again by another coordinator
+            return
         self._have_dense[shard] = -1
         if shard in self._overdue:
             self._overdue.pop(shard).cancel()

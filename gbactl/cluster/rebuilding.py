@@ -38,6 +38,7 @@ class Rebuilt:
         self.policy, self.statistics = policy, statistics
         self.finished = Finished()
         self.orders: list[tuple[Step, float]] = []  # with their learning-rate factors
+        self.waiting: set[int] = set()  # announced, with a fate to come
         self.joins: dict[int, deque[Grant]] = {}  # the last hand-outs of no samples, by worker
         self.reissued = 0
         self.stopped = self.begun = False
@@ -53,6 +54,7 @@ class Rebuilt:
         if isinstance(record, OrderRecord):
             step, scale = self._decisions.order(record)
             self.orders.append((step, scale))
+            self.waiting.difference_update(member.batch for member in step.members)
             self.finished.settle(step)
             self.statistics.applied(step)
         elif isinstance(record, DropRecord):
@@ -66,6 +68,7 @@ class Rebuilt:
         self._decisions.drop(record)
         assert due is not None and isinstance(due.decision, Drop)
         self.finished.drop(due.decision)
+        self.waiting.discard(record.batch)
         self.statistics.dropped(record.batch)
 
     def _happened(self, record: Record) -> None:
@@ -95,3 +98,4 @@ class Rebuilt:
         pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
         self.statistics.noted(record.worker, record.batch, samples, pulled)
         self._decisions.announce(record)
+        self.waiting.add(record.batch)

@@ -85,6 +85,17 @@ class Returns:
         with self.asking(message, answered):
             self.c._pump(lambda: all(answered(shard) for shard in range(self.c.cfg.cluster.servers)))
 
+    def restore(self, told: list[dict[str, Any]]) -> None:
+        """Go on where a dead coordinator was; `told` of servers in its log since nothing was in flight.
+
+        Raises ClusterError where one had not come back, or everybody was to go back: who has what, no log tells."""
+        back = {each["shard"] for each in told if each["state"] == "back"}
+        lost = {each["shard"] for each in told if each["state"] == "lost"}
+        if told and (self.full or lost - back or told[-1]["state"] == "lost"):
+            which = ", ".join(f"S{shard}" for shard in sorted(lost))
+            raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
+        self.losses = sum(each["state"] == "lost" for each in told)
+
     # -- who is gone --------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -178,13 +189,14 @@ class Returns:
         members.admit_server(shard)
         del self._gone[shard]
         self._bring_up(channel, message.step)
-        self._tell_workers(channel)
         if self.full:
             self._back = True
         else:
             self._cost(shard, c.cuts.stakes.older(shard, message.step))
             self._of_use(shard)
+        c.journal.note()
         c.log.info(eventlog.SERVER, {"shard": shard, "state": "back", "step": c._now_step, "loaded": message.step})
+        self.tell_workers(channel)
         c._event("joined", {"process": f"S{shard}", "step": c._now_step, "loaded": message.step})
 
     def _of_use(self, shard: int) -> None:
@@ -202,7 +214,8 @@ class Returns:
         if self._asked is not None and not self._asked[1](channel.peer.index):
             channel.send(self._asked[0])
 
-    def _tell_workers(self, channel: Channel) -> None:
+    def tell_workers(self, channel: Channel) -> None:
+        """Where a shard is served now, and what must have a part there."""
         c, shard = self.c, channel.peer.index
         address, epoch = c.members.addresses[shard], channel.peer.epoch
         for worker, to in c.members.of("worker").items():

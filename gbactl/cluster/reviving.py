@@ -56,11 +56,12 @@ class Revival:
         self.epochs: dict[int, int] = {worker: epoch for worker, epoch in notes["epochs"]}
         self.gone: list[int] = notes["gone"]
         self.known = set(range(coordinator.cfg.processes)) - set(self.gone)
-        self._servers(found)
+        self.servers: dict[int, int] = {shard: epoch for shard, epoch in notes["servers"]}
         infos = [record for record in found.records if isinstance(record, InfoRecord)]
         phases = [record.fields for record in infos if record.kind == eventlog.PHASE]
         self.number = found.stood["phase"] + len(phases)
         self.begun = BeginPhase(**phases[-1]) if phases and found.stood["stage"] == TRAIN else None
+        self.told = [record.fields for record in infos if record.kind == eventlog.SERVER]
         self._standing: dict[int, Standing] = {}
         self._holding: dict[int, Holding] = {}
         self._staged: list[tuple[Channel, Staged]] = []
@@ -68,21 +69,15 @@ class Revival:
             Standing: self._on_standing, Holding: self._on_holding,
         }  # fmt: skip
 
-    @staticmethod
-    def _servers(found: Found) -> None:
-        """Raise ClusterError where a server was lost as well: who has what of it, a log does not tell."""
-        infos = [record for record in found.records if isinstance(record, InfoRecord)]
-        if any(record.kind == eventlog.SERVER for record in infos):
-            raise ClusterError("A server was lost in the phase in which the coordinator was killed; type resume=.")
-
     # -- everybody comes back -----------------------------------------------------------------------
 
     def gather(self) -> None:
         """Wait until servers and launcher are there, and workers as long as one may say nothing.
 
-        Raises ClusterError that names the servers that are not."""
+        Raises ClusterError that names the servers that are not, or that were lost just before."""
         c, cluster = self.c, self.c.cfg.cluster
         servers = set(range(cluster.servers))
+        c.returns.restore(self.told)
         c.members.knows(self.known)
 
         def there() -> bool:
@@ -99,6 +94,8 @@ class Revival:
         epoch = self.epochs.get(hello.number, 0)
         if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != epoch):
             raise WireError(f"{channel.peer} is not who was there before.")
+        if hello.role == "server" and channel.peer.epoch != self.servers.get(hello.number, 0):
+            raise WireError(f"{channel.peer} is not who served there before.")
         self.c.members.hello(channel, hello)
         self.c.members.ready.add((hello.role, hello.number))
         channel.send(Revive(self.found.epoch))
@@ -210,6 +207,9 @@ class Revival:
             for channel, staged in self._staged:
                 c._on_staged(channel, staged, Frame(CLOSED, b"", NO_BYTES))
             c._barrier(training.policy.step)
+        for channel in c.members.of("server").values():
+            if channel.peer.epoch:
+                c.returns.tell_workers(channel)
         for worker, holding in sorted(self._holding.items()):
             if worker in c.members.of("worker"):
                 if training is not None:

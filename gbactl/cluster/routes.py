@@ -71,6 +71,11 @@ class Routes:
         """Which shard a channel is that of; None if it is not any more."""
         return self._shard.get(id(channel))
 
+    def serves(self, shard: int, epoch: int) -> bool:
+        """Whether the connection to a shard is to that process already."""
+        channel = self.servers[shard]
+        return not isinstance(channel, Parked) and channel.peer.epoch == epoch
+
     def pushing(self, shard: int, push: Push) -> Channel:
         """Where a part goes that is sent now."""
         with self._lock:

@@ -142,6 +142,9 @@ class Training:
 
         Workers that are `untold` get nothing before `tell` is called."""
         self._untold = untold
+        if self.parts is not None:
+            for batch in rebuilt.waiting:
+                self.parts.announced(batch, [0] * self.shards)  # of how many rows, the log does not tell
         self.finished, self.reissued = rebuilt.finished, rebuilt.reissued
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if rebuilt.stopped:

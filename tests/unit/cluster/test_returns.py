@@ -12,8 +12,10 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.cluster import comeback, eventlog
+from gbactl.cluster.memory import MemoryChannel
 from gbactl.cluster.messages import (
     KIND,
+    Adopt,
     Barrier,
     BeginPhase,
     Event,
@@ -92,6 +94,24 @@ class Victim:
             raise Killed
 
         monkeypatch.setattr(Server, "handle", handle)
+
+
+class Orphaned:
+    """The coordinator dies when it is about to send its `later`-th message since it sent one of a kind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], later: int) -> None:
+        self.died = False
+        plain, seen = MemoryChannel.send, [-1]
+
+        def send(this: Any, message: Any, payload: Any = None) -> None:
+            if this._hub.me.role == "coordinator" and not self.died:
+                seen[0] += isinstance(message, kind) or seen[0] >= 0
+                self.died = seen[0] == later
+                if self.died:
+                    raise Killed
+            plain(this, message, payload)
+
+        monkeypatch.setattr(MemoryChannel, "send", send)
 
 
 def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
@@ -428,6 +448,44 @@ def test_who_hangs_where_nobody_may_ends_the_run(
 ) -> None:
     with pytest.raises(ClusterError, match=r"S0 has not answered for 0\.4 s .* type checkpoint=cpr"):
         run_in_memory(config("gba", save="none", hang=0.4), data, tmp_path)
+
+
+# -- and the coordinator ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [1, 3, 8, 40])
+@pytest.mark.parametrize("mode", ["gba", "async", "hop_bw", "sync"])
+def test_the_coordinator_is_killed_soon_after_a_server_came_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
+) -> None:
+    """Within the same phase: some workers know where the shard is now, others do not."""
+    Victim(monkeypatch, Push, 12)
+    orphaned = Orphaned(monkeypatch, Adopt, later)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert orphaned.died and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
+    assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
+
+
+def test_the_coordinator_is_killed_and_then_a_server(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits on the shards was announced to the coordinator before."""
+    Victim(monkeypatch, OrderStep, 9)
+    orphaned = Orphaned(monkeypatch, OrderStep, 40)
+    result = run_in_memory(config("gba"), data, tmp_path)
+    adds_up(result)
+    assert orphaned.died and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
+
+
+@pytest.mark.parametrize("save", ["cpr", "full"])
+def test_who_loses_the_coordinator_before_a_server_is_back_ends(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
+) -> None:
+    Victim(monkeypatch, Push, 12)
+    Orphaned(monkeypatch, Adopt, 0 if save == "cpr" else 4)
+    with pytest.raises(ClusterError, match=r"S0 was lost, and then the coordinator, .* type resume="):
+        run_in_memory(config("gba", save=save), data, tmp_path)
 
 
 # -- exactness --------------------------------------------------------------------------------------

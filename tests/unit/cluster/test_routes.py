@@ -103,3 +103,14 @@ def test_one_that_is_gone_before_it_is_reached(hangs: bool) -> None:
     send(routes, 1)
     assert routes.renew(relocated(1), lambda address, peer: new) is new
     assert new.sent == [(push(1), bytes([1, 1]))]
+
+
+def test_whether_a_shard_is_served_by_a_process_already() -> None:
+    routes = Routes([Recorder("old"), Recorder("other")])
+    assert routes.serves(0, 0) and not routes.serves(0, 1)
+    new = Recorder("new")
+    new.peer = Peer("server", 0, 1)
+    routes.renew(relocated(), lambda address, peer: new)
+    assert routes.serves(0, 1) and not routes.serves(0, 0) and routes.serves(1, 0)
+    routes.lose(0)
+    assert not routes.serves(0, 1), "it is gone, and may be told of again"

@@ -22,12 +22,12 @@ from gbactl.errors import EventLogError
 
 MAGIC = b"gbaclog\0"
 FORMAT = 4
-READ = (3, 4)  # 4 has notes
+READ = (3, 4)  # 4 has notes, and tells when the dense part was moved for a successor
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
-SERVER, NOTE = 14, 15
-INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE)
+SERVER, NOTE, MOVED = 14, 15, 16
+INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED)
 FLUSH_BYTES = 1 << 16
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
@@ -258,7 +258,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
-    if kind not in range(HEADER, NOTE + 1):
+    if kind not in range(HEADER, MOVED + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
         values = msgpack.unpackb(body)

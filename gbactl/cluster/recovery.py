@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gbactl.cluster import eventlog
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
@@ -188,6 +189,9 @@ class Recovery:
         if home == "servers" or not (ready or self.broken):
             return
         self.broken = False
+        if c.started:
+            c.log_checksums(c.inspect("server", what=c.switcher.what))
+        c.log.info(eventlog.MOVED, {"step": c.step})
         mover = c.switcher.mover
         mover.move("servers", home)
         self.admit(None, "servers")

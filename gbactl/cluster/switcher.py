@@ -93,7 +93,7 @@ class Switcher:
     def _switch(self, cfg: RunConfig, first: int, inside: bool) -> None:
         wish, self._wish = self._wish, {}
         self._losses = self.c.returns.losses
-        servers = self.c.inspect("server", what=self._what)
+        servers = self.c.inspect("server", what=self.what)
         if inside:
             self.c.log_checksums(servers)
         why_not = self._reason(cfg) or self._begun(cfg, servers, inside)
@@ -111,7 +111,7 @@ class Switcher:
     def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> str:
         """Sum up and move; why that could not be done, empty if it was."""
         everybody = "workers" in (cfg.home, self.c.now.home)
-        workers = self.c.inspect("worker", what=self._what, seconds=self._patience) if everybody else {}
+        workers = self.c.inspect("worker", what=self.what, seconds=self._patience) if everybody else {}
         if everybody and not workers:
             return "a worker did not answer"
         if reason := self._reason(cfg):
@@ -155,8 +155,9 @@ class Switcher:
         return max(1.0, self.c.cfg.switch.drain_seconds)
 
     @property
-    def _what(self) -> str:
-        """checksum, or dense where the tables are too large to be read while everybody waits."""
+    def what(self) -> str:
+        """What nodes sum up between two phases: checksum, or dense where the tables are too large to be read while
+        everybody waits."""
         cfg, optimizer = self.c.cfg, {"sgd": 1, "adam": 3}.get(self.c.cfg.optim.name, 2)
         size = 4 * self.c.dataset.schema.rows * row_width(cfg.model) * optimizer
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
@@ -165,7 +166,7 @@ class Switcher:
         """The model sum of everything inspected, noted in the log."""
         total = checksums(found)["model"] or ""
         self.c.log.info(
-            eventlog.CHECKSUM, {"step": self.c.step - 1, "model": total, "when": when, "of": self._what}
+            eventlog.CHECKSUM, {"step": self.c.step - 1, "model": total, "when": when, "of": self.what}
         )
         return total
 
@@ -175,7 +176,7 @@ class Switcher:
             return
         drained, self._drained = self._drained, None
         roles = ["server", *(["worker"] if self.c.now.home == "workers" else [])]
-        now = self._sum("resumed", self.c.inspect(*roles, what=self._what))
+        now = self._sum("resumed", self.c.inspect(*roles, what=self.what))
         if now != drained and self._losses == self.c.returns.losses:
             raise ClusterError(f"The switch to {self.c.now.mode.name} changed the model; please report this.")
 

@@ -155,7 +155,7 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
         if fields.get("step") != recording.steps:
             raise EventLogError(f"{recording.path} ends at step {fields.get('step')} after {recording.steps} orders.")
         recording.ended = True
-    elif record.kind != eventlog.NOTE:
+    elif record.kind not in (eventlog.NOTE, eventlog.MOVED):
         raise EventLogError(f"{recording.path} has a second header.")
 
 
@@ -190,6 +190,6 @@ def _checksum(recording: Recording, fields: dict[str, Any]) -> None:
     if step not in range(-1, recording.steps):
         raise EventLogError(f"{recording.path} has a checksum of step {step} before that step.")
     if kind == "whole":
-        recording.phases[-1].whole[shard] = value
+        recording.phases[-1].whole.setdefault(shard, value)  # the first one is that of what training left
     else:
         recording.digests[step, shard] = value

@@ -62,8 +62,10 @@ class Replayer:
 
     def _handle(self, record: Record) -> None:
         if isinstance(record, InfoRecord):
-            if record.kind in (eventlog.PHASE, eventlog.END, eventlog.SWITCH):
+            if record.kind in (eventlog.PHASE, eventlog.END, eventlog.SWITCH, eventlog.MOVED):
                 self._close()
+            if record.kind == eventlog.MOVED:  # from there the workers take it again
+                self.replica.move("servers")
             if record.kind == eventlog.SWITCH and record.fields.get("fresh"):
                 self._afresh()
             if record.kind == eventlog.CHECKSUM and "model" in record.fields:

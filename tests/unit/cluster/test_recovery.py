@@ -24,6 +24,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.errors import ClusterError, PeerGoneError
+from gbactl.replay.command import replay, sentence
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
@@ -242,8 +243,11 @@ def test_a_successor_takes_part_in_sync(
     monkeypatch.setattr(working, "warm_up", warm_up)
     monkeypatch.setattr(Exchange, "push", push)
     told: list[Event] = []
-    result = run_in_memory(config("sync"), data, tmp_path, told=told)
+    cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
+    result = run_in_memory(cfg, data, tmp_path, told=told)
     adds_up(result)
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
     assert names(told, "joined") == ["W1"] and model(result) == model(undisturbed)
     [failed] = result["recovery"]
     assert failed["useful_s"] is not None

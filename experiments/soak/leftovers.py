@@ -1,0 +1,45 @@
+"""What a training can leave behind on this machine: processes, shared memory, sockets, unfinished files. Linux."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC, SHM = Path("/proc"), Path("/dev/shm")
+GRACE_SECONDS = 10.0
+UNFINISHED = ("*.partial", "*.tmp", "control.json")
+
+
+def processes() -> Iterator[str]:
+    """Those of any run that live."""
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if b"gbactl.cluster.process" in (entry / "cmdline").read_bytes() and not _dead(entry):
+                yield f"process {entry.name}"
+        except OSError:  # it ended meanwhile
+            continue
+
+
+def _dead(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def found(run_dir: Path) -> set[str]:
+    """All there is now."""
+    memory = {f"shared memory {path.name}" for path in SHM.glob("gbactl-*")} if SHM.exists() else set()
+    sockets = {
+        f"socket {line.split()[-1]}" for line in (PROC / "net" / "unix").read_text().splitlines() if "@gbactl-" in line
+    }
+    files = {f"file {path}" for pattern in UNFINISHED for path in run_dir.rglob(pattern)}
+    return {*processes(), *memory, *sockets, *files}
+
+
+def wait(run_dir: Path, before: set[str]) -> set[str]:
+    """What is there that was not before, after a time in which it may go."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (left := found(run_dir) - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left

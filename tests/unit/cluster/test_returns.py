@@ -84,7 +84,8 @@ class Victim:
 
         def handle(this: Any, channel: Any, frame: Any) -> None:
             due = this.index == index and frame.kind == KIND[kind] and self.deaths < lives
-            seen[0] += due
+            if due:  # else another server's thread would undo what this one counts
+                seen[0] += 1
             if not due or seen[0] < turn:
                 plain(this, channel, frame)
                 return

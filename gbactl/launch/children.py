@@ -187,9 +187,9 @@ class Children:
 
         None while only those did that the coordinator may do without, or gets another one for.
         """
-        goes_on = self.revivable
-        judged = self.running[1:] if goes_on else self.running
-        ended = [(child, sentence) for child in judged if (sentence := child.exit_sentence())]
+        ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
+        goes_on = self.revivable  # asked last: who has just been killed is not judged as if nobody could take its place
+        ended = [(child, sentence) for child, sentence in ended if not (goes_on and child is self.running[0])]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
         if self.settled and spared and not self.ended():
             coordinator_lives = goes_on or self.running[0].process.poll() is None

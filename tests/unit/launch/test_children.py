@@ -135,6 +135,21 @@ def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving
     assert not reviving.revivable and reviving.told[1] == "hang" and 0 < reviving.told[0] <= time.monotonic()
 
 
+def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
+    reviving: Spawning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Child.exit_sentence
+
+    def sentence(this: Child) -> str | None:
+        if this.name == "C":
+            kill(reviving)
+        return plain(this)
+
+    monkeypatch.setattr(Child, "exit_sentence", sentence)
+    assert reviving.running[0].process.poll() is None and reviving.failure() is None
+    assert reviving.revivable
+
+
 def test_one_that_dies_before_it_goes_on_is_replaced_a_few_times(reviving: Spawning) -> None:
     for _ in range(MOST_LIVES):
         kill(reviving)

@@ -14,12 +14,13 @@ PATIENCE = 3.0  # seconds after which who says nothing counts as dead; short, so
 
 @dataclass(frozen=True)
 class Training:
-    """One: `strikes` says in words what its plan does."""
+    """One: `strikes` says in words what its plan does; so many of them come at a step, and `must` be done."""
 
     number: int
     mode: str
     overrides: tuple[str, ...]
     strikes: tuple[str, ...]
+    must: int
 
 
 def draw(seed: int, number: int) -> Training:
@@ -39,7 +40,8 @@ def draw(seed: int, number: int) -> Training:
         f"checkpoint={'cpr' if served else 'none'}", *(("checkpoint.interval_seconds=2",) if served else ()),
         f"faults.plans=[{', '.join(plans.values())}]",
     )  # fmt: skip
-    return Training(number, mode, overrides, tuple(plans))
+    must = sum("step:" in plan for plan in plans.values())
+    return Training(number, mode, overrides, tuple(plans), must)
 
 
 def _plans(rng: random.Random, served: bool, steps: int) -> dict[str, str]:

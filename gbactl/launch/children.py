@@ -189,7 +189,8 @@ class Children:
         """
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
         goes_on = self.revivable  # asked last: who has just been killed is not judged as if nobody could take its place
-        ended = [(child, sentence) for child, sentence in ended if not (goes_on and child is self.running[0])]
+        if goes_on:
+            ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
         if self.settled and spared and not self.ended():
             coordinator_lives = goes_on or self.running[0].process.poll() is None

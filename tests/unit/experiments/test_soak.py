@@ -35,7 +35,8 @@ def test_what_is_drawn_can_be_run(scripts: dict[str, ModuleType], number: int) -
     training = scripts["trouble"].draw(0, number)
     cfg = compose(list(training.overrides))
     assert cfg.mode.name == training.mode and cfg.faults.plans
-    assert 2 * cfg.data["rows_per_day"] == 2 * scripts["trouble"].ROWS and cfg.data["days"] == 2
+    assert training.must == sum("step" in plan for plan in cfg.faults.plans)
+    assert cfg.data["rows_per_day"] == scripts["trouble"].ROWS and cfg.data["days"] == 2
 
 
 def test_who_strikes_the_coordinator_leaves_a_server_time(scripts: dict[str, ModuleType]) -> None:

@@ -189,9 +189,10 @@ class Recovery:
         if home == "servers" or not (ready or self.broken):
             return
         self.broken = False
-        if c.started:
-            c.log_checksums(c.inspect("server", what=c.switcher.what))
-        c.log.info(eventlog.MOVED, {"step": c.step})
+        if home == "workers":  # for a replay; of replicas there is none
+            if c.started:
+                c.log_checksums(c.inspect("server", what=c.switcher.what))
+            c.log.info(eventlog.MOVED, {"step": c.step})
         mover = c.switcher.mover
         mover.move("servers", home)
         self.admit(None, "servers")

@@ -522,7 +522,7 @@ def test_every_update_is_there_or_counted_as_lost(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int
 ) -> None:
     """In async Adam counts the gradients that a row has had."""
-    Victim(monkeypatch, Push, 19, lives=2)
+    Victim(monkeypatch, Push, 12, lives=2)  # with 47 batches, of which each death may take six along
     Victim(monkeypatch, OrderStep, 17, index=1)
     result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
     adds_up(result)

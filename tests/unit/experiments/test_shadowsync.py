@@ -113,9 +113,10 @@ class Payloads:
             self.bytes[type(message)] += nbytes
 
 
+@pytest.mark.parametrize("dense", [None, 1])
 @pytest.mark.parametrize("mode", ["async", "gba", "sync", "fr_easgd"])
 def test_what_is_counted_from_the_log_is_what_went_through_the_network(
-    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int | None
 ) -> None:
     seen, plain = Payloads(), VirtualChannel.carry
 
@@ -127,7 +128,8 @@ def test_what_is_counted_from_the_log_is_what_went_through_the_network(
     options: dict[str, Any] = {"options": {"k": 3}, "local_batch": 32} if mode == "fr_easgd" else {}
     cfg = check(RunConfig(
         mode=ModeConfig(name=mode, **options), model=ModelConfig(dim=4, hidden=[8]),
-        cluster=ClusterConfig(name="virtual", workers=4, servers=2), train=TrainConfig(global_batch=128),
+        cluster=ClusterConfig(name="virtual", workers=4, servers=2, dense_servers=dense),
+        train=TrainConfig(global_batch=128),
     ))  # fmt: skip
     data, events = small_data.prepared(tmp_path / "cache", 1500), []
     run_virtual(cfg, open_dataset(data), tmp_path, events.append)

@@ -120,7 +120,7 @@ def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
     adds_up(result)
     sizes = bytes_of(result, "dense")
     assert all(sizes[:dense]) and not any(sizes[dense:]) and max(sizes[:dense]) - min(sizes[:dense]) <= 4
-    assert all(bytes_of(result, "rows")) and result["auc"] > 0.5
+    assert all(bytes_of(result, "table")) and result["auc"] > 0.5
     assert {shard for shard, _ in asked} <= set(range(dense))
     expected = {"shadow_easgd": {Elastic, GiveReplica}, "fr_easgd": {Elastic, GiveReplica}, "fr_ma": {GiveReplica}}
     assert {kind for _, kind in asked} >= expected.get(mode, set())

@@ -82,14 +82,17 @@ class Watch:
 
     def told(self) -> dict[str, Any]:
         """Samples a second, and what share of the time the interfaces of the first server and of the others took
-        bytes in."""
+        bytes in. Raises ValueError for a run of a moment."""
         training = self._training
-        enough = [look for look in self.looks if look[1] >= STEADY * training.policy.phase.samples]
-        first = enough[0]
-        last = max((look for look in enough if look[0] <= training.clock.last), default=first)
+        until = 0.0 if training is None else training.clock.last
+        steady = [
+            look for look in self.looks
+            if look[1] >= STEADY * training.policy.phase.samples and look[0] <= until
+        ]  # fmt: skip
+        if len(steady) < 2:
+            raise ValueError("This run is too short to tell its rate; give it more samples.")
+        first, last = steady[0], steady[-1]
         seconds = last[0] - first[0]
-        if seconds <= 0:
-            raise SystemExit("This run is too short to tell its rate; give it more samples.")
         shares = [(after - before) / seconds for before, after in zip(first[2], last[2], strict=True)]
         others = max(shares[1:], default=None)
         return {"eps": (last[1] - first[1]) / seconds, "busy": {"S0": shares[0], "others": others}, "steady": seconds}
@@ -117,7 +120,7 @@ def run(overrides: Sequence[str], folder: Path) -> float:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     cfg = compose([*overrides, f"run_dir={folder}"])
-    dataset, batches = open_dataset(prepare(cfg.data)), int(cfg.tracking.tags.get("batches", 0))
+    dataset, batches = open_dataset(prepare(cfg.data)), int(cfg.tracking.tags.get("batches", "0"))
     if batches:
         dataset = repeated(dataset, batches * cfg.cluster.workers * cfg.local_batch)
     told = times(cfg, dataset, folder)

@@ -109,7 +109,7 @@ def key_of(cell: Cell, version: str) -> str:
     from gbactl.config import to_dict
     from gbactl.tracking.summary import config_hash
 
-    batches = "".join(f"-{o.partition('=')[2]}" for o in cell.overrides if o.startswith(BATCHES))
+    batches = "".join("-" + o.removeprefix(BATCHES).strip("'") for o in cell.overrides if o.startswith(BATCHES))
     return f"{config_hash(to_dict(compose(list(cell.overrides))))}{batches}-{version}"
 
 

@@ -61,9 +61,9 @@ def test_what_saturates_is_told(idle: Any, data: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     dataset = open_dataset(data)
-    narrow = idle.times(config("fr_easgd", 1, bandwidth_gbit=0.01), dataset, tmp_path / "a")
+    narrow = idle.times(config("fr_easgd", 1, bandwidth_gbit=0.003), dataset, tmp_path / "a")
     wide = idle.times(config("fr_easgd", 1), dataset, tmp_path / "b")
-    assert narrow["busy"]["S0"] > 0.9 > narrow["busy"]["others"] > wide["busy"]["others"] > 0
+    assert narrow["busy"]["S0"] > 0.7 > narrow["busy"]["others"] > wide["busy"]["others"] > 0
     assert wide["busy"]["S0"] < 0.5 and narrow["eps"] < 0.5 * wide["eps"]
 
 
@@ -79,5 +79,5 @@ def test_a_cell_leaves_a_result(idle: Any, tmp_path: Path) -> None:
 
 def test_a_run_of_a_moment_has_no_rate(idle: Any, data: Path, tmp_path: Path) -> None:
     short = small_data.prepared(tmp_path / "cache", 128)
-    with pytest.raises(SystemExit, match="too short"):
+    with pytest.raises(ValueError, match="too short"):
         idle.times(config("async"), open_dataset(short), tmp_path)

@@ -4,7 +4,8 @@
 
 A cell is a part's `common` overrides with one combination of its `grid`. Its key is a hash of the resolved
 configuration and of gbactl's source; a cell whose result is there under runs/studies/ is not run again.
-Costs one `gbactl train` a cell; `jobs` of a part run side by side (virtual clusters use one core each).
+Costs one `gbactl train` a cell; `jobs` of a part run side by side (virtual clusters use one core each). A part with
+`idle: true` asks for times alone and computes no gradient (see idle.py).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import argparse
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = Path("runs/studies")
 LIMIT_SECONDS = 1800.0
+BATCHES = "+tracking.tags.batches="
 NUMBERS_DO_NOT_DEPEND_ON = ("calibration", "cli", "report", "tracking", "install", "doctor.py", "__pycache__")
 
 
@@ -48,13 +51,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """Some cells of a study, and how many run side by side. `needs`: an environment variable."""
+    """Some cells of a study, and how many run side by side. `needs`: an environment variable; `idle`: see idle.py."""
 
     name: str
     jobs: int
     cells: tuple[Cell, ...]
     common: tuple[str, ...]
     needs: str = ""
+    idle: bool = False
 
     @property
     def missing(self) -> str:
@@ -76,7 +80,8 @@ def _part(sweep: dict[str, Any], name: str, values: dict[str, Any], size: str) -
     common = (*sweep.get("common", ()), *values.get("common", ()), *change.get("common", ()))
     grid = {**values.get("grid", {}), **change.get("grid", {})}
     cells = tuple(Cell(sweep["study"], name, (*common, *chosen)) for chosen in combinations(grid))
-    return Part(name, int(values.get("jobs", 1)), cells, common, str(values.get("needs", "")))
+    needs, idle = str(values.get("needs", "")), bool(values.get("idle", False))
+    return Part(name, int(values.get("jobs", 1)), cells, common, needs, idle)
 
 
 def combinations(grid: dict[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
@@ -99,12 +104,13 @@ def code_version(package: Path = ROOT / "gbactl") -> str:
 
 
 def key_of(cell: Cell, version: str) -> str:
-    """A cell's name on disk."""
+    """A cell's name on disk; that of one for times alone (see idle.py) says how long it is."""
     from gbactl.compose import compose
     from gbactl.config import to_dict
     from gbactl.tracking.summary import config_hash
 
-    return f"{config_hash(to_dict(compose(list(cell.overrides))))}-{version}"
+    batches = "".join("-" + o.removeprefix(BATCHES).strip("'") for o in cell.overrides if o.startswith(BATCHES))
+    return f"{config_hash(to_dict(compose(list(cell.overrides))))}{batches}-{version}"
 
 
 def finished(folder: Path) -> bool:
@@ -142,12 +148,30 @@ def run(cell: Cell, folder: Path, version: str) -> float:
     return time.monotonic() - began
 
 
+def run_idle(cell: Cell, folder: Path, version: str) -> float:
+    """The same for the times alone."""
+    if finished(folder):
+        return 0.0
+    import idle  # a script beside this one, not a package
+
+    return idle.run(cell.overrides, folder)
+
+
+def _pool(part: Part) -> Executor:
+    """Processes where cells run in them, else threads that wait for processes."""
+    if not part.idle:
+        return ThreadPoolExecutor(part.jobs)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    return ProcessPoolExecutor(part.jobs, multiprocessing.get_context("spawn"))
+
+
 def run_part(part: Part, version: str) -> None:
     """Every cell of a part, told one by one."""
     folders = [folder_of(cell, version) for cell in part.cells]
-    with ThreadPoolExecutor(part.jobs) as pool:
+    job_of = run_idle if part.idle else run
+    with _pool(part) as pool:
         pending = [
-            (cell, pool.submit(run, cell, folder, version)) for cell, folder in zip(part.cells, folders, strict=True)
+            (cell, pool.submit(job_of, cell, folder, version)) for cell, folder in zip(part.cells, folders, strict=True)
         ]
         try:
             for number, (cell, job) in enumerate(pending, 1):

@@ -1,11 +1,14 @@
 """Write results.md: the tables of this study. Costs half a minute; reads runs/studies/. Part of `make shadowsync`.
 
-    .venv/bin/python experiments/shadowsync/results.py
+    .venv/bin/python experiments/shadowsync/results.py [--part NAME]
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,22 +44,48 @@ def section(title: str, name: str, table: str) -> str:
     return f"## {title}\n\n{name}: seeds {found}; {len(cells)} runs, code version {study.code_version()}.\n\n{table}"
 
 
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "speed_local": ("1. EPS by trainers, local", lambda: tables.scaling(done("speed_local"))),
+    "speed_one": (
+        "1. EPS by trainers, virtual, one sync server",
+        lambda: f"{tables.scaling(done('speed_one'))}\n{tables.centre(done('speed_one'))}",
+    ),
+    "speed": ("1. EPS by trainers, virtual, eight sync servers", lambda: tables.scaling(done("speed"))),
+    "quality": ("2. Quality by trainers", lambda: tables.quality(done("quality"))),
+    "elp": ("3. Example-level parallelism", lambda: tables.parallelism(done("elp"))),
+    "ablation": ("4. Ablations", lambda: tables.listing(with_traffic("ablation"), "line")),
+    "modes": ("5. All modes", lambda: tables.listing(with_traffic("modes"), "mode")),
+}
+
+
+def kept(text: str) -> dict[str, str]:
+    """The sections of a results.md that is there, by their parts; each says of which version of the code it is."""
+    found = {}
+    for each in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
+        if told := re.search(r"^(\w+): seeds ", each, flags=re.MULTILINE):
+            found[told[1]] = each
+    return found
+
+
 def main() -> None:
-    """Write the file."""
+    """Write the file; with --part these parts alone anew, the others as they stand in it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", metavar="NAME", choices=list(SECTIONS))
+    chosen, path = parser.parse_args().part, HERE / "results.md"
+    before = kept(path.read_text()) if chosen else {}
     made = f"make shadowsync{'' if size() == 'default' else f' SIZE={size()}'}"
     text = [
         f"# Results\n\nWritten by `{made}`; questions and answers are in README.md. +-: half of a 95 % interval over "
-        "seeds.\n",
-        section("1. EPS by trainers, local", "speed_local", tables.scaling(done("speed_local"))),
-        section("1. EPS by trainers, virtual", "speed", tables.scaling(done("speed"))),
-        section("2. Quality by trainers", "quality", tables.quality(done("quality"))),
-        section("3. Example-level parallelism", "elp", tables.parallelism(done("elp"))),
-        section("4. Ablations", "ablation", tables.listing(with_traffic("ablation"), "line")),
-        section("5. All modes", "modes", tables.listing(with_traffic("modes"), "mode")),
+        "seeds.\n"
     ]
+    for name, (title, table) in SECTIONS.items():
+        if not chosen or name in chosen:
+            text.append(section(title, name, table()))
+        elif name in before:
+            text.append(f"{before[name].rstrip()}\n")
     if HOGWILD.exists():
         text.append(f"## Threads or processes on one replica\n\n{HOGWILD.read_text()}")
-    (HERE / "results.md").write_text("\n".join(text))
+    path.write_text("\n".join(text))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from done import Done
 from scipy import stats
 
 LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # the targets of the issue
+SATURATED = 95
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
@@ -68,6 +69,19 @@ def scaling(cells: Sequence[Done]) -> str:
     note = f"EPS / (trainers x EPS of one trainer of the same line); bold: at least {LINEAR}."
     more = "most EPS: the largest of the line, and the trainers it is reached with: more of them add nothing."
     return markdown("EPS, by trainers", [*trainers, "most EPS"], rows, note, more)
+
+
+def centre(cells: Sequence[Done]) -> str:
+    """Part 1: what an exchange with the centre takes, and how busy the interface of the server is that holds it."""
+    found, trainers = by(cells, "line", "cluster.workers"), ordered(cells, "cluster.workers")
+    rows = {}
+    for line in ordered(cells, "line"):
+        at = [found[line, n].values() for n in trainers]
+        rows[f"{line}: ms"] = [written([each["replicas"]["exchange_ms"] for each in cell], 1) for cell in at]
+        shares = [[100 * each["busy"]["S0"] for each in cell] for cell in at]
+        rows[f"{line}: busy %"] = [written(cell, 0, lambda mean: mean >= SATURATED) for cell in shares]
+    note = f"ms: an exchange, from the moment a trainer begins it; bold: busy for {SATURATED} % of the time or more."
+    return markdown("the sync server, by trainers", trainers, rows, note)
 
 
 def quality(cells: Sequence[Done]) -> str:

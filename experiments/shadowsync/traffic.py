@@ -15,6 +15,7 @@ from typing import Any
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, InfoRecord, OrderRecord
 from gbactl.cluster.messages import BeginPhase, Granted
+from gbactl.cluster.specs import dense_cuts
 from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
@@ -23,7 +24,6 @@ from gbactl.kernels import load
 from gbactl.models import build, row_width
 from gbactl.models.flat import FlatModel
 from gbactl.policies.base import policy_class
-from gbactl.store.dense import dense_range
 
 
 class Count:
@@ -34,9 +34,7 @@ class Count:
         schema = open_dataset(data).schema
         self.dense = FlatModel(build(cfg.model, schema.numeric, schema.fields, cfg.seed)).size
         self.width = row_width(cfg.model)
-        shards = cfg.cluster.servers
-        cuts = [dense_range(self.dense, shard, shards) for shard in range(shards)]
-        self._slices = [high - low for low, high in cuts]
+        self._slices = [high - low for low, high in dense_cuts(cfg, self.dense)]
         self._home = ""
         self._distinct: tuple[int, ...] = ()
         self._held: dict[tuple[int, int], int] = {}

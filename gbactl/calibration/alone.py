@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 
 from gbactl.cluster.messages import BeginPhase, Granted
+from gbactl.cluster.specs import dense_cuts
 from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
@@ -35,7 +36,7 @@ class Alone:
         self.dataset, self.servers = dataset, cfg.cluster.servers
         model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
         computer = GradientComputer(model, precision=cfg.precision)
-        self.compute = Compute(computer, load(), row_width(cfg.model), self.servers, cfg.seed)
+        self.compute = Compute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
         self.source = DataSource(dataset, self.compute.kernels, self.servers, cfg.seed, False)
         self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
         self.source.begin(self.phase)

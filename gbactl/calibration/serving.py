@@ -18,7 +18,6 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.denormals import flushed
-from gbactl.store.dense import dense_range
 from gbactl.store.part import Order, Part
 from gbactl.store.shard import Shard
 
@@ -30,7 +29,7 @@ class Serving:
     """Shard 0 of a run, as it would be with the dense vector on the servers."""
 
     def __init__(self, alone: Alone, cfg: RunConfig, dataset: Dataset) -> None:
-        flat, (low, high) = alone.compute.flat, dense_range(alone.compute.flat.size, 0, cfg.cluster.servers)
+        flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
         spec = replace(shard_spec(cfg, dataset, 0), row_staleness="token")
         spec = replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
         self.alone, self.shard, self.batch = alone, Shard(spec), cfg.local_batch

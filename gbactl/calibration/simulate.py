@@ -56,7 +56,7 @@ class IdleCluster(VirtualCluster):
 
         real = super()._compute()
         real.flat.keep_gradients(tuple(torch.zeros_like(p) for p in real.flat.parameters))
-        return Idle(real.computer, real.kernels, real.width, real.servers, real.seed)
+        return Idle(real.computer, real.kernels, real.width, real.cuts, real.seed)
 
 
 @dataclass

@@ -57,7 +57,7 @@ def schema_of(values: dict[str, Any]) -> Schema:
 
 def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
     """All rows by global number, as files name them; those that were never saved as they began."""
-    alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1))
+    alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
     spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
     load_shard(shard, chain, with_dense=False)

@@ -141,7 +141,7 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
 def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
     """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
 
-    Reads that shard's files alone, and the dense part where workers held it. `refused` hears of those that are not
+    Reads that shard's files alone, and the dense part where others held it. `refused` hears of those that are not
     good."""
     try:
         chain = Folder(folder).newest(refused, shard.spec.shard)
@@ -150,8 +150,15 @@ def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> M
     if chain.last.shards != shard.spec.shards:
         raise CheckpointError(f"{chain.folder / chain.last.name} is of {chain.last.shards} servers.")
     load_shard(shard, chain, with_dense=False)
-    if shard.dense is not None and chain.last.home == "servers":
-        _fit(shard.dense, _dense_of(chain.files(shard.spec.shard)[-1]))
-    elif shard.dense is not None:
-        load_dense(shard.dense, dense_state(chain))
+    if shard.dense is not None:
+        _load_own(shard.dense, chain, shard.spec.shard)
     return chain.last
+
+
+def _load_own(block: DenseBlock, chain: Chain, shard: int) -> None:
+    """A shard's slice from its own file, if that is where it lies."""
+    own = _dense_of(chain.files(shard)[-1]) if chain.last.home == "servers" else None
+    if own is not None and len(own["value"]) == len(block.value):
+        _fit(block, own)
+    else:  # workers held it then, or more or fewer of the servers
+        load_dense(block, dense_state(chain))

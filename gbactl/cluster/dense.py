@@ -11,16 +11,17 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from gbactl.cluster.exchange import Exchange, Item
+from gbactl.cluster.exchange import Item
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Norms
+from gbactl.cluster.slices import Slices
 from gbactl.cluster.survival import Survival
 from gbactl.collective.base import Buckets, Collective
 from gbactl.collective.overlap import Filling
 from gbactl.collective.surviving import InterruptedSum
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
-from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.dense import DenseBlock
 from gbactl.store.norms import dense_square
 from gbactl.store.schedule import due
 
@@ -79,10 +80,8 @@ class DenseSide(Protocol):
 class ServedDense:
     """The servers hold it: pulled with the rows, pushed with their gradients."""
 
-    def __init__(self, flat: FlatModel, exchange: Exchange) -> None:
-        self.flat, self.exchange = flat, exchange
-        shards = len(exchange.servers)
-        self.cuts = [dense_range(flat.size, s, shards) for s in range(shards)]
+    def __init__(self, flat: FlatModel, slices: Slices) -> None:
+        self.flat, self.exchange, self.cuts = flat, slices.exchange, slices.cuts
         self.gradient = np.empty(flat.size, np.float32)
         self._held: Frame | None = None
 
@@ -93,10 +92,10 @@ class ServedDense:
 
     def write(self, shard: int, out: Any) -> None:
         """See exchange.DenseParts."""
-        if len(self.cuts) == 1:
+        low, high = self.cuts[shard]
+        if high - low == self.flat.size:
             self.flat.gradient_into(out)
             return
-        low, high = self.cuts[shard]
         if shard == 0:
             self.flat.gradient_into(self.gradient)
         out[:] = self.gradient[low:high]
@@ -153,12 +152,12 @@ class ReplicatedDense:
     """
 
     def __init__(
-        self, flat: FlatModel, exchange: Exchange, collective: Collective, block: DenseBlock, buckets: int,
+        self, flat: FlatModel, slices: Slices, collective: Collective, block: DenseBlock, buckets: int,
         norms_every: int = 0, survival: Survival | None = None,
     ) -> None:  # fmt: skip
-        self.survival = survival
-        self.flat, self.exchange, self.collective, self.block = flat, exchange, collective, block
-        self.norms_every = norms_every if exchange.index == 0 else 0  # all have the same sum: one tells
+        self.survival, self.slices, self.exchange = survival, slices, slices.exchange
+        self.flat, self.collective, self.block = flat, collective, block
+        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one tells
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
@@ -176,17 +175,12 @@ class ReplicatedDense:
         if self.survival is not None:
             self.survival.renew(turn)
         self._taken = -1
-        size = self.flat.size
-        shards = len(self.exchange.servers)
-        for shard, (state, values) in enumerate(self.exchange.get_dense()):
-            self.block.unpack(*dense_range(size, shard, shards), values, state.step)
+        self.slices.fetch(self.block)
         self.restored()
 
     def hand_over(self) -> None:
         """See DenseSide."""
-        shards = len(self.exchange.servers)
-        cuts = [dense_range(self.flat.size, shard, shards) for shard in range(shards)]
-        self.exchange.put_dense(self.block.step, [self.block.packed(low, high) for low, high in cuts])
+        self.slices.give(self.block)
 
     def load(self, item: Item) -> None:
         """The model already holds it; its gradient is to be summed while it is computed."""

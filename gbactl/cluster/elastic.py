@@ -1,4 +1,5 @@
-"""A replica's exchange with the centre, seen from a trainer: a slice to every server, the slices of before back.
+"""A replica's exchange with the centre, seen from a trainer: its slice to every server that has one, and back those of
+before.
 
 One exchange at a time, from any thread but the one that reads. A dense vector each way; what is sent is copied once.
 """
@@ -7,24 +8,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Centre, Elastic
+from gbactl.cluster.slices import Slices
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.store.dense import dense_range
 
 
 class ElasticExchange:
     """`size` floats in all."""
 
-    def __init__(self, exchange: Exchange, size: int) -> None:
-        self.exchange = exchange
-        shards = len(exchange.servers)
-        self.cuts = [dense_range(size, shard, shards) for shard in range(shards)]
+    def __init__(self, slices: Slices, size: int) -> None:
+        self.exchange, self.cuts = slices.exchange, slices.held
         self._centre: Floats = np.empty(size, np.float32)
         self._ticket = self._missing = 0
-        exchange.more[Centre] = self._arrived
+        self.exchange.more[Centre] = self._arrived
 
     def __call__(self, replica: Floats, alpha: float) -> Floats:
         """f32[size], valid until the next call: the centre before it went `alpha` of the way towards the replica.
@@ -32,7 +30,8 @@ class ElasticExchange:
         Raises GbactlError when a server is gone, or the run over."""
         self._ticket += 1
         self._missing = len(self.cuts)
-        for channel, (low, high) in zip(self.exchange.servers, self.cuts, strict=True):
+        for shard, (low, high) in self.cuts.items():
+            channel = self.exchange.servers[shard]
             out = channel.reserve(4 * (high - low))
             out.view(np.float32)[:] = replica[low:high]
             channel.send(Elastic(self._ticket, alpha), out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -240,30 +240,30 @@ class Exchange:
         grant = item.grant
         return Push(grant.phase, grant.batch, rows, dense, item.loss, item.seconds, item.slowdown, *versions)
 
-    def get_dense(self) -> list[tuple[DenseState, Floats]]:
-        """Every shard's dense slice with its optimizer, copied. Raises what ended the run meanwhile."""
-        self._ask_all(lambda shard: self.servers[shard].send(GetDense()), self._states)
-        found = [self._states[s] for s in range(len(self.servers))]
+    def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
+        """The dense slices of some shards with their optimizer, copied. Raises what ended the run meanwhile."""
+        self._ask_all(shards, lambda shard: self.servers[shard].send(GetDense()), self._states)
+        found = {shard: self._states[shard] for shard in shards}
         self._states.clear()
-        values = [frame.payload.view(np.float32).copy() for _, frame in found]
-        for _, frame in found:
+        values = {shard: frame.payload.view(np.float32).copy() for shard, (_, frame) in found.items()}
+        for _, frame in found.values():
             frame.release()
-        return [(state, value) for (state, _), value in zip(found, values, strict=True)]
+        return {shard: (state, values[shard]) for shard, (state, _) in found.items()}
 
     def put_dense(
-        self, step: int, parts: list[Floats], how: type[PutDense] | type[GiveReplica] = PutDense
+        self, step: int, parts: Mapping[int, Floats], how: type[PutDense] | type[GiveReplica] = PutDense
     ) -> None:
-        """Give every shard its dense slice with its optimizer, and wait until all have it."""
-        self._ask_all(lambda shard: self.servers[shard].send(how(step), parts[shard].view(np.uint8)), self._acks)
+        """Give some shards their dense slice with its optimizer, and wait until all have it."""
+        self._ask_all(parts, lambda shard: self.servers[shard].send(how(step), parts[shard].view(np.uint8)), self._acks)
         self._acks.clear()
 
-    def _ask_all(self, ask: Callable[[int], None], answers: Collection[int]) -> None:
-        """Ask every shard and wait until all have answered; whoever takes a shard's place meanwhile is asked, too."""
+    def _ask_all(self, shards: Collection[int], ask: Callable[[int], None], answers: Collection[int]) -> None:
+        """Ask shards and wait until all have answered; whoever takes the place of one meanwhile is asked, too."""
         with self._cv:
-            self._again = lambda shard: None if shard in answers else ask(shard)
-            for shard in range(len(self.servers)):
+            self._again = lambda shard: ask(shard) if shard in shards and shard not in answers else None
+            for shard in shards:
                 ask(shard)
-        self.until(lambda: len(answers) == len(self.servers))
+        self.until(lambda: len(answers) == len(shards))
         self._again = lambda _: None
 
     def until(self, condition: Callable[[], bool]) -> None:

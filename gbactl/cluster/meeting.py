@@ -12,7 +12,7 @@ from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.messages import Ack, Install, Setup, Stop, decode
 from gbactl.config import RunConfig
 from gbactl.errors import PeerGoneError
-from gbactl.store.dense import DenseSpec, dense_range
+from gbactl.store.dense import Cut, DenseSpec
 from gbactl.store.spec import ShardSpec
 
 INSTALLED = Ack(0, 0)
@@ -47,10 +47,11 @@ def await_setup(hub: Hub, coordinator: Channel) -> Setup:
     return setup
 
 
-def install_dense(hub: Hub, servers: list[Channel], params: int, buffers: int, vector: Any) -> None:
-    """Send every server its slice of the first dense values and wait until all have it."""
-    for shard, channel in enumerate(servers):
-        low, high = dense_range(len(vector), shard, len(servers))
+def install_dense(
+    hub: Hub, servers: list[Channel], cuts: list[Cut], params: int, buffers: int, vector: Any
+) -> None:
+    """Send every server its slice of the first dense values, be it empty, and wait until all have it."""
+    for channel, (low, high) in zip(servers, cuts, strict=True):
         channel.send(Install(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
     waiting = len(servers)
     while waiting:

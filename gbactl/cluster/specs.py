@@ -5,6 +5,7 @@ from __future__ import annotations
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.models import row_width
+from gbactl.store.dense import Cut, dense_range
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.spec import ShardSpec
 
@@ -29,6 +30,7 @@ def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
         dense_optimizer=optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay),
         sparse_divisor=cfg.mode.sparse_divisor,
         row_staleness=row_staleness(cfg),
+        dense_shards=cfg.cluster.dense_holders,
     )  # fmt: skip
 
 
@@ -38,15 +40,21 @@ def row_staleness(cfg: RunConfig) -> str:
     return "row" if "row" in chosen else "token"
 
 
+def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:
+    """Every server's slice [low, high) of a dense vector of `size` values; those that hold rows alone have none."""
+    cluster = cfg.cluster
+    return [dense_range(size, shard, cluster.dense_holders) for shard in range(cluster.servers)]
+
+
 def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
-    """Largest push and largest answer between one worker and one server; (0, 0) over TCP."""
+    """Largest push and largest answer between one worker and one server, which has `dense` values of the dense vector;
+    (0, 0) over TCP."""
     if cfg.cluster.transport != "shm":
         return 0, 0
     fields, width = dataset.schema.fields, row_width(cfg.model)
     # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
-    slice_bytes = 4 * (-(-dense // cfg.cluster.servers))
     local_batch = max(phase.local_batch for phase in cfg.possible)
-    push = int(local_batch * fields * share) * 4 * (width + 1) + slice_bytes
-    answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + slice_bytes
+    push = int(local_batch * fields * share) * 4 * (width + 1) + 4 * dense
+    answer = int(max(local_batch, cfg.train.eval_batch) * fields * share) * 4 * width + 4 * dense
     return push, answer

@@ -13,9 +13,10 @@ from typing import Any
 
 from gbactl.cluster.dense import ServedDense
 from gbactl.cluster.elastic import ElasticExchange
-from gbactl.cluster.exchange import Exchange, Item
+from gbactl.cluster.exchange import Item
 from gbactl.cluster.lane import Lane
 from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas
+from gbactl.cluster.slices import Slices
 from gbactl.collective.base import Collective
 from gbactl.collective.surviving import Surviving
 from gbactl.errors import ClusterError
@@ -25,7 +26,7 @@ from gbactl.replicas.drive import Drive, Pace
 from gbactl.replicas.meeting import CentreMeeting, Meeting, RoundMeeting
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
-from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.dense import DenseBlock
 
 
 class TrainerDense(Lane):
@@ -34,11 +35,12 @@ class TrainerDense(Lane):
     It is the first lane itself; `more_lanes(thread)` starts another."""
 
     def __init__(
-        self, flat: FlatModel, exchange: Exchange, served: ServedDense, make_block: Callable[[], DenseBlock],
+        self, flat: FlatModel, slices: Slices, served: ServedDense, make_block: Callable[[], DenseBlock],
         collective: Collective | None, more_lanes: Callable[[int], Lane] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
-        self.exchange, self.served, self.collective = exchange, served, collective
+        self.slices, self.exchange = slices, slices.exchange
+        self.served, self.collective = served, collective
         self.more_lanes, self._make_block = more_lanes, make_block
         self._lanes: list[Lane] = [self]
         self.stands = False
@@ -74,7 +76,7 @@ class TrainerDense(Lane):
         """A phase begins. A worker that is no trainer in it only answers the others."""
         self._trains, values = self.exchange.index < message.trainers, message.values
         if self._trains and not self._fresh:
-            self._fetch()
+            self.slices.fetch(self.replica.block)
         self._fresh = self._trains
         self._notes, self._first = Notes(), self.replica.iterations
         rule = self._rule_of(message.rule, message.trainers, values)
@@ -112,7 +114,7 @@ class TrainerDense(Lane):
     def _meeting(self, rule: Rule) -> Meeting:
         if rule.centralised:
             if self._elastic is None:
-                self._elastic = ElasticExchange(self.exchange, self.flat.size)
+                self._elastic = ElasticExchange(self.slices, self.flat.size)
             return CentreMeeting(self.replica, rule, self._notes, self._elastic)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
@@ -131,14 +133,9 @@ class TrainerDense(Lane):
         self._drive.close()
         self._drive, self.exchange.lanes = None, 1
         if self._trains:
-            block = self.replica.block
-            self.exchange.put_dense(block.step, [block.packed(*cut) for cut in self._cuts()], GiveReplica)
+            self.slices.give(self.replica.block, GiveReplica)
         self._notes.iterations = self.replica.iterations - self._first
         return ClosedReplicas(self.exchange.index, message.turn, self._notes.fields())
-
-    def _cuts(self) -> list[tuple[int, int]]:
-        shards = len(self.exchange.servers)
-        return [dense_range(self.flat.size, shard, shards) for shard in range(shards)]
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -166,10 +163,5 @@ class TrainerDense(Lane):
         """See DenseSide: every trainer begins with what the servers hold."""
         if isinstance(self.collective, Surviving):
             self.collective.renew(turn)  # others may have come since it was formed, or parts been dealt
-        self._fetch()
+        self.slices.fetch(self.replica.block)
         self._fresh = self._common = True
-
-    def _fetch(self) -> None:
-        block = self.replica.block
-        for cut, (state, values) in zip(self._cuts(), self.exchange.get_dense(), strict=True):
-            block.unpack(*cut, values, state.step)

@@ -17,7 +17,8 @@ from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.lane import Lane, start
 from gbactl.cluster.meeting import await_setup, install_dense
 from gbactl.cluster.messages import Hello, Ready
-from gbactl.cluster.specs import optimizer, segment_bytes
+from gbactl.cluster.slices import Slices
+from gbactl.cluster.specs import dense_cuts, optimizer, segment_bytes
 from gbactl.cluster.survival import Survival
 from gbactl.cluster.trainer import TrainerDense
 from gbactl.cluster.turns import Place, join
@@ -85,15 +86,17 @@ class Life:
         self.turns = join(None)
         self.computer = self._computer()
         flat, served = self.computer.flat, "servers" in cfg.homes
-        sizes = segment_bytes(cfg, dataset, flat.size if served else 0)
+        cuts = dense_cuts(cfg, flat.size)
+        sizes = [segment_bytes(cfg, dataset, high - low if served else 0) for low, high in cuts]
         addresses = await_setup(hub, coordinator).servers
-        servers: list[Channel] = [hub.connect(each, sizes, Peer("server", s)) for s, each in enumerate(addresses)]
+        servers: list[Channel] = [hub.connect(each, sizes[s], Peer("server", s)) for s, each in enumerate(addresses)]
         if served and boot.index == 0 and boot.epoch == 0:
-            install_dense(hub, servers, flat.params, flat.buffers, flat.initial())
+            install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
         source = DataSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
         self.exchange = Exchange(hub, coordinator, servers, boot.index, source)
+        self.slices = Slices(self.exchange, cuts)
         if cfg.server_returns:
-            self.exchange.dial = lambda address, peer: hub.connect(address, sizes, peer)
+            self.exchange.dial = lambda address, peer: hub.connect(address, sizes[peer.index], peer)
             self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator loses its own before
 
     def _computer(self) -> GradientComputer:
@@ -111,11 +114,11 @@ class Life:
 
     def sides(self, collective: Any) -> tuple[dict[str, DenseSide], TrainerDense]:
         """Who holds the dense part in each mode of this run, by the mode's home; and that of trainers."""
-        flat, exchange = self.flat, self.exchange
+        flat = self.flat
         if isinstance(collective, surviving.Surviving):
-            exchange.on_absent = collective.leave_out
-        served = ServedDense(flat, exchange)
-        trainer = TrainerDense(flat, exchange, served, lambda: self._block(copied(flat.initial())), collective)
+            self.exchange.on_absent = collective.leave_out
+        served = ServedDense(flat, self.slices)
+        trainer = TrainerDense(flat, self.slices, served, lambda: self._block(copied(flat.initial())), collective)
         sides: dict[str, DenseSide] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None
@@ -129,7 +132,7 @@ class Life:
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
         survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
         side = ReplicatedDense(
-            flat, exchange, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
+            flat, self.slices, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
         )
         if cfg.resume is not None and self.boot.epoch == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))

@@ -24,6 +24,7 @@ class ClusterConfig:
     name: str = "local"
     workers: int = 4
     servers: int = 2
+    dense_servers: int | None = None
     transport: str = "shm"
     bind: str = "127.0.0.1"
     threads: int | None = None
@@ -32,6 +33,11 @@ class ClusterConfig:
     lost_coordinator: str = "replace"
     hang_seconds: float = 10.0
     start_timeout: float = 60.0
+
+    @property
+    def dense_holders(self) -> int:
+        """Servers, the first ones, that hold a slice of the dense vector; the others hold rows alone."""
+        return self.servers if self.dense_servers is None else self.dense_servers
 
 
 @dataclass

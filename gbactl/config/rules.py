@@ -143,6 +143,11 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("model.name", cfg.model.name, ("deepfm", "wide_deep"))
     require(cfg.cluster.workers >= 1, "cluster.workers must be at least 1.")
     require(cfg.cluster.servers >= 1, "cluster.servers must be at least 1.")
+    require(
+        1 <= cfg.cluster.dense_holders <= cfg.cluster.servers,
+        f"cluster.dense_servers={cfg.cluster.dense_servers} cannot be among cluster.servers={cfg.cluster.servers}; "
+        f"type 1 to {cfg.cluster.servers}, or null for all.",
+    )
     require(cfg.optim.lr > 0, "optim.lr must be positive.")
     schedule = cfg.optim.schedule
     require(

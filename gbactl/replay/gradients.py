@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster.messages import BeginPhase, Granted
-from gbactl.cluster.specs import shard_spec
+from gbactl.cluster.specs import dense_cuts, shard_spec
 from gbactl.cluster.worker import DataSource, dropout_key
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset
@@ -16,7 +16,7 @@ from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Ints, Unique
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
-from gbactl.store.dense import dense_range
+from gbactl.store.dense import held
 from gbactl.store.part import Part
 from gbactl.store.shard import Shard
 
@@ -46,7 +46,8 @@ class Gradients:
         model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
         self.computer = GradientComputer(model, precision=cfg.precision)
         self.flat = self.computer.flat
-        self.cuts = [dense_range(self.flat.size, shard, self.servers) for shard in range(self.servers)]
+        self.cuts = dense_cuts(cfg, self.flat.size)
+        self.held = held(self.cuts)
 
     def shards(self) -> list[Shard]:
         """The servers' state before the first step."""
@@ -75,7 +76,7 @@ class Gradients:
         sums, dense = self._compute(pulled)
         index = pulled.unique.index
         return [
-            Part(index[low:high], sums[low:high], dense[slice(*self.cuts[shard])])
+            Part(index[low:high], sums[low:high], dense[slice(*self.held[shard])] if shard in self.held else None)
             for shard, low, high in pulled.unique.shares()
         ]
 

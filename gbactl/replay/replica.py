@@ -24,7 +24,7 @@ class Replica:
         cfg, flat = gradients.cfg, gradients.flat
         spec = optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay)
         self.block = DenseBlock(flat.initial(), flat.dense_spec, spec)
-        self.shards, self.cuts, self.home = shards, gradients.cuts, cfg.home
+        self.shards, self.cuts, self.home = shards, gradients.held, cfg.home
         self._gradients: dict[int, Floats] = {}
 
     def move(self, home: str) -> None:
@@ -32,8 +32,8 @@ class Replica:
         if home == self.home:
             return
         self.home = home
-        for shard, cut in zip(self.shards, self.cuts, strict=True):
-            slice_ = shard.dense_block()
+        for shard, cut in self.cuts.items():
+            slice_ = self.shards[shard].dense_block()
             if home == "servers":
                 slice_.unpack(*cut, self.block.packed(*cut), self.block.step)
             else:

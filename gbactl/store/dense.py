@@ -32,9 +32,18 @@ class DenseSpec:
         return self.params + self.buffers
 
 
-def dense_range(size: int, shard: int, shards: int) -> tuple[int, int]:
-    """The contiguous slice [lo, hi) of a vector of `size` values that shard `shard` holds."""
-    return size * shard // shards, size * (shard + 1) // shards
+Cut = tuple[int, int]
+
+
+def dense_range(size: int, shard: int, holders: int) -> Cut:
+    """The contiguous slice [lo, hi) of a vector of `size` values that shard `shard` holds: the first `holders` shards
+    share it equally, those after them have an empty slice at its end."""
+    return size * min(shard, holders) // holders, size * min(shard + 1, holders) // holders
+
+
+def held(cuts: Sequence[Cut]) -> dict[int, Cut]:
+    """Of slices in shard order those that are not empty, by shard: whoever has none is not asked for it."""
+    return {shard: cut for shard, cut in enumerate(cuts) if cut[0] < cut[1]}
 
 
 class DenseBlock:

@@ -38,7 +38,7 @@ class Shard:
         )  # fmt: skip
         self.rows.initialise(spec.seed, spec.shard, spec.shards, spec.init_scale)
         size = 0 if spec.dense is None else spec.dense.size
-        self.dense_range = dense_range(size, spec.shard, spec.shards)
+        self.dense_range = dense_range(size, spec.shard, spec.dense_holders)
         self.dense = self._make_dense()
         self._notes = PullNotes(self.rows.touches) if spec.row_staleness == "row" else None
         self._staged: dict[int, Part] = {}

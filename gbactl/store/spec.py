@@ -18,7 +18,7 @@ class ShardSpec:
     """What shard `shard` of `shards` holds of a table of `rows` x `width` and of the dense vector.
 
     `row_weight_decay` alone decays rows; `row_optimizer.weight_decay` is for dense blocks. `dense_init` is
-    the shard's slice f32[hi - lo] and is copied.
+    the shard's slice f32[hi - lo] and is copied; the first `dense_shards` shards (None: all) have one.
     """
 
     shard: int
@@ -33,6 +33,7 @@ class ShardSpec:
     dense: DenseSpec | None = None
     dense_optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     dense_init: Floats | None = None
+    dense_shards: int | None = None
     sparse_divisor: str = "global"
     row_staleness: str = "token"
 
@@ -41,12 +42,19 @@ class ShardSpec:
         """Rows r of the table with r % shards == shard."""
         return max(0, (self.rows - self.shard + self.shards - 1) // self.shards)
 
+    @property
+    def dense_holders(self) -> int:
+        """How many shards hold a slice of the dense vector."""
+        return self.shards if self.dense_shards is None else self.dense_shards
+
     def check(self) -> None:
         """Raises ConfigError on values that cannot work."""
         if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
             raise ConfigError(
                 f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be."
             )
+        if not 1 <= self.dense_holders <= self.shards:
+            raise ConfigError(f"{self.dense_holders} of {self.shards} shards cannot hold the dense vector.")
         if self.row_l2 not in ROW_L2_SCOPES or self.sparse_divisor not in ("global", "contributors"):
             raise ConfigError(
                 "optim.row_l2 is touched or all; mode.sparse_divisor is global or contributors."

@@ -13,18 +13,18 @@ import numpy as np
 from gbactl.cluster.worker import dropout_key
 from gbactl.kernels.base import Floats, Kernels
 from gbactl.models.compute import GradientComputer
-from gbactl.store.dense import dense_range
+from gbactl.store.dense import Cut, held
 from gbactl.virtual.item import Item
 
 
 class Compute:
-    """`width` floats a row; `servers` shards, whose dense slices are loaded where the servers hold them."""
+    """`width` floats a row; `cuts` are the servers' slices of the dense vector, loaded where the servers hold it."""
 
-    def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, servers: int, seed: int) -> None:
+    def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, cuts: list[Cut], seed: int) -> None:
         self.computer, self.flat = computer, computer.flat
-        self.kernels, self.width, self.servers, self.seed = kernels, width, servers, seed
-        self.cuts = [dense_range(self.flat.size, s, servers) for s in range(servers)]
-        self._loaded: list[Any] = [None] * servers
+        self.kernels, self.width, self.servers, self.seed = kernels, width, len(cuts), seed
+        self.cuts, self.held = cuts, held(cuts)
+        self._loaded: list[Any] = [None] * self.servers
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
 
@@ -35,7 +35,7 @@ class Compute:
             if values is None or values is self._loaded[shard]:
                 continue
             self._loaded[shard] = values
-            if self.servers > 1:
+            if len(values) < self.flat.size:
                 self.flat.load_slice(self.cuts[shard][0], values)
             elif self.flat.buffers:  # a forward pass writes a batch's statistics to where the vector lies
                 self.flat.load(values)

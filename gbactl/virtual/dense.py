@@ -65,7 +65,7 @@ class ServedSide:
     def __init__(self, compute: Compute) -> None:
         self.compute, self.flat = compute, compute.flat
         self.sizes = [high - low for low, high in compute.cuts]
-        self._whole = np.empty(self.flat.size if len(self.sizes) > 1 else 0, np.float32)
+        self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
         """See worker.Side."""
@@ -84,8 +84,8 @@ class ServedSide:
     def _write(self, payloads: Payloads) -> None:
         """The dense gradient behind each shard's rows."""
         parts = [out.view(np.float32)[len(out) // 4 - dense :] for _, out, _, dense in payloads]
-        if len(parts) == 1:
-            self.flat.gradient_into(parts[0])
+        if len(self.compute.held) == 1:
+            self.flat.gradient_into(parts[next(iter(self.compute.held))])
             return
         self.flat.gradient_into(self._whole)
         for part, (low, high) in zip(parts, self.compute.cuts, strict=True):

@@ -1,8 +1,8 @@
-"""A virtual worker's part in moving dense state: asking all servers for theirs, or giving them some; one at a time."""
+"""A virtual worker's part in moving dense state: asking the servers for theirs, or giving them some; one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,16 +15,16 @@ State = tuple[int, Floats]
 
 
 class Moves:
-    """(optimizer steps, float32) of every shard, in shard order."""
+    """(optimizer steps, float32) of every shard that has a slice, in shard order; `servers` are theirs."""
 
-    def __init__(self, servers: Sequence[VirtualChannel]) -> None:
+    def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
         self.servers = servers
         self._states: dict[int, State] = {}
         self._missing = 0
         self._then: Callable[[], None] = lambda: None
 
     def fetch(self, then: Callable[[list[State]], None]) -> None:
-        """Ask every server; call `then` with what they hold."""
+        """Ask all of them; call `then` with what they hold."""
 
         def all_here() -> None:
             found = [self._states[shard] for shard in sorted(self._states)]
@@ -32,15 +32,15 @@ class Moves:
             then(found)
 
         self._missing, self._then = len(self.servers), all_here
-        for channel in self.servers:
+        for channel in self.servers.values():
             channel.send(GetDense())
 
     def give(
         self, states: list[State], then: Callable[[], None], how: type[PutDense] | type[GiveReplica] = PutDense
     ) -> None:
-        """Give every server its state (or none of them any); call `then` when all have it."""
+        """Give each its state (or none of them any); call `then` when all have it."""
         self._missing, self._then = len(states), then
-        for channel, (step, values) in zip(self.servers, states, strict=False):
+        for channel, (step, values) in zip(self.servers.values(), states, strict=False):
             channel.send(how(step), values.view(np.uint8))
         if not states:
             then()

@@ -18,7 +18,7 @@ from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import header
 from gbactl.cluster.messages import Event, Hello, Ready
-from gbactl.cluster.specs import optimizer, shard_spec
+from gbactl.cluster.specs import dense_cuts, optimizer, shard_spec
 from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
@@ -27,7 +27,7 @@ from gbactl.faults.serving import Slowness
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
-from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.dense import DenseBlock
 from gbactl.store.memory import copied
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
@@ -148,7 +148,7 @@ class VirtualCluster:
         cfg, schema = self.cfg, self.dataset.schema
         model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
         computer = GradientComputer(model, precision=cfg.precision)
-        return Compute(computer, load(), row_width(cfg.model), cfg.cluster.servers, cfg.seed)
+        return Compute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
@@ -170,7 +170,7 @@ class VirtualCluster:
         spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
         if "servers" not in self.cfg.homes:
             return spec
-        low, high = dense_range(flat.size, shard, self.cfg.cluster.servers)
+        low, high = self.compute.cuts[shard]
         return replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
 
     def _workers(self) -> list[VirtualWorker]:

@@ -32,7 +32,7 @@ class TrainerSide:
         """See worker.Sides."""
         known = self._trainers.get(worker.index)
         if known is None or known.worker is not worker:  # a successor has a replica of its own
-            made = VirtualTrainer(worker, self._make_block(), self.compute.cuts, self._rounds)
+            made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
             self._trainers[worker.index] = made
         return self._trainers[worker.index]
 
@@ -119,7 +119,7 @@ class Sides:
         if (before, home) != ("workers", "servers"):
             return []
         assert replicas is not None
-        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.cuts]
+        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """See worker.Sides; the same comes to every worker, for all of which there is one copy."""
@@ -128,6 +128,6 @@ class Sides:
         if not self._due:
             return
         self._due = False
-        for (step, values), cut in zip(states, replicas.compute.cuts, strict=True):
+        for (step, values), cut in zip(states, replicas.compute.held.values(), strict=True):
             replicas.block.unpack(*cut, values, step)
         replicas.flat.load(replicas.block.value.copy())

@@ -21,7 +21,7 @@ from gbactl.replicas.drive import IDLE_SECONDS, Pace
 from gbactl.replicas.meeting import Encounter, RoundEncounter
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
-from gbactl.store.dense import DenseBlock
+from gbactl.store.dense import Cut, DenseBlock
 from gbactl.virtual.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ Done = Callable[[bool], None]
 
 
 class VirtualTrainer:
-    """One worker's; `cuts` are the servers' slices."""
+    """One worker's; `cuts` are the servers' slices, of those that have one."""
 
-    def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: list[tuple[int, int]], rounds: Rounds) -> None:
+    def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: Rounds) -> None:
         self.worker, self.replica, self.cuts, self.rounds = worker, Replica(block), cuts, rounds
         self.trains = False
         self.fresh = self.common = True
@@ -99,7 +99,7 @@ class VirtualTrainer:
         self.fresh = self.common = True
 
     def _load(self, states: list[tuple[int, Floats]]) -> None:
-        for (step, values), cut in zip(states, self.cuts, strict=True):
+        for (step, values), cut in zip(states, self.cuts.values(), strict=True):
             self.replica.block.unpack(*cut, values, step)
 
     def idle(self) -> None:
@@ -128,7 +128,7 @@ class VirtualTrainer:
     def _parted(self) -> None:
         """Give the servers what is theirs from now on."""
         block = self.replica.block
-        states = [(block.step, block.packed(*cut)) for cut in self.cuts] if self.trains else []
+        states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.trains else []
         self.worker.moves.give(states, self._told, GiveReplica)
 
     def _told(self) -> None:
@@ -217,8 +217,8 @@ class VirtualTrainer:
         if not len(self._centre):
             self._centre = np.empty_like(sent)
         self._arrived = lambda: self._work(self._answered, began, done)
-        for channel, (low, high) in zip(self.worker.servers, self.cuts, strict=True):
-            channel.send(Elastic(self._ticket, alpha), sent[low:high].copy().view(np.uint8))
+        for shard, (low, high) in self.cuts.items():
+            self.worker.servers[shard].send(Elastic(self._ticket, alpha), sent[low:high].copy().view(np.uint8))
 
     def centre(self, shard: int, _: Centre, frame: Frame) -> None:
         """A server's slice of the centre."""

@@ -53,7 +53,7 @@ class VirtualWorker(Mortal):
         super().__init__()
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
-        self.moves = Moves(self.servers)
+        self.moves = Moves({})
         #: batches computed at a time, each by a thread of its own, and how many are
         self.lanes, self.busy = 1, 0
         self._shard: dict[int, int] = {}
@@ -68,7 +68,8 @@ class VirtualWorker(Mortal):
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """The channels to the coordinator and, in shard order, to the servers."""
-        self.coordinator, self.servers, self.moves = coordinator, servers, Moves(servers)
+        self.coordinator, self.servers = coordinator, servers
+        self.moves = Moves({shard: servers[shard] for shard in self.crew.compute.held})
         self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
         self._have_dense = [-1] * len(servers)

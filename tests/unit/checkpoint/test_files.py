@@ -77,6 +77,24 @@ def test_rows_are_dealt_anew(tmp_path: Path, before: int, after: int, optimizer:
         assert (loaded.version, loaded.dense_block().step) == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [((3, 1), (2, 2)), ((3, 1), (3, 3)), ((2, 2), (3, 1)), ((3, 3), (3, 2)), ((3, 1), (3, 1))]
+)
+def test_the_dense_part_is_dealt_anew(tmp_path: Path, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """(servers, those that hold some of it); a lost server finds its slice, too, where others had it."""
+    saved, wanted = shards_of(before[0], dense_shards=before[1]), shards_of(after[0], dense_shards=after[1])
+    for shard in (*saved, *wanted):
+        fill(shard)
+    save(tmp_path, saved)
+    for expected in wanted:
+        loaded, lost = Shard(expected.spec), Shard(expected.spec)
+        load_shard(loaded, Folder(tmp_path).newest())
+        assert loaded.checksum() == expected.checksum() and loaded.dense_block().step == 4
+        if before[0] == after[0]:
+            assert load_newest(lost, tmp_path, pytest.fail) is not None
+            assert lost.checksum() == expected.checksum() and lost.dense_block().step == 4
+
+
 def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
     shards, expected = shards_of(2), shards_of(2)
     for shard in shards:

@@ -86,12 +86,12 @@ def test_every_checkpoint_of_sync_goes_on_bit_for_bit(sync: tuple[Path, dict[str
             assert again[key] == result[key], key
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(("servers", "dense"), [(1, None), (3, None), (3, 1)])
 def test_rows_are_dealt_anew_and_sync_does_not_notice(
-    sync: tuple[Path, dict[str, Any]], data: dict[str, Any], tmp_path: Path, servers: int
+    sync: tuple[Path, dict[str, Any]], data: dict[str, Any], tmp_path: Path, servers: int, dense: int | None
 ) -> None:
     run_dir, result = sync
-    again = resume(config("sync", data), run_dir, "cut-000001", tmp_path, servers=servers)
+    again = resume(config("sync", data), run_dir, "cut-000001", tmp_path, servers=servers, dense_servers=dense)
     assert again["checksums"]["model"] == result["checksums"]["model"]
 
 

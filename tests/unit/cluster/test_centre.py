@@ -126,8 +126,9 @@ def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
 
     from gbactl.cluster.elastic import ElasticExchange
     from gbactl.cluster.frames import Frame
+    from gbactl.cluster.slices import Slices
 
     exchange: Any = SimpleNamespace(servers=[None], more={})
-    ElasticExchange(exchange, SIZE)
+    ElasticExchange(Slices(exchange, [(0, SIZE)]), SIZE)
     with pytest.raises(WireError, match="answered an exchange with 4 bytes"):
         exchange.more[Centre](0, Centre(0), Frame(0, b"", np.zeros(4, np.uint8)))

@@ -45,6 +45,7 @@ from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.recording import scan
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.small_data import prepared
+from tests.support.victims import Victim
 
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 SAMPLES = 1500
@@ -70,31 +71,6 @@ def config(
             **more,
         )
     )
-
-
-class Victim:
-    """A server dies at the `turn`-th message of a kind: before it is handled, or `after`; `lives` times."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, index: int = 0, after: bool = False,
-        lives: int = 1,
-    ) -> None:  # fmt: skip
-        self.deaths = 0
-        seen, plain = [0], Server.handle
-
-        def handle(this: Any, channel: Any, frame: Any) -> None:
-            due = this.index == index and frame.kind == KIND[kind] and self.deaths < lives
-            if due:  # else another server's thread would undo what this one counts
-                seen[0] += 1
-            if not due or seen[0] < turn:
-                plain(this, channel, frame)
-                return
-            self.deaths, seen[0] = self.deaths + 1, 0
-            if after:
-                plain(this, channel, frame)
-            raise Killed
-
-        monkeypatch.setattr(Server, "handle", handle)
 
 
 class Orphaned:

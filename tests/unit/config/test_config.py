@@ -54,6 +54,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cluster": {"transport": "udp"}}, r"cluster\.transport= one of: shm, tcp"),
     ({"cluster": {"workers": 0}}, r"cluster\.workers must be at least 1"),
     ({"cluster": {"servers": 0}}, r"cluster\.servers must be at least 1"),
+    ({"cluster": {"servers": 2, "dense_servers": 3}}, r"cluster\.dense_servers=3 cannot be.*type 1 to 2, or null"),
+    ({"cluster": {"dense_servers": 0}}, r"cluster\.dense_servers=0 cannot be.*type 1 to 2, or null for all"),
     ({"cluster": {"threads": 0}}, r"cluster\.threads must be at least 1"),
     ({"cluster": {"start_timeout": 0}}, r"cluster\.start_timeout must be positive"),
     ({"collective": {"name": "nccl"}}, "collective= one of: horovod, gloo"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,7 +27,12 @@ FOLDER = EXPERIMENTS / "shadowsync"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER), str(EXPERIMENTS)]
-    return {name: importlib.import_module(name) for name in ("done", "study", "tables", "traffic", "hogwild")}
+    found = {name: importlib.import_module(name) for name in ("done", "study", "tables", "traffic", "hogwild")}
+    spec = importlib.util.spec_from_file_location("shadowsync_results", FOLDER / "results.py")  # others have one, too
+    assert spec is not None and spec.loader is not None
+    found["results"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found["results"])
+    return found
 
 
 def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any:
@@ -37,8 +43,10 @@ def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    assert list(parts) == ["speed_local", "speed", "quality", "elp", "ablation", "modes"]
+    assert list(parts) == ["speed_local", "speed_one", "speed", "quality", "elp", "ablation", "modes"]
     assert parts["speed_local"].jobs == 1
+    assert [name for name, part in parts.items() if part.idle] == ["speed_one", "speed"]
+    assert set(scripts["results"].SECTIONS) == set(parts)
 
 
 def test_one_cell_of_every_line_composes(scripts: Any) -> None:
@@ -61,6 +69,21 @@ def test_where_more_trainers_add_nothing_is_told(scripts: Any) -> None:
     eps = {1: 100.0, 8: 500.0, 64: 480.0}
     cells = [done(scripts, "fr_easgd-5", n, 1, eps=value) for n, value in eps.items()]
     assert "| fr_easgd-5 | **1.000** | 0.625 | 0.075 | 500 at 8 |" in scripts["tables"].scaling(cells)
+
+
+def test_a_sync_server_that_has_no_time_left_is_told(scripts: Any) -> None:
+    shares = {1: (0.02, 3.5), 64: (0.987, 91.04)}
+    cells = [
+        done(scripts, "fr_easgd-5", n, 1, busy={"S0": share, "others": 0.1}, replicas={"exchange_ms": ms})
+        for n, (share, ms) in shares.items()
+    ]
+    table = scripts["tables"].centre(cells)
+    assert "| fr_easgd-5: ms | 3.5 | 91.0 |" in table and "| fr_easgd-5: busy % | 2 | **99** |" in table
+
+
+def test_results_of_one_part_leave_the_others_as_they_are(scripts: Any) -> None:
+    speed, elp = "## 1. A\n\nspeed: seeds 1; 2 runs.\n\n| a |\n\n", "## 3. B\n\nelp: seeds 1.\n\n| b |\n\n"
+    assert scripts["results"].kept(f"# Results\n\nx\n\n{speed}{elp}## T\n\nt\n") == {"speed": speed, "elp": elp}
 
 
 def test_quality_is_in_percent_and_against_the_foreground(scripts: Any) -> None:
@@ -113,9 +136,10 @@ class Payloads:
             self.bytes[type(message)] += nbytes
 
 
+@pytest.mark.parametrize("dense", [None, 1])
 @pytest.mark.parametrize("mode", ["async", "gba", "sync", "fr_easgd"])
 def test_what_is_counted_from_the_log_is_what_went_through_the_network(
-    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int | None
 ) -> None:
     seen, plain = Payloads(), VirtualChannel.carry
 
@@ -127,7 +151,8 @@ def test_what_is_counted_from_the_log_is_what_went_through_the_network(
     options: dict[str, Any] = {"options": {"k": 3}, "local_batch": 32} if mode == "fr_easgd" else {}
     cfg = check(RunConfig(
         mode=ModeConfig(name=mode, **options), model=ModelConfig(dim=4, hidden=[8]),
-        cluster=ClusterConfig(name="virtual", workers=4, servers=2), train=TrainConfig(global_batch=128),
+        cluster=ClusterConfig(name="virtual", workers=4, servers=2, dense_servers=dense),
+        train=TrainConfig(global_batch=128),
     ))  # fmt: skip
     data, events = small_data.prepared(tmp_path / "cache", 1500), []
     run_virtual(cfg, open_dataset(data), tmp_path, events.append)

@@ -68,6 +68,23 @@ def test_deaths_joins_and_lagging_shards_come_out_again(
     assert verdict["identical"], sentence(verdict)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", ["local", "virtual"])
+def test_with_servers_that_hold_rows_alone_it_comes_out_again(
+    data: dict[str, Any], tmp_path: Path, mode: str, backend: str
+) -> None:
+    cfg = config(mode, data)
+    cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name=backend, dense_servers=1))
+    if backend == "virtual":
+        run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
+    else:
+        record(cfg, tmp_path)
+    verdict = replay(tmp_path, path=tmp_path / "m.npz")
+    assert verdict["identical"], sentence(verdict)
+    with np.load(verdict["model"]) as model:
+        assert len(model["dense"]) > 0 and int(model["dense_steps"][0]) == verdict["steps"]
+
+
 def test_batches_are_really_handed_out_again(data: dict[str, Any], tmp_path: Path) -> None:
     reissued = 0
     for mode in MODES:
@@ -80,12 +97,15 @@ def test_batches_are_really_handed_out_again(data: dict[str, Any], tmp_path: Pat
     assert reissued >= len(MODES)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_any_number_of_servers_and_options_of_the_optimizer(data: dict[str, Any], tmp_path: Path, servers: int) -> None:
+@pytest.mark.parametrize(("servers", "dense"), [(1, None), (2, None), (3, 1)])
+def test_any_number_of_servers_and_options_of_the_optimizer(
+    data: dict[str, Any], tmp_path: Path, servers: int, dense: int | None
+) -> None:
     cfg = config("async", data, servers)
     cfg = dataclasses.replace(
-        cfg, optim=dataclasses.replace(cfg.optim, name="rowwise_adagrad", row_l2="all", row_weight_decay=0.01)
-    )
+        cfg, optim=dataclasses.replace(cfg.optim, name="rowwise_adagrad", row_l2="all", row_weight_decay=0.01),
+        cluster=dataclasses.replace(cfg.cluster, dense_servers=dense),
+    )  # fmt: skip
     record(cfg, tmp_path)
     assert replay(tmp_path)["identical"]
 

@@ -25,10 +25,13 @@ def entry(unit: str, value: float, to: str, **more: Any) -> dict[str, Any]:
     return {"at": {unit: value}, "to": to, **more}
 
 
-def planned(data: dict[str, Any], first: str, *entries: dict[str, Any], backend: str = "threads") -> RunConfig:
+def planned(
+    data: dict[str, Any], first: str, *entries: dict[str, Any], backend: str = "threads", dense: int | None = None
+) -> RunConfig:
     """Three shards, four workers whose gradients are added up in their order; shuffled, batch norm, dropout."""
     cfg = config(first, data)
-    cluster = dataclasses.replace(cfg.cluster, name="virtual") if backend == "virtual" else cfg.cluster
+    name = "virtual" if backend == "virtual" else cfg.cluster.name
+    cluster = dataclasses.replace(cfg.cluster, name=name, dense_servers=dense)
     files = [dict(FILE) if "workers" not in each.get("set", {}) else {} for each in entries]
     switch = SwitchConfig(schedule=list(entries), modes=files)
     return check(dataclasses.replace(cfg, cluster=cluster, switch=switch, collective=CollectiveConfig("shm")))
@@ -48,9 +51,11 @@ ROUND = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["threads", "virtual"])
-def test_there_and_back_and_there_again_comes_out(data: dict[str, Any], tmp_path: Path, backend: str) -> None:
-    recorded(planned(data, "sync", *ROUND, backend=backend), tmp_path)
+@pytest.mark.parametrize(("backend", "dense"), [("threads", None), ("virtual", None), ("threads", 1), ("virtual", 1)])
+def test_there_and_back_and_there_again_comes_out(
+    data: dict[str, Any], tmp_path: Path, backend: str, dense: int | None
+) -> None:
+    recorded(planned(data, "sync", *ROUND, backend=backend, dense=dense), tmp_path)
     records = list(eventlog.read(tmp_path / "events.log"))
     sums = [r for r in records if isinstance(r, eventlog.InfoRecord) and "model" in r.fields]
     assert len(sums) == 8 and all(r.fields["model"] for r in sums)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
-from gbactl.store.dense import DenseBlock, DenseSpec, dense_range
+from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, held
 from gbactl.store.memory import zeros
 from gbactl.store.optim import OptimizerSpec
 
@@ -119,3 +119,28 @@ def test_slices_are_balanced_and_cover_the_vector(size: int, shards: int) -> Non
     assert [lo for lo, _ in slices] + [size] == [0] + [hi for _, hi in slices]
     lengths = [hi - lo for lo, hi in slices]
     assert max(lengths) - min(lengths) <= 1
+
+
+@given(size=st.integers(0, 10_000), shards=st.integers(1, 9), data=st.data())
+def test_the_first_shards_share_the_vector_and_the_others_have_nothing(
+    size: int, shards: int, data: st.DataObject
+) -> None:
+    holders = data.draw(st.integers(1, shards))
+    slices = [dense_range(size, shard, holders) for shard in range(shards)]
+    assert slices[:holders] == [dense_range(size, shard, holders) for shard in range(holders)]
+    assert slices[holders:] == [(size, size)] * (shards - holders)
+    assert [lo for lo, _ in slices] + [size] == [0] + [hi for _, hi in slices], "in shard order they make the vector"
+    assert held(slices) == {shard: cut for shard, cut in enumerate(slices[:holders]) if cut[0] < cut[1]}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_an_empty_slice_moves_and_sums_up_to_nothing(kernels: Kernels, name: str) -> None:
+    block = DenseBlock(zeros((0,)), SPEC, optimizer(name), lo=P + Q, kernels=kernels)
+    assert (block.params, block.model_sum()) == (0, 0)
+    packed = block.packed(P + Q, P + Q)
+    assert packed.size == 0
+    block.unpack(P + Q, P + Q, packed, 7)
+    block.load_state(block.state())
+    assert block.step == 7
+    block.reset_optimizer()
+    assert block.step == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
-from gbactl.store.dense import DenseSpec
+from gbactl.store.dense import DenseSpec, dense_range
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Order, Part, Shard, ShardSpec
 
@@ -43,13 +44,13 @@ def orders(count: int) -> list[Order]:
     return made
 
 
-def train(kernels: Kernels, shards: int, arrival: int, **options: Any) -> tuple[Any, Any]:
+def train(kernels: Kernels, shards: int, arrival: int, holders: int | None = None, **options: Any) -> tuple[Any, Any]:
     start = np.linspace(-1, 1, DENSE.size, dtype=np.float32)
     made = []
     for shard in range(shards):
-        lo, hi = DENSE.size * shard // shards, DENSE.size * (shard + 1) // shards
-        spec = ShardSpec(shard, shards, ROWS, WIDTH, 3, 0.1, dense=DENSE, dense_init=start[lo:hi], **options)
-        made.append(Shard(spec, kernels))
+        spec = ShardSpec(shard, shards, ROWS, WIDTH, 3, 0.1, dense=DENSE, dense_shards=holders, **options)
+        lo, hi = dense_range(DENSE.size, shard, spec.dense_holders)
+        made.append(Shard(dataclasses.replace(spec, dense_init=start[lo:hi]), kernels))
     work = batches(24)
     for batch in np.random.default_rng(arrival).permutation(24):
         ids, grad, dense = work[batch]
@@ -59,7 +60,8 @@ def train(kernels: Kernels, shards: int, arrival: int, **options: Any) -> tuple[
         bounds = [0, *itertools.accumulate(unique.counts.tolist())]
         for shard, low, high in zip(made, bounds, bounds[1:], strict=False):
             lo, hi = shard.dense_range
-            shard.stage(int(batch), Part(unique.index[low:high], sums[low:high], dense[lo:hi]))
+            mine = dense[lo:hi] if lo < hi else None  # as a server has it whose slice is empty
+            shard.stage(int(batch), Part(unique.index[low:high], sums[low:high], mine))
     for order in orders(24):
         for shard in made:
             shard.apply(order)
@@ -81,8 +83,8 @@ def test_same_bits(kernels: Kernels, name: str, scope: str, divisor: str) -> Non
     rows, dense = train(kernels, 1, 0, **options)
     assert np.isfinite(rows).all()
     assert np.isfinite(dense).all()
-    for shards, arrival in ((1, 1), (2, 0), (3, 2)):
-        other_rows, other_dense = train(kernels, shards, arrival, **options)
+    for shards, arrival, holders in ((1, 1, None), (2, 0, None), (3, 2, None), (3, 2, 1), (4, 1, 2)):
+        other_rows, other_dense = train(kernels, shards, arrival, holders, **options)
         np.testing.assert_array_equal(rows.view(np.int32), other_rows.view(np.int32))
         np.testing.assert_array_equal(dense.view(np.int32), other_dense.view(np.int32))
     twin_rows, twin_dense = train(load("twin"), 1, 0, **options)

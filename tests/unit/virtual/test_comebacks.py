@@ -33,17 +33,17 @@ def saving(name: str, mode: str, *plans: dict[str, Any], steps: int = 4, **more:
 
 
 @pytest.mark.parametrize("step", [2, 7, 11])
-@pytest.mark.parametrize("saved", [{}, {"steps": 100}])
+@pytest.mark.parametrize("saved", [{}, {"steps": 100}, {"dense": 1}])
 def test_full_recovery_in_sync_ends_with_the_bits_of_a_run_without_failures(
     data: Path, tmp_path: Path, step: int, saved: dict[str, Any]
 ) -> None:
-    plain = run(config("sync"), data, tmp_path / "plain")
+    plain = run(config("sync", dense=saved.get("dense")), data, tmp_path / "plain")
     result = run(saving("full", "sync", {**KILL, "step": step}, **saved), data, tmp_path / "run")
     adds_up(result, 1500)
     assert result["checksums"] == plain["checksums"] and result["auc"] == plain["auc"]
     assert result["samples"] == plain["samples"]
     went, told = result["checkpoint"]["overhead"], result["checkpoint"]
-    since = step - (step // 4 * 4 if not saved else 0)
+    since = step - (step // 4 * 4 if "steps" not in saved else 0)
     assert went["samples_again"] == since * 128 and went["everybody_went_back"] == 1
     assert (told["pls"], told["lost_updates"], told["resumed_at"]) == (0.0, 0.0, None)
     assert (went["loading_seconds"], went["rescheduling_seconds"]) == (6.0, 5.0)
@@ -93,9 +93,10 @@ def test_what_is_lost_is_what_came_since_a_checkpoint_that_was_complete(
     assert 0 < told["lost_updates"] < 1.2 * lost / (1500 * 2)
 
 
+@pytest.mark.parametrize("dense", [None, 1])
 @pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_the_lost_shard_alone_goes_back(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int | None
 ) -> None:
     seen: list[dict[str, Any]] = []
     real = Comebacks._alone
@@ -112,7 +113,7 @@ def test_the_lost_shard_alone_goes_back(
         assert servers[shard].shard.version == version
 
     monkeypatch.setattr(Comebacks, "_alone", watched)
-    run(saving("cpr", mode, KILL), data, tmp_path / "run")
+    run(saving("cpr", mode, KILL, dense=dense), data, tmp_path / "run")
     [one] = seen
     assert same(one["before"][0], one["after"][0]) and not same(one["before"][1], one["after"][1])
     saved = contents(one["saved"])

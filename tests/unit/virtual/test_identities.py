@@ -49,6 +49,32 @@ def test_any_number_of_servers_gives_the_same_bits(data: Path, tmp_path: Path, l
     assert len({r["auc"] for r in results}) == 1
 
 
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+@pytest.mark.parametrize("hard", [True, False])
+def test_any_number_of_them_with_dense_parameters_gives_the_same_bits(
+    data: Path, tmp_path: Path, lock_step: None, mode: str, hard: bool
+) -> None:
+    cfgs = [config(mode, servers=3, dense=n, hard=hard, cost=UNEVEN) for n in (None, 1, 2)]
+    results = [run(cfg, data, tmp_path / str(n)) for n, cfg in enumerate(cfgs)]
+    assert len({model(r) for r in results}) == 1 and len({r["auc"] for r in results}) == 1
+
+
+NO_TIME: dict[str, Any] = {
+    **{key: 0.0 for key in ("server_message_us", "row_pull_ns", "row_apply_ns", "dense_pull_ns", "dense_apply_ns")},
+    "dense_step_ns": 0.0, "bandwidth_gbit": 1e12, "local_bandwidth_gbit": 1e12,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_where_serving_takes_no_time_stale_gradients_are_the_same_too(data: Path, tmp_path: Path, mode: str) -> None:
+    """Where it does, one server with all of the dense part is later than three with a third each: gradients then
+    pull other versions, and arrive in another order."""
+    more: dict[str, Any] = {"cost": {**UNEVEN, **NO_TIME}, "faults": SLOW, "prefetch": 1}
+    one, all_ = (run(config(mode, servers=3, dense=n, **more), data, tmp_path / str(n)) for n in (1, None))
+    assert model(one) == model(all_) and one["staleness"] == all_["staleness"]
+    assert one["staleness"]["mean"] > 0
+
+
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_gba_that_forgives_everything_is_bsp(data: Path, tmp_path: Path, prefetch: int) -> None:
     """Stragglers make gradients arrive in an order of their own, the same in both."""

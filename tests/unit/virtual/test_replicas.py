@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from virtual_runs import adds_up, config, model, run
 
+from gbactl.cluster.messages import Elastic
 from gbactl.data.prepare import prepare
+from gbactl.virtual.server import VirtualServer
 
 MODES = ["shadow_easgd", "shadow_ma", "shadow_bmuf", "fr_easgd", "fr_ma", "fr_bmuf", "local_sgd"]
 SLOW_REDUCE = {"allreduce_us": 1e6}
@@ -21,9 +23,10 @@ def own(mode: str) -> dict[str, Any]:
 
 def replicas(
     mode: str, workers: int = 3, *, prefetch: int = 0, cost: dict[str, Any] | None = None, hard: bool = True,
-    global_batch: int = 128, **options: Any,
+    global_batch: int = 128, dense: int | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     more = {"workers": workers, "prefetch": prefetch, "cost": cost, "hard": hard, "global_batch": global_batch}
+    more["dense"] = dense
     return config(mode, local_batch=32, options={**own(mode), **options}, **more)
 
 
@@ -92,8 +95,35 @@ def test_threads_stand_still_for_an_exchange_in_the_foreground(data: Path, tmp_p
     assert result["replicas"]["sync_gap"]["mean"] == pytest.approx(3.0, abs=2.0)
 
 
+def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes and exchanges are the same; where an exchange takes a server long, trainers queue for the one."""
+    heard: list[tuple[int, int]] = []
+    plain = VirtualServer._seconds
+
+    def seconds(self: Any, message: Any) -> float:
+        if isinstance(message, Elastic):
+            heard.append((self.index, self.dense_size))
+        return plain(self, message)
+
+    monkeypatch.setattr(VirtualServer, "_seconds", seconds)
+    cost = {**OWN_CORES, "dense_pull_ns": 1e5}  # milliseconds for a slice of 100 values
+    found: dict[int | None, Any] = {}
+    for dense in (1, None):
+        heard.clear()
+        found[dense] = run(replicas("fr_easgd", 4, cost=cost, hard=False, dense=dense), data, tmp_path / str(dense))
+        adds_up(found[dense], 1500)
+        assert {server for server, _ in heard} == ({0} if dense else {0, 1}) and all(size for _, size in heard)
+    for key in ("exchanges", "bytes_exchanged"):
+        assert found[1]["replicas"][key] == found[None]["replicas"][key]
+    assert found[1]["replicas"]["foreground_seconds"] > 1.5 * found[None]["replicas"]["foreground_seconds"]
+    assert found[1]["eps"] < found[None]["eps"]
+
+
+@pytest.mark.parametrize("dense", [None, 1])
 @pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_bmuf", "fr_ma"])
-def test_from_sync_to_replicas_to_gba_and_back(four_days: Path, tmp_path: Path, mode: str) -> None:
+def test_from_sync_to_replicas_to_gba_and_back(four_days: Path, tmp_path: Path, mode: str, dense: int | None) -> None:
     options = {"local_batch": 32, **own(mode), **({"block_momentum": 0.5} if "bmuf" in mode else {})}
     switches = [
         {"at": {"samples": 384}, "to": mode, "set": {**options, "hogwild_threads": 2}},
@@ -101,7 +131,7 @@ def test_from_sync_to_replicas_to_gba_and_back(four_days: Path, tmp_path: Path, 
         {"at": {"samples": 1500}, "to": mode, "set": {**options, "workers": 2}},
         {"at": {"samples": 2000}, "to": "sync"},
     ]
-    result = run(config("sync", workers=4, switches=switches), four_days, tmp_path)
+    result = run(config("sync", workers=4, switches=switches, dense=dense), four_days, tmp_path)
     adds_up(result, 2400)
     assert [p["mode"] for p in result["phases"] if p["mode"] != "sync"] == [mode, mode, "gba", "gba", mode, mode]
     assert result["checksums"]["model"]

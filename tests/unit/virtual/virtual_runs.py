@@ -29,14 +29,14 @@ DATA = small_data.options(1500)
 def config(
     mode: str, *, workers: int = 4, servers: int = 2, global_batch: int = 128, seed: int = 3, every: int = 5,
     faults: list[dict[str, Any]] | None = None, cost: dict[str, Any] | None = None, hard: bool = True,
-    switches: list[dict[str, Any]] | None = None, norms_every: int = 0, **mode_options: Any,
+    switches: list[dict[str, Any]] | None = None, norms_every: int = 0, dense: int | None = None, **mode_options: Any,
 ) -> RunConfig:  # fmt: skip
-    """`hard`: batch norm and dropout."""
+    """`hard`: batch norm and dropout; `dense`: servers that hold some of the dense part."""
     model = {"dropout": 0.2, "batch_norm": True} if hard else {}
     cfg = RunConfig(
         mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
         model=ModelConfig(dim=4, hidden=[8], **model),  # type: ignore[arg-type]
-        cluster=ClusterConfig(name="virtual", workers=workers, servers=servers),
+        cluster=ClusterConfig(name="virtual", workers=workers, servers=servers, dense_servers=dense),
         train=TrainConfig(global_batch=global_batch, eval_batch=200, checksum_every=every, norms_every=norms_every),
         optim=OptimConfig(),
         faults=FaultsConfig(plans=faults or []),

@@ -1,0 +1,130 @@
+"""A cell of a study that asks for times alone: a virtual cluster without the model's arithmetic, in this process.
+
+Times do not depend on values, so the rates are those of a training, which takes several times as long. What is written
+has no AUC. EPS here is the rate of a steady run, from the moment a quarter of the samples is done to the last hand-out:
+so how long a run is does not show in it, and a single trainer may have many more batches than each of 64. The tag
+`batches` says how many each worker has: the first day's data come again and again until there are as many.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gbactl.calibration.simulate import IdleCluster
+from gbactl.cluster.messages import Event
+from gbactl.compose import compose
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
+from gbactl.data.prepare import prepare
+
+EVERY = 0.002  # virtual seconds between two looks
+STEADY = 0.25  # of the samples
+OF_REPLICAS = ("trainers", "elp", "sync_gap", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged")
+
+
+@dataclass(frozen=True)
+class Again(Split):
+    """The rows of `whole`, again and again, until there are `samples`."""
+
+    samples: int = 0
+
+    @property
+    def rows(self) -> int:
+        """See Split."""
+        return self.samples
+
+    def slice(self, lo: int, hi: int) -> Batch:
+        """See Split; what would reach over the end of `whole` begins where it does."""
+        size = hi - lo
+        first = lo % len(self.whole)
+        first = first if first + size <= len(self.whole) else 0
+        return super(Again, replace(self, samples=len(self.whole))).slice(first, first + size)
+
+
+def repeated(dataset: Dataset, samples: int) -> Dataset:
+    """The same with a first day of so many samples."""
+    first = dataset.splits[0]
+    return replace(dataset, splits=(Again(first.name, first.whole, samples), *dataset.splits[1:]))
+
+
+class Watch:
+    """Looks at a cluster while its first phase lasts: samples done, and how long each server's interface was busy."""
+
+    def __init__(self, cluster: IdleCluster) -> None:
+        self.cluster = cluster
+        self.looks: list[tuple[float, int, list[float]]] = []
+        self._training: Any = None
+        cluster.events.after(EVERY, self._look)
+
+    def _look(self) -> None:
+        now, training = self.cluster.events.now, self.cluster.coordinator._training
+        if self._training is not None and training is not self._training:
+            return
+        if training is not None:
+            self._training = training
+            self.looks.append((now, training.policy.ledger.finished, [self._busy(server) for server in self._hosts]))
+        self.cluster.events.after(EVERY, self._look)
+
+    @property
+    def _hosts(self) -> list[Any]:
+        return [server.host for server in self.cluster.servers]
+
+    def _busy(self, host: Any) -> float:
+        """Seconds so far in which bytes came in, what waits not counted."""
+        line = host.inward
+        return float(line.busy_seconds - max(0.0, line.free - self.cluster.events.now))
+
+    def told(self) -> dict[str, Any]:
+        """Samples a second, and what share of the time the interfaces of the first server and of the others took
+        bytes in. Raises ValueError for a run of a moment."""
+        training = self._training
+        until = 0.0 if training is None else training.clock.last
+        steady = [
+            look for look in self.looks
+            if look[1] >= STEADY * training.policy.phase.samples and look[0] <= until
+        ]  # fmt: skip
+        if len(steady) < 2:
+            raise ValueError("This run is too short to tell its rate; give it more samples.")
+        first, last = steady[0], steady[-1]
+        seconds = last[0] - first[0]
+        shares = [(after - before) / seconds for before, after in zip(first[2], last[2], strict=True)]
+        others = max(shares[1:], default=None)
+        return {"eps": (last[1] - first[1]) / seconds, "busy": {"S0": shares[0], "others": others}, "steady": seconds}
+
+
+def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
+    """What a training of `cfg` would say of its times; its event log is left in `folder`. Raises GbactlError."""
+    import torch
+
+    torch.set_num_threads(1)
+    events: list[Event] = []
+    cluster = IdleCluster(cfg, dataset, folder, events.append)
+    watch = Watch(cluster)
+    cluster.run()
+    [result] = [event.fields for event in events if event.name == "result"]
+    replicas = result.get("replicas", {})
+    own = {key: replicas[key] for key in OF_REPLICAS if key in replicas}
+    told = {**watch.told(), "phase_eps": result["eps"], "samples": result["samples"]}
+    return {**told, **({"replicas": own} if own else {})}
+
+
+def run(overrides: Sequence[str], folder: Path) -> float:
+    """Write a cell's result.json; returns the seconds it took."""
+    began = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    cfg = compose([*overrides, f"run_dir={folder}"])
+    dataset, batches = open_dataset(prepare(cfg.data)), int(cfg.tracking.tags.get("batches", "0"))
+    if batches:
+        dataset = repeated(dataset, batches * cfg.cluster.workers * cfg.local_batch)
+    told = times(cfg, dataset, folder)
+    partial = folder / "result.json.partial"
+    partial.write_text(json.dumps({"status": "FINISHED", "idle": True, **told}) + "\n")
+    partial.replace(folder / "result.json")
+    return time.monotonic() - began

@@ -16,6 +16,7 @@ from gbactl.cluster.frames import Bytes, Frame
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
+MOST_KEPT = 1 << 30  # bytes of buffers that wait to be used again, a connection
 
 
 class Channel(Protocol):
@@ -60,7 +61,8 @@ class Hub(Protocol):
 
 
 class BufferPool:
-    """Reuses receive buffers: a fresh multi-megabyte allocation page-faults at every use."""
+    """Reuses receive buffers: a fresh multi-megabyte allocation page-faults at every use. Keeps `keep` of them, of
+    MOST_KEPT bytes together."""
 
     def __init__(self, keep: int = 8) -> None:
         self.keep = keep
@@ -75,5 +77,5 @@ class BufferPool:
 
     def give(self, buffer: Bytes) -> None:
         """Hand a buffer back."""
-        if len(self.free) < self.keep:
+        if len(self.free) < self.keep and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
             self.free.append(buffer)

@@ -7,7 +7,7 @@ launcher alone logs and shows them.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -306,14 +306,15 @@ class Coordinator:
     def result(self, best: dict[str, Any]) -> dict[str, Any]:
         """What result.json says, but for what only the launcher knows."""
         inspected = self.inspect("server", "worker")
-        refused = [v.counters.get("refused", 0) for v in inspected.values()]
+        refused = sum((Counter(node.refused) for node in inspected.values()), Counter(self.hub.refused))
         return {
             **self.record.result(best, inspected),
             **self.trainers.result(),
             **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
-            "refused_frames": sum(refused) + sum(self.hub.refused.values()),
+            "refused_frames": sum(refused.values()),
+            "refused": dict(refused.most_common()),
             "event_log_bytes": self.log.bytes,
             **self.cuts.summary(),
             **self.recovery.told(inspected),

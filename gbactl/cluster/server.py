@@ -260,8 +260,7 @@ class Server:
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
-        counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
-        counters |= {"fenced": self.fenced_frames} if self.fenced_frames else {}
+        counters = {"fenced": self.fenced_frames} if self.fenced_frames else {}
         counters |= getattr(self.hub, "counts", {})
         counters |= {} if self.slowness is None else self.slowness.counters
         if inspect.what == "dense":
@@ -270,7 +269,8 @@ class Server:
         else:
             total = self.shard.model_sum(self.served_dense)
             checksum, told = self.shard.checksum(), "" if total is None else str(total)
-        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters))
+        refused = dict(self.refused + self.hub.refused)
+        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
 
     def _save(self, _: Channel, save: Save, frame: Frame) -> None:
         if self.saver is None:

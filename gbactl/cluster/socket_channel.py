@@ -21,18 +21,32 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES, BufferPool
 from gbactl.cluster.frames import Bytes, Frame, Header
 from gbactl.cluster.messages import kind_of, pack
+from gbactl.cluster.tls import Encrypted
 from gbactl.errors import WireError
 
 ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
 SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
 RECEIVE_BYTES = 1 << 18
+AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
+MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30  # bytes that may wait for one peer to read, and for all of a node's
+
+class Queued:
+    """Bytes that wait for a node's peers to read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.most, self.most_in_all = MOST_QUEUED, MOST_IN_ALL
+
+    def too_much(self, own: int) -> bool:
+        """Whether no more may wait for a peer for which so many bytes wait already."""
+        return own > self.most or self.bytes > self.most_in_all
 
 
 class SocketChannel:
     """One authenticated connection. Made by SocketHub."""
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock
+        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued
     ) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -41,15 +55,18 @@ class SocketChannel:
         self.peer = peer
         self.closed = False
         self.attached = False
+        self.given_up = False  # it does not read: the connection ends
         self.on_want_write: Callable[[SocketChannel], None] = lambda _: None
         self.on_close: Callable[[SocketChannel], None] = lambda _: None
         self._send_key, self._receive_key = keys
         self._lock = lock
         self._sent = self._received = 0
         self._out: deque[tuple[memoryview, Bytes | None]] = deque()
+        self._queued, self._all_queued = 0, all_queued
+        self._encrypted = isinstance(sock, Encrypted)
         self._pool = BufferPool()
         self._buffer = bytearray(RECEIVE_BYTES)
-        self._start = self._end = 0
+        self._start = self._end = self._turn = 0
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
         self._layout: shm.Layout | None = None
         self._memory: mmap.mmap | None = None
@@ -80,17 +97,21 @@ class SocketChannel:
             self._send_raw(kind, descriptor, payload)
 
     def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None) -> None:
-        if self.closed:
+        if self.closed or self.given_up:
+            return
+        if self._queued and self._all_queued.too_much(self._queued):
+            self._give_up()
             return
         slot = self._slot_of(payload)
         size = 0 if payload is None else payload.size
         head = frames.encode(
             self._send_key, kind, descriptor, size,
-            sequence=self._sent & 0xFFFFFFFF, released=self._released, slot=slot,
+            sequence=self._sent, released=self._released, slot=slot,
         )  # fmt: skip
         self._sent += 1
         self._released = 0
         self._out.append((memoryview(head), None))
+        self._count(len(head) + (size if slot is None else 0))
         if payload is not None and slot is None and size:
             self._out.append((memoryview(payload), self._lent.pop(payload.ctypes.data, None)))  # type: ignore[arg-type]
         self.flush()
@@ -109,7 +130,7 @@ class SocketChannel:
         except BlockingIOError:
             pass
         except OSError:
-            self._out.clear()  # the reader side reports the loss
+            self._forget_queued()  # the reader side reports the loss
             return
         if self._out:
             self.on_want_write(self)
@@ -119,7 +140,23 @@ class SocketChannel:
         """Whether bytes wait for the socket."""
         return bool(self._out)
 
+    def _count(self, nbytes: int) -> None:
+        self._queued += nbytes
+        self._all_queued.bytes += nbytes
+
+    def _forget_queued(self) -> None:
+        self._out.clear()
+        self._count(-self._queued)
+
+    def _give_up(self) -> None:
+        """It has not read for too long. The poll that follows finds the connection closed."""
+        self.given_up = True
+        self._forget_queued()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # TLS's own would read on without decrypting
+
     def _drop_written(self, written: int) -> None:
+        self._count(-written)
         while written > 0:
             view, owner = self._out[0]
             if written < view.nbytes:
@@ -132,16 +169,19 @@ class SocketChannel:
 
     # -- receiving ----------------------------------------------------------------------------------
 
-    def receive(self, found: list[Frame]) -> None:
+    def receive(self, found: list[Frame]) -> bool:
         """Add every frame that is complete to `found`, also before it raises: WireError (malformed) or
-        OSError (closed)."""
-        more = True
+        OSError (closed). Whether there may be more that no selector tells of."""
+        more, self._turn = True, AT_ONCE
         while more:
+            if self._turn <= 0:
+                return True
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
             except BlockingIOError:
-                return
+                return False
             self._parse(found)
+        return False
 
     def _read_buffer(self) -> bool:
         if self._start:
@@ -154,7 +194,8 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         self._end += got
-        return got == room
+        self._turn -= got
+        return got == room or self._encrypted  # what TLS has read ahead no selector knows
 
     def _read_payload(self, found: list[Frame]) -> bool:
         assert self._partial is not None
@@ -163,6 +204,7 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         filled += got
+        self._turn -= got
         self._partial = (header, descriptor, payload, filled)
         if filled == header.payload_bytes:
             self._partial = None
@@ -176,7 +218,7 @@ class SocketChannel:
             size = frames.PREFIX + header.descriptor_bytes
             if len(view) < size:
                 return
-            descriptor = frames.verify(self._receive_key, view, header, self._received & 0xFFFFFFFF)
+            descriptor = frames.verify(self._receive_key, view, header, self._received)
             self._received += 1
             self._start += size
             self._take_back(header.released)
@@ -196,7 +238,10 @@ class SocketChannel:
             found.append(frame)
 
     def _begin_payload(self, header: Header, descriptor: bytes, found: list[Frame]) -> None:
-        payload = self._pool.take(header.payload_bytes)
+        try:
+            payload = self._pool.take(header.payload_bytes)
+        except MemoryError as error:
+            raise WireError(f"A frame claims {header.payload_bytes} bytes, for which there is no memory.") from error
         here = min(header.payload_bytes, self._end - self._start)
         memoryview(payload)[:here] = memoryview(self._buffer)[self._start : self._start + here]  # type: ignore[arg-type]
         self._start += here
@@ -266,6 +311,7 @@ class SocketChannel:
         with self._lock:
             if not self.closed:
                 self.closed = True
+                self._forget_queued()
                 if self._layout is not None:
                     shm.unlink(self._layout)
                 self.on_close(self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,10 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.cluster.frames import CLOSED, Bytes, Frame
 from gbactl.cluster.messages import kind_of
+from gbactl.cluster.narrow import VALUES, ids_of, narrowed_bytes
 from gbactl.errors import ClusterError, WireError
+from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import Codec, rounded
 from gbactl.virtual.cost import MESSAGE_BYTES, CostModel
 from gbactl.virtual.events import Events
 from gbactl.virtual.resources import Fifo, Process, SharedCores
@@ -47,6 +50,15 @@ class Network:
 
     events: Events
     cost: CostModel
+    codec: Codec | None = field(default=None, kw_only=True)  # see cluster/narrow.py
+
+    def arrived(self, values: Floats) -> Floats:
+        """Values as they are after their way between a worker and a server."""
+        return rounded(self.codec, values)
+
+    def wire_bytes(self, frame: Frame, nbytes: int) -> int:
+        """What a frame with a payload of `nbytes`, before it is narrowed, takes on the wire."""
+        return MESSAGE_BYTES + (nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes))
 
     def connect(self, near: Node, far: Node) -> VirtualChannel:
         """Two nodes' connection; returns the near end."""
@@ -86,13 +98,18 @@ class VirtualChannel:
     def send(self, message: Any, payload: Bytes | None = None) -> None:
         """See channel.Channel; the payload is the receiver's from here on."""
         data = NO_BYTES if payload is None else payload
+        if self.network.codec is not None and isinstance(message, VALUES):
+            ids = ids_of(message)
+            values = self.network.arrived(data[ids:].view(np.float32))
+            data = np.concatenate([data[:ids], values.view(np.uint8)])
         self.carry(Frame(kind_of(message), b"", data, None, message), data.nbytes)
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame that counts as one with a payload of `nbytes`."""
+        """Send a frame that counts as one with a payload of `nbytes`, before it is narrowed."""
         if self.other is not None:
             near, far = self.near.host, self.far.host
-            self.network.carry(near, self._line, far, nbytes + MESSAGE_BYTES, lambda: self._arrive(frame))
+            nbytes = self.network.wire_bytes(frame, nbytes)
+            self.network.carry(near, self._line, far, nbytes, lambda: self._arrive(frame))
 
     def _arrive(self, frame: Frame) -> None:
         if self.other is not None:

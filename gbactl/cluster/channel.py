@@ -13,6 +13,7 @@ import numpy as np
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import Bytes, Frame
+from gbactl.cluster.traffic import Traffic
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
@@ -40,6 +41,8 @@ class Hub(Protocol):
     address: str
     #: what was turned away, by reason
     refused: Counter[str]
+    #: what was sent, in bytes
+    traffic: Traffic
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR

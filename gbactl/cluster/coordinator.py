@@ -17,7 +17,7 @@ import numpy as np
 
 from gbactl.checkpoint.cuts import Cuts
 from gbactl.checkpoint.ranges import Ranges, after, flat, total
-from gbactl.cluster import eventlog, frames, normlog
+from gbactl.cluster import eventlog, frames, normlog, traffic
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.evaluation import Evaluation
@@ -97,6 +97,7 @@ class Coordinator:
         self.stopped, self._gathered, self.started = False, False, False
         self._next_progress = 0.0
         self._phase_number = 0
+        self._first_step: int | None = None
         self._waiting: deque[int] = deque()
         self._training: Training | None = None
         self._evaluation: Evaluation | None = None
@@ -257,6 +258,8 @@ class Coordinator:
     ) -> None:
         self._phase_number += 1
         self.started = True
+        self.hub.traffic.training = training
+        self._first_step = self.step if self._first_step is None else self._first_step
         mode, home = policy_class(self.now.mode.name), self.now.home
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
@@ -315,10 +318,15 @@ class Coordinator:
             "global_step": self.step,
             "refused_frames": sum(refused.values()),
             "refused": dict(refused.most_common()),
+            "wire": self._wire(inspected),
             "event_log_bytes": self.log.bytes,
             **self.cuts.summary(),
             **self.recovery.told(inspected),
         }
+
+    def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
+        nodes = [self.hub.traffic.counters(), *(node.counters for node in inspected.values())]
+        return traffic.summary(nodes, self.step - (self._first_step or 0))
 
     def _progress(self) -> None:
         told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}

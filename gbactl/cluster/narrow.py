@@ -95,7 +95,8 @@ class NarrowHub:
 
     def __init__(self, hub: Hub, codec: Codec) -> None:
         self.hub, self.codec = hub, codec
-        self.address, self.refused = hub.address, hub.refused
+        self.address, self.refused, self.traffic = hub.address, hub.refused, hub.traffic
+        self.traffic.item = 2
         self.counts: Mapping[str, int] = getattr(hub, "counts", {})
         self._channels: dict[int, NarrowChannel] = {}
 

@@ -22,6 +22,7 @@ from gbactl.cluster.channel import NO_BYTES, BufferPool
 from gbactl.cluster.frames import Bytes, Frame, Header
 from gbactl.cluster.messages import kind_of, pack
 from gbactl.cluster.tls import Encrypted
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 
 ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
@@ -46,8 +47,9 @@ class SocketChannel:
     """One authenticated connection. Made by SocketHub."""
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued
-    ) -> None:
+        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued,
+        traffic: Traffic,
+    ) -> None:  # fmt: skip
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,7 +64,7 @@ class SocketChannel:
         self._lock = lock
         self._sent = self._received = 0
         self._out: deque[tuple[memoryview, Bytes | None]] = deque()
-        self._queued, self._all_queued = 0, all_queued
+        self._queued, self._all_queued, self._traffic = 0, all_queued, traffic
         self._encrypted = isinstance(sock, Encrypted)
         self._pool = BufferPool()
         self._buffer = bytearray(RECEIVE_BYTES)
@@ -94,9 +96,9 @@ class SocketChannel:
         """Queue a message and try to write it at once."""
         kind, descriptor = kind_of(message), pack(message)
         with self._lock:
-            self._send_raw(kind, descriptor, payload)
+            self._send_raw(kind, descriptor, payload, message)
 
-    def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None) -> None:
+    def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None, message: Any = None) -> None:
         if self.closed or self.given_up:
             return
         if self._queued and self._all_queued.too_much(self._queued):
@@ -110,6 +112,7 @@ class SocketChannel:
         )  # fmt: skip
         self._sent += 1
         self._released = 0
+        self._traffic.sent(message, len(head), size, slot is not None)
         self._out.append((memoryview(head), None))
         self._count(len(head) + (size if slot is None else 0))
         if payload is not None and slot is None and size:

@@ -21,6 +21,7 @@ from gbactl.cluster.frames import Frame
 from gbactl.cluster.refusals import Refusals
 from gbactl.cluster.socket_channel import Queued, SocketChannel
 from gbactl.cluster.tls import Encryption
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 
 
@@ -39,6 +40,7 @@ class SocketHub:
         self.address = ""
         self.patience = HANDSHAKE_SECONDS  # the other end may still be importing, or filling its table
         self.queued = Queued()
+        self.traffic = Traffic()
         self._tls = Encryption(key) if encrypt else None
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -60,8 +62,7 @@ class SocketHub:
             sock, keys = self._introduced(address, peer)
         except OSError as error:
             raise WireError(f"No gbactl process answers at {address} ({error}).") from error
-        channel = SocketChannel(sock, peer, (keys.from_connector, keys.from_listener), self._lock, self.queued)
-        self._add(channel)
+        channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
         if segment_bytes != (0, 0) and shm.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
@@ -127,7 +128,7 @@ class SocketHub:
         guest = self.door.hear(stranger, self.key, self.me)
         if guest is not None:
             keys = guest.keys.from_listener, guest.keys.from_connector
-            self._add(SocketChannel(guest.sock, guest.peer, keys, self._lock, self.queued))
+            self._add(guest.sock, guest.peer, keys)
 
     def _serve(self, channel: SocketChannel, mask: int, found: list[tuple[Channel, Frame]]) -> None:
         if channel.closed:
@@ -157,11 +158,13 @@ class SocketHub:
         self._channels.discard(channel)
         self._selector.unregister(channel.sock)
 
-    def _add(self, channel: SocketChannel) -> None:
+    def _add(self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes]) -> SocketChannel:
+        channel = SocketChannel(sock, peer, keys, self._lock, self.queued, self.traffic)
         channel.on_want_write = self._want_write
         channel.on_close = self._forget
         self._channels.add(channel)
         self._selector.register(channel.sock, selectors.EVENT_READ, channel)
+        return channel
 
     def _want_write(self, channel: SocketChannel) -> None:
         if channel in self._channels:

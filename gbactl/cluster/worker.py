@@ -125,7 +125,7 @@ class Worker:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
         hub = self.exchange.hub
-        counts = dict(getattr(hub, "counts", {}))  # see reliable.py
+        counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see reliable.py
         return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts, dict(hub.refused))
 
     def _train(self, item: Item) -> None:

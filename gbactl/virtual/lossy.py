@@ -46,7 +46,7 @@ class LossyChannel(VirtualChannel):
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
         near, far = self.near.host, self.far.host
-        nbytes = self.network.wire_bytes(frame, nbytes)
+        nbytes = self.network.wire_bytes(frame, nbytes, near is far)
         self.network.carry(near, self._line, far, nbytes, lambda: self._come(number, frame))
 
     def _come(self, number: int, frame: Frame) -> None:

@@ -108,8 +108,9 @@ class VirtualCluster:
         self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
         plan = FaultPlan.of(cfg)
         codec = codec_of(cfg.transport.wire_dtype)
-        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts, codec=codec)
-        self.network = lossy if plan.stormy else Network(self.events, self.cost, codec=codec)
+        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts, codec=codec, traffic=self.hub.traffic)
+        plain = Network(self.events, self.cost, codec=codec, traffic=self.hub.traffic)
+        self.network = lossy if plan.stormy else plain
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failing, self.comebacks = Failing(self), Comebacks(self, before)
         self.coordinator.told = self.comebacks.told

@@ -136,6 +136,10 @@ class VirtualServer(Server):
         super()._afresh(channel, afresh, frame)
         self._packed = None
 
+    def _sent(self) -> dict[str, int]:
+        """See cluster.Server: the network counts for all."""
+        return {}
+
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
         if self.saver is not None:
             self._saves(save, self.saver.chooser.part(save.kind))

@@ -27,6 +27,7 @@ from gbactl.cluster.frames import Bytes, Frame
 from gbactl.cluster.messages import BeginPhase, Elastic, Pull, Push, PutDense, decode, kind_of, pack
 from gbactl.cluster.server import Server
 from gbactl.cluster.socket_channel import Queued, SocketChannel
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optim import OptimizerSpec
@@ -80,7 +81,7 @@ class Wire:
 def read(data: bytes, rng: random.Random) -> tuple[list[Frame], str]:
     """What a connection makes of a stream that comes in pieces, and how it ends."""
     wire = Wire()
-    channel = SocketChannel(wire, WORKER, (KEY, KEY), threading.RLock(), Queued())  # type: ignore[arg-type]
+    channel = SocketChannel(wire, WORKER, (KEY, KEY), threading.RLock(), Queued(), Traffic())  # type: ignore[arg-type]
     found: list[Frame] = []
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 3))))
     for low, high in zip([0, *cuts], [*cuts, len(data)], strict=True):
@@ -210,6 +211,7 @@ class Served:
 
 class _NoHub:
     def __init__(self) -> None:
+        self.traffic = Traffic()
         self.refused: Counter[str] = Counter()
 
 

@@ -24,6 +24,8 @@ from gbactl.cluster.tls import Encryption
 from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 
+AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # before each try to get in
+
 
 class SocketHub:
     """Channels of one node on one selector. `refused` counts what was turned away, by reason; with `encrypt`, TLS is
@@ -58,14 +60,23 @@ class SocketHub:
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> SocketChannel:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
-        try:
-            sock, keys = self._introduced(address, peer)
-        except OSError as error:
-            raise WireError(f"No gbactl process answers at {address} ({error}).") from error
+        sock, keys = self._let_in(address, peer)
         channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
         if segment_bytes != (0, 0) and shm.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
+
+    def _let_in(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+        """As `_introduced`, again where the other end hangs up: in a crowd those at the door give way (door.py)."""
+        for pause in AGAIN_SECONDS:
+            time.sleep(pause)
+            try:
+                return self._introduced(address, peer)
+            except (ConnectionResetError, BrokenPipeError):
+                continue
+            except OSError as error:
+                raise WireError(f"No gbactl process answers at {address} ({error}).") from error
+        raise WireError(f"No gbactl process answers at {address} (it hangs up; is it of the same run?).")
 
     def _introduced(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
         """A connection whose two ends have proved that they know the key. Raises OSError or WireError."""
@@ -203,6 +214,6 @@ def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
         sock.settimeout(max(1e-3, deadline - time.monotonic()))
         part = sock.recv(count - len(data))
         if not part:
-            raise ConnectionResetError("the other end closed the connection; is it of the same run?")
+            raise ConnectionResetError
         data += part
     return data

@@ -127,7 +127,8 @@ def _check_mode(cfg: RunConfig) -> None:
     _check_batches(cfg)
 
 
-def _check_transport(cfg: RunConfig) -> None:
+def check_transport(cfg: RunConfig) -> None:
+    """Raise ConfigError where what is asked for does not reach everything that a run sends."""
     choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
     ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and cfg.cluster.name not in ("local", "virtual")
     require(
@@ -175,6 +176,6 @@ def check(cfg: RunConfig) -> RunConfig:
     _check_switches(cfg)
     _check_faults(cfg)
     _check_checkpoint(cfg)
-    _check_transport(cfg)
+    check_transport(cfg)
     cfg.cost.check()
     return cfg

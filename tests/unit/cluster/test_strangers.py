@@ -17,7 +17,7 @@ from hubs import KEY, SECONDS, SERVER, WORKER, while_polling
 from gbactl.cluster import auth, door, refusals
 from gbactl.cluster.addresses import UNIX
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.door import Door
+from gbactl.cluster.door import Door, Guest, Stranger
 from gbactl.cluster.messages import Take, unpack
 from gbactl.cluster.sockets import SocketHub
 
@@ -101,6 +101,19 @@ def test_time_is_up_for_who_writes_slowly() -> None:
         hub.poll(0)
         assert hub.refused == {TOO_LATE: 1}
         gets_in(hub)
+
+
+def test_who_has_the_key_and_had_to_give_way_comes_again(hub: SocketHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear, times = Stranger.hear, iter(range(99))
+
+    def twice_in_vain(stranger: Stranger, key: bytes, me: Peer) -> Guest | None:
+        if next(times) < 2:
+            raise ConnectionResetError(GAVE_WAY)
+        return hear(stranger, key, me)
+
+    monkeypatch.setattr(Stranger, "hear", twice_in_vain)
+    gets_in(hub)
+    assert hub.refused == {GAVE_WAY: 2}
 
 
 def test_half_open_connections_are_gone_in_time() -> None:

@@ -51,8 +51,8 @@ class SocketChannel:
         traffic: Traffic,
     ) -> None:  # fmt: skip
         sock.setblocking(False)
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            _settle(sock)
         self.sock = sock
         self.peer = peer
         self.closed = False
@@ -319,6 +319,15 @@ class SocketChannel:
                     shm.unlink(self._layout)
                 self.on_close(self)
                 self.sock.close()
+
+
+def _settle(sock: socket.socket) -> None:
+    """Send at once, and find out within a minute that the other end's host or the way to it is gone."""
+    options = ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _fields(layout: shm.Layout) -> tuple[str, int, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import socket
 import threading
 import time
 import traceback
@@ -49,13 +50,12 @@ class Finding(Exception):
 class Wire:
     """A socket that hands out what was put into it, and swallows what is sent."""
 
+    family = socket.AF_UNIX
+
     def __init__(self) -> None:
         self.data = b""
 
     def setblocking(self, _: bool) -> None:
-        """As a socket has it."""
-
-    def setsockopt(self, *_: int) -> None:
         """As a socket has it."""
 
     def shutdown(self, _: int) -> None:

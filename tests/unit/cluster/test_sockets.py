@@ -301,6 +301,16 @@ def test_a_malformed_slot_number_after_attaching(shared: Pair) -> None:
     assert "outside the shared memory" in next(iter(shared.far_hub.refused))
 
 
+def test_a_connection_whose_other_end_vanished_is_found_out(pair: Pair) -> None:
+    """The kernel asks, and gives up after a minute; nothing else would tell of a host that lost its power."""
+    for channel in (pair.near, pair.far):
+        asks = [channel.sock.getsockopt(socket.IPPROTO_TCP, name) for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT)]
+        pause = channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+        assert channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert asks[0] + asks[1] * pause <= 60
+        assert channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
 def test_the_address_is_loopback() -> None:
     hub = SocketHub(KEY, SERVER, bind="127.0.0.1")
     assert hub.address.startswith("127.0.0.1:")

@@ -156,5 +156,5 @@ def test_what_no_encryption_reaches_is_refused_between_hosts(collective: str) ->
 
     for allowed in (cfg("sync", "local", True), cfg("sync", "hosts", False), cfg("gba", "hosts", True)):
         check_transport(allowed)
-    with pytest.raises(ConfigError, match="does not reach the all-reduce .* type a mode without one"):
+    with pytest.raises(ConfigError, match=r"does not reach the all-reduce .* type a mode without one"):
         check_transport(cfg("sync", "hosts", True))

@@ -10,7 +10,6 @@ import contextlib
 import mmap
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES, BufferPool
 from gbactl.cluster.frames import Bytes, Frame, Header
 from gbactl.cluster.messages import kind_of, pack
+from gbactl.cluster.outgoing import Outgoing, Queued
 from gbactl.cluster.tls import Encrypted
 from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
@@ -29,18 +29,6 @@ ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
 SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
 RECEIVE_BYTES = 1 << 18
 AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
-MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30  # bytes that may wait for one peer to read, and for all of a node's
-
-class Queued:
-    """Bytes that wait for a node's peers to read."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.most, self.most_in_all = MOST_QUEUED, MOST_IN_ALL
-
-    def too_much(self, own: int) -> bool:
-        """Whether no more may wait for a peer for which so many bytes wait already."""
-        return own > self.most or self.bytes > self.most_in_all
 
 
 class SocketChannel:
@@ -63,10 +51,9 @@ class SocketChannel:
         self._send_key, self._receive_key = keys
         self._lock = lock
         self._sent = self._received = 0
-        self._out: deque[tuple[memoryview, Bytes | None]] = deque()
-        self._queued, self._all_queued, self._traffic = 0, all_queued, traffic
         self._encrypted = isinstance(sock, Encrypted)
-        self._pool = BufferPool()
+        self._pool, self._traffic = BufferPool(), traffic
+        self._out = Outgoing(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
         self._start = self._end = self._turn = 0
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
@@ -101,7 +88,7 @@ class SocketChannel:
     def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None, message: Any = None) -> None:
         if self.closed or self.given_up:
             return
-        if self._queued and self._all_queued.too_much(self._queued):
+        if self._out.too_much:
             self._give_up()
             return
         slot = self._slot_of(payload)
@@ -113,10 +100,9 @@ class SocketChannel:
         self._sent += 1
         self._released = 0
         self._traffic.sent(message, len(head), size, slot is not None)
-        self._out.append((memoryview(head), None))
-        self._count(len(head) + (size if slot is None else 0))
+        self._out.add(memoryview(head))
         if payload is not None and slot is None and size:
-            self._out.append((memoryview(payload), self._lent.pop(payload.ctypes.data, None)))  # type: ignore[arg-type]
+            self._out.add(memoryview(payload), self._lent.pop(payload.ctypes.data, None))  # type: ignore[arg-type]
         self.flush()
 
     def _slot_of(self, payload: Bytes | None) -> int | None:
@@ -127,13 +113,11 @@ class SocketChannel:
     def flush(self) -> None:
         """Write what the socket takes; ask for a wake-up for the rest."""
         try:
-            while self._out:
-                written = self.sock.sendmsg([view for view, _ in list(self._out)[:8]])
-                self._drop_written(written)
+            self._out.write()
         except BlockingIOError:
             pass
         except OSError:
-            self._forget_queued()  # the reader side reports the loss
+            self._out.clear()  # the reader side reports the loss
             return
         if self._out:
             self.on_want_write(self)
@@ -143,32 +127,12 @@ class SocketChannel:
         """Whether bytes wait for the socket."""
         return bool(self._out)
 
-    def _count(self, nbytes: int) -> None:
-        self._queued += nbytes
-        self._all_queued.bytes += nbytes
-
-    def _forget_queued(self) -> None:
-        self._out.clear()
-        self._count(-self._queued)
-
     def _give_up(self) -> None:
         """It has not read for too long. The poll that follows finds the connection closed."""
         self.given_up = True
-        self._forget_queued()
+        self._out.clear()
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # TLS's own would read on without decrypting
-
-    def _drop_written(self, written: int) -> None:
-        self._count(-written)
-        while written > 0:
-            view, owner = self._out[0]
-            if written < view.nbytes:
-                self._out[0] = (view[written:], owner)
-                return
-            written -= view.nbytes
-            self._out.popleft()
-            if owner is not None:
-                self._pool.give(owner)
 
     # -- receiving ----------------------------------------------------------------------------------
 
@@ -314,7 +278,7 @@ class SocketChannel:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                self._forget_queued()
+                self._out.clear()
                 if self._layout is not None:
                     shm.unlink(self._layout)
                 self.on_close(self)

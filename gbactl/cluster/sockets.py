@@ -18,8 +18,9 @@ from gbactl.cluster.auth import Peer, SessionKeys
 from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.cluster.door import HANDSHAKE_SECONDS, Door, Stranger
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.outgoing import Queued
 from gbactl.cluster.refusals import Refusals
-from gbactl.cluster.socket_channel import Queued, SocketChannel
+from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.tls import Encryption
 from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError

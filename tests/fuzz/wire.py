@@ -26,8 +26,9 @@ from gbactl.cluster import auth, frames, socket_channel
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import Bytes, Frame
 from gbactl.cluster.messages import BeginPhase, Elastic, Pull, Push, PutDense, decode, kind_of, pack
+from gbactl.cluster.outgoing import Queued
 from gbactl.cluster.server import Server
-from gbactl.cluster.socket_channel import Queued, SocketChannel
+from gbactl.cluster.socket_channel import SocketChannel
 from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 from gbactl.store.dense import DenseSpec

@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims shadowsync switching cpr precision soak ui clean help
+.PHONY: demo install test test-slow check bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision soak ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -30,6 +30,13 @@ check: install ## ruff and mypy --strict
 
 bench: install ## the speed ratios of the README, measured here (1.5 hours; the machine should do nothing else)
 	$(BIN)/python experiments/performance/run.py --out experiments/performance
+
+fuzz: install ## COUNT=1000000 mutated frames against everything that reads them (a minute; SEED=0)
+	$(BIN)/python -m tests.fuzz.wire --count $(or $(COUNT),1000000) --seed $(or $(SEED),0)
+
+audit: install ## known holes in what is installed, by pip-audit (asks a service on the network)
+	$(PYTHON) -m venv .venv/audit && .venv/audit/bin/pip install -q pip-audit
+	.venv/audit/bin/pip-audit --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 curves: install ## how cost grows with workers, rows, batch and dimension (15 minutes; goes on where it was cut)
 	$(BIN)/python experiments/performance/curves.py

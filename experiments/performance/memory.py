@@ -87,7 +87,7 @@ class Served:
                 pipe.write(boot.dumps())
             self.control, hello = self.coordinating.expect(Hello)
             push = 4 * CHUNK * (WIDTH + 1) + 4 * DENSE
-            self.data = self.working.hub.connect(hello.address, (push, push))
+            self.data = self.working.hub.connect(hello.address, (push, push), Peer("server", 0))
             self.data.send(Install(DENSE, 0), np.zeros(DENSE, np.float32).view(np.uint8))
             self.working.expect(Ack)
             self.coordinating.expect(Ready)

@@ -8,6 +8,7 @@ from lines import Pair
 from server_cpu import server_cpu
 from shapes import max_cardinality
 from sides import Bench, data_path, gbactl, plain_peer, reference, rpc_peer
+from strangers import crowded
 
 BF16 = "precision=bf16"
 ADAGRAD = "optim=adagrad"
@@ -18,6 +19,7 @@ def pairs(bench: Bench) -> list[Pair]:
     """All of them, none measured."""
     return [
         *async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench), *saving_pairs(bench),
+        *network_pairs(bench),
     ]  # fmt: skip
 
 
@@ -33,6 +35,15 @@ def async_pairs(bench: Bench) -> Iterator[Pair]:
     peer = "torch.distributed.rpc 4+1"
     yield Pair("rpc", f"async 4+1 / {peer}, as in torch's tutorial", shm, rpc_peer(bench, 4, 512, "wait"), 1.25)
     yield Pair("rpc-ahead", f"async 4+1 / {peer}, prefetching", shm, rpc_peer(bench, 4, 512, "two"), 1.25)
+
+
+def network_pairs(bench: Bench) -> Iterator[Pair]:
+    """What a network that others are on costs: encryption, and strangers."""
+    tcp = gbactl(bench, "async", 4, 512, "cluster.transport=tcp")
+    secret = gbactl(bench, "async", 4, 512, "cluster.transport=tcp", "transport.encrypt=true")
+    yield Pair("encrypt", "async 4+1, TCP, encrypted / TCP", secret, tcp, 0.85)
+    crowd = crowded(bench, "async", 4, 512)
+    yield Pair("strangers", "async 4+1, TCP, 1,000 strangers at every door / TCP", crowd, tcp, 0.90)
 
 
 def sync_pairs(bench: Bench) -> Iterator[Pair]:

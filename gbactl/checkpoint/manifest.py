@@ -104,6 +104,8 @@ def read(folder: Path) -> Manifest:
     """A checkpoint's manifest. Raises CheckpointError, with the file's name, for one that is not as it was written."""
     path = folder / NAME
     try:
+        if folder.is_symlink() or path.is_symlink():
+            raise ValueError("it leads out of its folder")
         if path.stat().st_size > MOST_BYTES:
             raise ValueError("it is too large")
         values = json.loads(path.read_text("utf-8"))

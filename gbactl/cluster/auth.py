@@ -2,10 +2,12 @@
 
     listener -> connector   MAGIC, nonce L
     connector -> listener   role, index, epoch, nonce C, HMAC(key, "connector" | L | C | role | index | epoch)
-    listener -> connector   HMAC(key, "listener" | L | C)
+    listener -> connector   HMAC(key, "listener" | L | C | its own role and index)
 
-Both then derive one key a direction. Frames carry a MAC and a sequence number, bulk payloads do not: they
-are protected by the host (shared memory) or the network between the hosts. No encryption.
+Both then derive one key a direction from both nonces, so that nothing that was recorded counts in another session.
+Each proof names who gives it: nobody between them can lead a connector to another node of the same run. Frames carry
+a MAC and a sequence number, bulk payloads do not: they are protected by the host (shared memory), by the network
+between the hosts, or by TLS around all of this (tls.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ GREETING = struct.Struct("<8s16s")
 _IDENTITY = struct.Struct("<BIH")
 ANSWER = struct.Struct("<BIH16s32s")
 PROOF_BYTES = 32
-MAGIC = b"gbactl-1"
+MAGIC = b"gbactl-2"
 ROLES = ("launcher", "coordinator", "server", "worker", "control")
 _LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "control": "K"}
 
@@ -78,22 +80,27 @@ def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) 
     return ANSWER.pack(role, me.index, me.epoch, connector_nonce, proof)
 
 
-def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes) -> tuple[Peer, bytes, SessionKeys]:
-    """Check a connector's words: (peer, the listener's proof, keys). Raises WireError."""
+def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> tuple[Peer, bytes, SessionKeys]:
+    """Check a connector's words: (peer, the proof of the listener `me`, keys). Raises WireError."""
     role, index, epoch, connector_nonce, proof = ANSWER.unpack(answer_bytes)
     expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[: _IDENTITY.size])
     if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
         raise WireError("A connection does not know this run's key.")
-    mine = _proof(key, b"listener", listener_nonce, connector_nonce)
+    mine = _listener_proof(key, listener_nonce, connector_nonce, me)
     return Peer(ROLES[role], index, epoch), mine, _session(key, listener_nonce, connector_nonce)
 
 
-def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes) -> SessionKeys:
-    """Check the listener's proof. Raises WireError."""
+def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes, peer: Peer) -> SessionKeys:
+    """Check that the listener knows the key and is `peer`, of any epoch. Raises WireError."""
     _, listener_nonce = GREETING.unpack(greeting_bytes)
-    if not hmac.compare_digest(proof, _proof(key, b"listener", listener_nonce, connector_nonce)):
-        raise WireError("The listener does not know this run's key.")
+    if not hmac.compare_digest(proof, _listener_proof(key, listener_nonce, connector_nonce, peer)):
+        raise WireError(f"The listener does not know this run's key, or is not {peer}.")
     return _session(key, listener_nonce, connector_nonce)
+
+
+def _listener_proof(key: bytes, listener_nonce: bytes, connector_nonce: bytes, listener: Peer) -> bytes:
+    identity = _IDENTITY.pack(ROLES.index(listener.role), listener.index, 0)
+    return _proof(key, b"listener", listener_nonce, connector_nonce, identity)
 
 
 def _session(key: bytes, listener_nonce: bytes, connector_nonce: bytes) -> SessionKeys:

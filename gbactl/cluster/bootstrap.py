@@ -27,6 +27,7 @@ from gbactl.cluster.journal import Found, kept
 from gbactl.cluster.lasting import LastingHub
 from gbactl.cluster.meeting import await_dense
 from gbactl.cluster.messages import Hello, Loaded, Ready
+from gbactl.cluster.narrow import narrowed
 from gbactl.cluster.reliable import exposed
 from gbactl.cluster.specs import shard_spec
 from gbactl.config import RunConfig, from_dict, to_dict
@@ -119,7 +120,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
-    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener)
+    encrypt = boot.cfg.transport.encrypt
+    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, encrypt=encrypt)
     hub = exposed(hub, boot.peer, FaultPlan.of(boot.cfg))
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
@@ -138,17 +140,21 @@ def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
     return LastingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
+def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
+    """The hub of a server or a worker with all that its configuration does to messages."""
+    return lasting(narrowed(exposed(hub, me, FaultPlan.of(cfg)), cfg), cfg, me.epoch)
+
+
 def run_server(boot: Bootstrap) -> None:
     """Be a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
     from gbactl.cluster.server import Server
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
-    hub = SocketHub(
-        bytes.fromhex(boot.key), boot.peer, bind=local(cfg.cluster.bind, cfg.cluster.transport)
-    )
+    where = local(cfg.cluster.bind, cfg.cluster.transport)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, encrypt=cfg.transport.encrypt)
     hub.patience = cfg.cluster.start_timeout
-    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg, boot.epoch)
+    open_hub = dressed(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
     serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
     hub.close()
@@ -201,9 +207,9 @@ def run_worker(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, encrypt=cfg.transport.encrypt)
     hub.patience = cfg.cluster.start_timeout
-    open_hub = lasting(exposed(hub, boot.peer, FaultPlan.of(cfg)), cfg, boot.epoch)
+    open_hub = dressed(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
     from gbactl.cluster.working import work  # torch comes with it, which takes a second
 

@@ -13,9 +13,11 @@ import numpy as np
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import Bytes, Frame
+from gbactl.cluster.traffic import Traffic
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
+MOST_KEPT = 1 << 30  # bytes of buffers that wait to be used again, a connection
 
 
 class Channel(Protocol):
@@ -39,6 +41,8 @@ class Hub(Protocol):
     address: str
     #: what was turned away, by reason
     refused: Counter[str]
+    #: what was sent, in bytes
+    traffic: Traffic
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
@@ -60,7 +64,8 @@ class Hub(Protocol):
 
 
 class BufferPool:
-    """Reuses receive buffers: a fresh multi-megabyte allocation page-faults at every use."""
+    """Reuses receive buffers: a fresh multi-megabyte allocation page-faults at every use. Keeps `keep` of them, of
+    MOST_KEPT bytes together."""
 
     def __init__(self, keep: int = 8) -> None:
         self.keep = keep
@@ -75,5 +80,5 @@ class BufferPool:
 
     def give(self, buffer: Bytes) -> None:
         """Hand a buffer back."""
-        if len(self.free) < self.keep:
+        if len(self.free) < self.keep and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
             self.free.append(buffer)

@@ -7,7 +7,7 @@ launcher alone logs and shows them.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 
 from gbactl.checkpoint.cuts import Cuts
 from gbactl.checkpoint.ranges import Ranges, after, flat, total
-from gbactl.cluster import eventlog, frames, normlog
+from gbactl.cluster import eventlog, frames, normlog, traffic
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.evaluation import Evaluation
@@ -97,6 +97,7 @@ class Coordinator:
         self.stopped, self._gathered, self.started = False, False, False
         self._next_progress = 0.0
         self._phase_number = 0
+        self._first_step: int | None = None
         self._waiting: deque[int] = deque()
         self._training: Training | None = None
         self._evaluation: Evaluation | None = None
@@ -257,6 +258,8 @@ class Coordinator:
     ) -> None:
         self._phase_number += 1
         self.started = True
+        self.hub.traffic.training = training
+        self._first_step = self.step if self._first_step is None else self._first_step
         mode, home = policy_class(self.now.mode.name), self.now.home
         message = BeginPhase(
             self._phase_number, training, self.now.mode.name, split, epoch, samples, batch, self.step,
@@ -306,18 +309,24 @@ class Coordinator:
     def result(self, best: dict[str, Any]) -> dict[str, Any]:
         """What result.json says, but for what only the launcher knows."""
         inspected = self.inspect("server", "worker")
-        refused = [v.counters.get("refused", 0) for v in inspected.values()]
+        refused = sum((Counter(node.refused) for node in inspected.values()), Counter(self.hub.refused))
         return {
             **self.record.result(best, inspected),
             **self.trainers.result(),
             **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
-            "refused_frames": sum(refused) + sum(self.hub.refused.values()),
+            "refused_frames": sum(refused.values()),
+            "refused": dict(refused.most_common()),
+            "wire": self._wire(inspected),
             "event_log_bytes": self.log.bytes,
             **self.cuts.summary(),
             **self.recovery.told(inspected),
         }
+
+    def _wire(self, inspected: dict[str, Inspected]) -> dict[str, Any]:
+        nodes = [self.hub.traffic.counters(), *(node.counters for node in inspected.values())]
+        return traffic.summary(nodes, self.step - (self._first_step or 0))
 
     def _progress(self) -> None:
         told = {"mode": self.now.mode.name, "live": len(self.members.of("worker")), "lost": self.losses.gone}

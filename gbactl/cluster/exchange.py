@@ -391,6 +391,7 @@ class Exchange:
         if self._phase is not None and phase.served_dense != self._phase.served_dense:
             self._have_dense = [-1] * len(self.servers)
         self._phase = phase
+        self.hub.traffic.training = phase.training
         self.source.begin(phase)
 
     def _abandon(self, phase: int) -> None:

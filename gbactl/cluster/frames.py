@@ -5,8 +5,9 @@ Header (little endian, 28 bytes, then a 16-byte MAC over header and descriptor):
     magic 4s | version u8 | kind u8 | flags u16 | sequence u32 | released u32 | desc u32 | payload u64
 
 `flags` bit 0: the payload lies in the sender's shared-memory slot `flags >> 8`, not on the wire.
-`released`: bit mask of the peer's slots that may be used again. Nothing is ever unpickled. A frame costs
-about 5 us to make and to read.
+`released`: bit mask of the peer's slots that may be used again. A connection's frames are counted; the header has
+the number's lower half, the MAC covers all of it, so that no frame counts twice however long a run lasts. Nothing is
+ever unpickled. A frame costs about 5 us to make and to read.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ VERSION = 1
 HEADER = struct.Struct("<4sBBHIIIQ")
 MAC_BYTES = 16
 PREFIX = HEADER.size + MAC_BYTES
+LAP = 1 << 32  # after so many frames the header's sequence number begins anew
 MAX_DESCRIPTOR = 1 << 20
 MAX_PAYLOAD = 1 << 31
 IN_SLOT = 1
@@ -72,10 +74,12 @@ class Header(NamedTuple):
         return self.flags >> 8 if self.flags & IN_SLOT else None
 
 
-def mac(key: bytes, header: bytes, descriptor: bytes) -> bytes:
-    """Keyed BLAKE2b over header and descriptor, 16 bytes."""
+def mac(key: bytes, header: bytes, descriptor: bytes, lap: int = 0) -> bytes:
+    """Keyed BLAKE2b over header and descriptor, 16 bytes. `lap`: how often the header's sequence number began anew."""
     digest = hashlib.blake2b(header, digest_size=MAC_BYTES, key=key)
     digest.update(descriptor)
+    if lap:
+        digest.update(lap.to_bytes(8, "little"))
     return digest.digest()
 
 
@@ -91,8 +95,9 @@ def encode(
 ) -> bytes:
     """Header, MAC and descriptor as one byte string; the payload follows on the wire unless in a slot."""
     flags = 0 if slot is None else (slot << 8) | IN_SLOT
-    header = HEADER.pack(MAGIC, VERSION, kind, flags, sequence, released, len(descriptor), payload_bytes)
-    return header + mac(key, header, descriptor) + descriptor
+    lap, number = divmod(sequence, LAP)
+    header = HEADER.pack(MAGIC, VERSION, kind, flags, number, released, len(descriptor), payload_bytes)
+    return header + mac(key, header, descriptor, lap) + descriptor
 
 
 def parse_header(data: bytes | memoryview) -> Header:
@@ -112,12 +117,15 @@ def parse_header(data: bytes | memoryview) -> Header:
 
 
 def verify(key: bytes, data: bytes | memoryview, header: Header, expected_sequence: int) -> bytes:
-    """Check MAC and sequence of header + MAC + descriptor; returns the descriptor. Raises WireError."""
+    """Check MAC and sequence of header + MAC + descriptor; returns the descriptor. Raises WireError.
+
+    `expected_sequence` counts all of the connection's frames in this direction."""
     head = bytes(data[: HEADER.size])
     tag = bytes(data[HEADER.size : PREFIX])
     descriptor = bytes(data[PREFIX : PREFIX + header.descriptor_bytes])
-    if not hmac.compare_digest(tag, mac(key, head, descriptor)):
+    lap, number = divmod(expected_sequence, LAP)
+    if not hmac.compare_digest(tag, mac(key, head, descriptor, lap)):
         raise WireError("A frame is not authenticated with this run's key.")
-    if header.sequence != expected_sequence:
-        raise WireError(f"Frame {header.sequence} came where {expected_sequence} was due.")
+    if header.sequence != number:
+        raise WireError(f"Frame {header.sequence} came where {number} was due.")
     return descriptor

@@ -59,7 +59,7 @@ class LastingHub:
 
     def __init__(self, hub: Hub, first: bool = True) -> None:
         self.hub, self._first = hub, first
-        self.address, self.refused = hub.address, hub.refused
+        self.address, self.refused, self.traffic = hub.address, hub.refused, hub.traffic
         self.counts = getattr(hub, "counts", {})
         self._lasting: LastingChannel | None = None
         self._where = ""

@@ -15,8 +15,9 @@ import numpy as np
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
-from gbactl.cluster.frames import CLOSED, Bytes, Frame
+from gbactl.cluster.frames import CLOSED, PREFIX, Bytes, Frame
 from gbactl.cluster.messages import kind_of, pack
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 
 
@@ -36,8 +37,9 @@ class MemoryChannel:
         """Put a frame into the peer's inbox; the payload is copied, as a wire would."""
         other = self.other  # the peer may close it meanwhile
         if other is not None:
-            data = NO_BYTES if payload is None else payload.copy()
-            other._hub.inbox.put((other, Frame(kind_of(message), pack(message), data)))
+            data, descriptor = NO_BYTES if payload is None else payload.copy(), pack(message)
+            self._hub.traffic.sent(message, PREFIX + len(descriptor), data.size)
+            other._hub.inbox.put((other, Frame(kind_of(message), descriptor, data)))
 
     def close(self) -> None:
         """Tell the peer that the connection is gone."""
@@ -55,6 +57,7 @@ class MemoryHub:
         self.me = me
         self.address = str(me)
         self.refused: Counter[str] = Counter()
+        self.traffic = Traffic()
         self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
         self._channels: list[MemoryChannel] = []
         self._closed = False

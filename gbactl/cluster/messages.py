@@ -291,13 +291,15 @@ class Inspect(NamedTuple):
 
 
 class Inspected(NamedTuple):
-    """The answer to Inspect. `model_sum`: decimal, this node's part of a sum that no sharding changes, or ""."""
+    """The answer to Inspect. `model_sum`: decimal, this node's part of a sum that no sharding changes, or "".
+    `refused`: what it turned away, by reason."""
 
     node: str
     checksum: str
     model_sum: str
     bytes: dict[str, int]
     counters: dict[str, int]
+    refused: dict[str, int] = {}  # noqa: RUF012
 
 
 class Pull(NamedTuple):

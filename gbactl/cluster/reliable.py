@@ -127,6 +127,7 @@ class ReliableHub:
     def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
         self.hub, self.me, self.plan = hub, me, plan
         self.address, self.refused, self.counts = hub.address, hub.refused, Counter[str]()
+        self.traffic = hub.traffic
         self._channels: dict[int, ReliableChannel] = {}
 
     def connect(

@@ -254,15 +254,16 @@ class Server:
 
     def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
         self.phase, self.served_dense = phase.number, phase.served_dense
+        self.hub.traffic.training = phase.training
         for batch in self.shard.staged:  # given up at a switch
             self.shard.drop(batch)
         self._parts.clear()
         self.shard.begin_phase()
 
     def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
-        counters = {"refused": sum(self.refused.values()) + sum(self.hub.refused.values())}
-        counters |= {"fenced": self.fenced_frames} if self.fenced_frames else {}
+        counters = {"fenced": self.fenced_frames} if self.fenced_frames else {}
         counters |= getattr(self.hub, "counts", {})
+        counters |= self._sent()
         counters |= {} if self.slowness is None else self.slowness.counters
         if inspect.what == "dense":
             block = self.shard.dense if self.served_dense else None
@@ -270,7 +271,12 @@ class Server:
         else:
             total = self.shard.model_sum(self.served_dense)
             checksum, told = self.shard.checksum(), "" if total is None else str(total)
-        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters))
+        refused = dict(self.refused + self.hub.refused)
+        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
+
+    def _sent(self) -> dict[str, int]:
+        """What this node sent, for its counters."""
+        return self.hub.traffic.counters()
 
     def _save(self, _: Channel, save: Save, frame: Frame) -> None:
         if self.saver is None:

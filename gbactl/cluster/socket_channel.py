@@ -10,7 +10,6 @@ import contextlib
 import mmap
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,35 +20,42 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import NO_BYTES, BufferPool
 from gbactl.cluster.frames import Bytes, Frame, Header
 from gbactl.cluster.messages import kind_of, pack
+from gbactl.cluster.outgoing import Outgoing, Queued
+from gbactl.cluster.tls import Encrypted
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 
 ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
 SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
 RECEIVE_BYTES = 1 << 18
+AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
 
 
 class SocketChannel:
     """One authenticated connection. Made by SocketHub."""
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock
-    ) -> None:
+        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued,
+        traffic: Traffic,
+    ) -> None:  # fmt: skip
         sock.setblocking(False)
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            _settle(sock)
         self.sock = sock
         self.peer = peer
         self.closed = False
         self.attached = False
+        self.given_up = False  # it does not read: the connection ends
         self.on_want_write: Callable[[SocketChannel], None] = lambda _: None
         self.on_close: Callable[[SocketChannel], None] = lambda _: None
         self._send_key, self._receive_key = keys
         self._lock = lock
         self._sent = self._received = 0
-        self._out: deque[tuple[memoryview, Bytes | None]] = deque()
-        self._pool = BufferPool()
+        self._encrypted = isinstance(sock, Encrypted)
+        self._pool, self._traffic = BufferPool(), traffic
+        self._out = Outgoing(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
-        self._start = self._end = 0
+        self._start = self._end = self._turn = 0
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
         self._layout: shm.Layout | None = None
         self._memory: mmap.mmap | None = None
@@ -77,22 +83,26 @@ class SocketChannel:
         """Queue a message and try to write it at once."""
         kind, descriptor = kind_of(message), pack(message)
         with self._lock:
-            self._send_raw(kind, descriptor, payload)
+            self._send_raw(kind, descriptor, payload, message)
 
-    def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None) -> None:
-        if self.closed:
+    def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None, message: Any = None) -> None:
+        if self.closed or self.given_up:
+            return
+        if self._out.too_much:
+            self._give_up()
             return
         slot = self._slot_of(payload)
         size = 0 if payload is None else payload.size
         head = frames.encode(
             self._send_key, kind, descriptor, size,
-            sequence=self._sent & 0xFFFFFFFF, released=self._released, slot=slot,
+            sequence=self._sent, released=self._released, slot=slot,
         )  # fmt: skip
         self._sent += 1
         self._released = 0
-        self._out.append((memoryview(head), None))
+        self._traffic.sent(message, len(head), size, slot is not None)
+        self._out.add(memoryview(head))
         if payload is not None and slot is None and size:
-            self._out.append((memoryview(payload), self._lent.pop(payload.ctypes.data, None)))  # type: ignore[arg-type]
+            self._out.add(memoryview(payload), self._lent.pop(payload.ctypes.data, None))  # type: ignore[arg-type]
         self.flush()
 
     def _slot_of(self, payload: Bytes | None) -> int | None:
@@ -103,9 +113,7 @@ class SocketChannel:
     def flush(self) -> None:
         """Write what the socket takes; ask for a wake-up for the rest."""
         try:
-            while self._out:
-                written = self.sock.sendmsg([view for view, _ in list(self._out)[:8]])
-                self._drop_written(written)
+            self._out.write()
         except BlockingIOError:
             pass
         except OSError:
@@ -119,29 +127,28 @@ class SocketChannel:
         """Whether bytes wait for the socket."""
         return bool(self._out)
 
-    def _drop_written(self, written: int) -> None:
-        while written > 0:
-            view, owner = self._out[0]
-            if written < view.nbytes:
-                self._out[0] = (view[written:], owner)
-                return
-            written -= view.nbytes
-            self._out.popleft()
-            if owner is not None:
-                self._pool.give(owner)
+    def _give_up(self) -> None:
+        """It has not read for too long. The poll that follows finds the connection closed."""
+        self.given_up = True
+        self._out.clear()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # TLS's own would read on without decrypting
 
     # -- receiving ----------------------------------------------------------------------------------
 
-    def receive(self, found: list[Frame]) -> None:
+    def receive(self, found: list[Frame]) -> bool:
         """Add every frame that is complete to `found`, also before it raises: WireError (malformed) or
-        OSError (closed)."""
-        more = True
+        OSError (closed). Whether there may be more that no selector tells of."""
+        more, self._turn = True, AT_ONCE
         while more:
+            if self._turn <= 0:
+                return True
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
             except BlockingIOError:
-                return
+                return False
             self._parse(found)
+        return False
 
     def _read_buffer(self) -> bool:
         if self._start:
@@ -154,7 +161,8 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         self._end += got
-        return got == room
+        self._turn -= got
+        return got == room or self._encrypted  # what TLS has read ahead no selector knows
 
     def _read_payload(self, found: list[Frame]) -> bool:
         assert self._partial is not None
@@ -163,6 +171,7 @@ class SocketChannel:
         if got == 0:
             raise ConnectionResetError
         filled += got
+        self._turn -= got
         self._partial = (header, descriptor, payload, filled)
         if filled == header.payload_bytes:
             self._partial = None
@@ -176,7 +185,7 @@ class SocketChannel:
             size = frames.PREFIX + header.descriptor_bytes
             if len(view) < size:
                 return
-            descriptor = frames.verify(self._receive_key, view, header, self._received & 0xFFFFFFFF)
+            descriptor = frames.verify(self._receive_key, view, header, self._received)
             self._received += 1
             self._start += size
             self._take_back(header.released)
@@ -196,7 +205,10 @@ class SocketChannel:
             found.append(frame)
 
     def _begin_payload(self, header: Header, descriptor: bytes, found: list[Frame]) -> None:
-        payload = self._pool.take(header.payload_bytes)
+        try:
+            payload = self._pool.take(header.payload_bytes)
+        except MemoryError as error:
+            raise WireError(f"A frame claims {header.payload_bytes} bytes, for which there is no memory.") from error
         here = min(header.payload_bytes, self._end - self._start)
         memoryview(payload)[:here] = memoryview(self._buffer)[self._start : self._start + here]  # type: ignore[arg-type]
         self._start += here
@@ -266,10 +278,20 @@ class SocketChannel:
         with self._lock:
             if not self.closed:
                 self.closed = True
+                self._out.clear()
                 if self._layout is not None:
                     shm.unlink(self._layout)
                 self.on_close(self)
                 self.sock.close()
+
+
+def _settle(sock: socket.socket) -> None:
+    """Send at once, and find out within a minute that the other end's host or the way to it is gone."""
+    options = ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _fields(layout: shm.Layout) -> tuple[str, int, int]:

@@ -5,7 +5,6 @@ One thread polls; any thread may reserve and send (one lock a hub).
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import threading
@@ -15,68 +14,86 @@ from collections.abc import Callable
 
 from gbactl.cluster import auth, frames, shm
 from gbactl.cluster.addresses import address_of, dial, listen
-from gbactl.cluster.auth import Peer
+from gbactl.cluster.auth import Peer, SessionKeys
 from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.cluster.door import HANDSHAKE_SECONDS, Door, Stranger
 from gbactl.cluster.frames import Frame
+from gbactl.cluster.outgoing import Queued
+from gbactl.cluster.refusals import Refusals
 from gbactl.cluster.socket_channel import SocketChannel
+from gbactl.cluster.tls import Encryption
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
 
-HANDSHAKE_SECONDS = 10.0
-log = logging.getLogger(__name__)
-
-
-class _Greeting:
-    """A connection that has not proved yet that it knows the key."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.nonce = auth.nonce()
-        self.got = b""
-        sock.send(auth.greeting(self.nonce))
+AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # before each try to get in
 
 
 class SocketHub:
-    """Channels of one node on one selector. `refused` counts what was turned away, by reason."""
+    """Channels of one node on one selector. `refused` counts what was turned away, by reason; with `encrypt`, TLS is
+    around every connection that is no Unix socket."""
 
-    def __init__(self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None,
+        encrypt: bool = False,
+    ) -> None:  # fmt: skip
         self.key = key
         self.me = me
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Refusals()
         self.on_refused: Callable[[str], None] = lambda _: None
         self.address = ""
         self.patience = HANDSHAKE_SECONDS  # the other end may still be importing, or filling its table
+        self.queued = Queued()
+        self.traffic = Traffic()
+        self._tls = Encryption(key) if encrypt else None
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
-        self._listener = listener
         self._ready: deque[tuple[Channel, Frame]] = deque()
         self._channels: set[SocketChannel] = set()
+        self._unread: list[SocketChannel] = []
+        self.door: Door | None = None
         if listener is None and bind is not None:
-            self._listener = listen(bind)
-        if self._listener is not None:
-            self._listener.setblocking(False)
-            self.address = address_of(self._listener)
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
+            listener = listen(bind)
+        if listener is not None:
+            self.address = address_of(listener)
+            self.door = Door(listener, self._selector, self._tls, self._refuse)
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> SocketChannel:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
-        try:
-            sock = dial(address, self.patience)
-            hello = _exactly(sock, auth.GREETING.size)
-            mine = auth.nonce()
-            sock.sendall(auth.answer(self.key, hello, self.me, mine))
-            keys = auth.confirm(self.key, hello, mine, _exactly(sock, auth.PROOF_BYTES))
-        except OSError as error:
-            raise WireError(f"No gbactl process answers at {address} ({error}).") from error
-        channel = SocketChannel(
-            sock, peer, (keys.from_connector, keys.from_listener), self._lock
-        )
-        self._add(channel)
+        sock, keys = self._let_in(address, peer)
+        channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
         if segment_bytes != (0, 0) and shm.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
+
+    def _let_in(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+        """As `_introduced`, again where the other end hangs up: in a crowd those at the door give way (door.py)."""
+        for pause in AGAIN_SECONDS:
+            time.sleep(pause)
+            try:
+                return self._introduced(address, peer)
+            except (ConnectionResetError, BrokenPipeError):
+                continue
+            except OSError as error:
+                raise WireError(f"No gbactl process answers at {address} ({error}).") from error
+        raise WireError(f"No gbactl process answers at {address} (it hangs up; is it of the same run?).")
+
+    def _introduced(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+        """A connection whose two ends have proved that they know the key. Raises OSError or WireError."""
+        deadline = time.monotonic() + self.patience
+        sock = dial(address, self.patience)
+        try:
+            if self._tls is not None and sock.family != socket.AF_UNIX:
+                sock = self._tls.dial(sock)
+            hello = _exactly(sock, auth.GREETING.size, deadline)
+            mine = auth.nonce()
+            sock.sendall(auth.answer(self.key, hello, self.me, mine))
+            proof = _exactly(sock, auth.PROOF_BYTES, deadline)
+            return sock, auth.confirm(self.key, hello, mine, proof, peer)
+        except BaseException:
+            sock.close()
+            raise
 
     def _agree_on_segment(self, channel: SocketChannel, segment_bytes: tuple[int, int]) -> None:
         channel.offer(*segment_bytes)
@@ -97,16 +114,33 @@ class SocketHub:
 
     def _collect(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         found: list[tuple[Channel, Frame]] = []
+        if self._unread:
+            timeout = 0.0
+        elif self.door is not None:
+            timeout = self.door.patience(timeout)
         events = self._selector.select(timeout)
         with self._lock:
+            unread, self._unread = self._unread, []
             for entry, mask in events:
                 if isinstance(entry.data, SocketChannel):
                     self._serve(entry.data, mask, found)
-                elif isinstance(entry.data, _Greeting):
-                    self._greet(entry.data)
-                else:
-                    self._accept()
+                elif isinstance(entry.data, Stranger):
+                    self._hear(entry.data)
+                elif self.door is not None:
+                    self.door.knock()
+            for channel in unread:
+                if all(entry.data is not channel for entry, _ in events):
+                    self._serve(channel, selectors.EVENT_READ, found)
+            if self.door is not None:
+                self.door.tend()
         return found
+
+    def _hear(self, stranger: Stranger) -> None:
+        assert self.door is not None
+        guest = self.door.hear(stranger, self.key, self.me)
+        if guest is not None:
+            keys = guest.keys.from_listener, guest.keys.from_connector
+            self._add(guest.sock, guest.peer, keys)
 
     def _serve(self, channel: SocketChannel, mask: int, found: list[tuple[Channel, Frame]]) -> None:
         if channel.closed:
@@ -119,13 +153,16 @@ class SocketHub:
             return
         arrived: list[Frame] = []
         try:
-            channel.receive(arrived)
+            if channel.receive(arrived):
+                self._unread.append(channel)
         except WireError as error:
             self._refuse(f"{channel.peer}: {error}")
             channel.close()
         except OSError:
             channel.close()
         if channel.closed:
+            if channel.given_up:
+                self._refuse(f"{channel.peer} does not read what it is sent.")
             arrived.append(Frame(frames.CLOSED, b"", NO_BYTES))
         found.extend((channel, frame) for frame in arrived)
 
@@ -133,38 +170,13 @@ class SocketHub:
         self._channels.discard(channel)
         self._selector.unregister(channel.sock)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-            self._selector.register(sock, selectors.EVENT_READ, _Greeting(sock))
-        except OSError:
-            return
-
-    def _greet(self, greeting: _Greeting) -> None:
-        try:
-            greeting.got += greeting.sock.recv(auth.ANSWER.size - len(greeting.got)) or _closed()
-            if len(greeting.got) < auth.ANSWER.size:
-                return
-            peer, proof, keys = auth.accept(self.key, greeting.nonce, greeting.got)
-        except BlockingIOError:
-            return
-        except (OSError, WireError) as error:
-            self._refuse(str(error))
-            self._selector.unregister(greeting.sock)
-            greeting.sock.close()
-            return
-        self._selector.unregister(greeting.sock)
-        greeting.sock.send(proof)
-        self._add(
-            SocketChannel(greeting.sock, peer, (keys.from_listener, keys.from_connector), self._lock)
-        )
-
-    def _add(self, channel: SocketChannel) -> None:
+    def _add(self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes]) -> SocketChannel:
+        channel = SocketChannel(sock, peer, keys, self._lock, self.queued, self.traffic)
         channel.on_want_write = self._want_write
         channel.on_close = self._forget
         self._channels.add(channel)
         self._selector.register(channel.sock, selectors.EVENT_READ, channel)
+        return channel
 
     def _want_write(self, channel: SocketChannel) -> None:
         if channel in self._channels:
@@ -172,8 +184,8 @@ class SocketHub:
             self._selector.modify(channel.sock, both, channel)
 
     def _refuse(self, reason: str) -> None:
-        self.refused[reason] += 1
-        log.warning("refused %s", reason)
+        assert isinstance(self.refused, Refusals)
+        self.refused.note(reason)
         self.on_refused(reason)
 
     def now(self) -> float:
@@ -191,22 +203,18 @@ class SocketHub:
         self.drain()
         for channel in list(self._channels):
             channel.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self.door is not None:
+            self.door.close()
         self._selector.close()
 
 
-def _closed() -> bytes:
-    raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """So many bytes. Raises OSError, TimeoutError among it, where they do not come in time."""
     data = b""
     while len(data) < count:
+        sock.settimeout(max(1e-3, deadline - time.monotonic()))
         part = sock.recv(count - len(data))
         if not part:
-            raise ConnectionResetError("the other end closed the connection; is it of the same run?")
+            raise ConnectionResetError
         data += part
     return data
-
-

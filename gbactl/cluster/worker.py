@@ -124,8 +124,9 @@ class Worker:
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         checksum, total = self.dense.checksum()
-        counts = dict(getattr(self.exchange.hub, "counts", {}))  # see reliable.py
-        return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts)
+        hub = self.exchange.hub
+        counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see reliable.py
+        return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts, dict(hub.refused))
 
     def _train(self, item: Item) -> None:
         if item.grant.samples == 0:

@@ -132,6 +132,10 @@ class FallingMeeting(Meeting):
     def __init__(self, ring: Meeting, slots: SharedMemoryMeeting) -> None:
         self.ring, self.slots = ring, slots
 
+    def turned_away(self) -> int:
+        """See Meeting.turned_away."""
+        return self.ring.turned_away()
+
     def environment(self, rank: int) -> dict[str, str]:
         """See Meeting.environment."""
         return {**self.slots.environment(rank), **self.ring.environment(rank)}

@@ -17,6 +17,10 @@ class Meeting:
 
     refused = 0
 
+    def turned_away(self) -> int:
+        """How many were refused so far."""
+        return self.refused
+
     def environment(self, rank: int) -> dict[str, str]:
         """What the process of `rank` needs in its environment before it starts."""
         raise NotImplementedError

@@ -8,7 +8,8 @@ an address of `127.0.0.1:4711/SECRET` makes it ask for `/SECRET:4711/scope/key` 
 the secret travels. What remains: the ring itself (Gloo over TCP) is neither authenticated nor encrypted;
 it listens on the interface of the bind address, loopback unless told otherwise, and a stranger would have
 to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
-Cost: one thread in the launcher, idle after the ring has formed.
+Cost: one thread in the launcher, idle after the ring has formed, and one for every visitor, of whom there is a bounded
+number (visitors.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from gbactl.collective.horovod import missing
 from gbactl.collective.meeting import Meeting, interface_of
+from gbactl.collective.visitors import Visitors
 from gbactl.errors import ClusterError
 
 MAX_BODY = 1 << 20
@@ -78,8 +80,8 @@ def _handler(secret: str, refuse: Any) -> Any:
     return Handler
 
 
-def _server(bind: str, handler: Any) -> Any:
-    """Horovod's HTTP server on one address and a port the kernel chooses."""
+def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
+    """Horovod's HTTP server on one address and a port the kernel chooses, for a bounded number of visitors."""
     from horovod.runner.http.http_server import RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
@@ -87,6 +89,20 @@ def _server(bind: str, handler: Any) -> Any:
 
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            visitors.comes(request)
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            visitors.leaves(request)
+            super().shutdown_request(request)
+
+        def service_actions(self) -> None:
+            visitors.tend()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Who goes in the middle of a word is no failure of ours; the base class prints its stack."""
 
     try:
         return Server((bind, 0), handler, 0)
@@ -108,7 +124,8 @@ class HorovodRendezvous(Meeting):
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._server: Any = RendezvousServer()
-        self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse))
+        self.visitors = Visitors(self._refuse)
+        self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse), self.visitors)
         self.port: int = httpd.server_address[1]
         self._server.init([_Slot(size, rank) for rank in range(size)])
         self._server._listen_thread = threading.Thread(target=httpd.serve_forever, daemon=True)

@@ -15,6 +15,7 @@ from gbactl.config.groups import (
     SwitchConfig,
     TrackingConfig,
     TrainConfig,
+    TransportConfig,
 )
 from gbactl.config.plain import flatten, from_dict, mode_values, to_dict
 from gbactl.config.rules import ROW_L2_SCOPES, check, check_switch
@@ -34,6 +35,7 @@ __all__ = [
     "SwitchConfig",
     "TrackingConfig",
     "TrainConfig",
+    "TransportConfig",
     "check",
     "check_switch",
     "flatten",

@@ -41,6 +41,15 @@ class ClusterConfig:
 
 
 @dataclass
+class TransportConfig:
+    """What is done to what processes send each other: TLS around TCP (cluster/tls.py), and how values travel
+    (cluster/narrow.py)."""
+
+    encrypt: bool = False
+    wire_dtype: str = "fp32"
+
+
+@dataclass
 class CollectiveConfig:
     """The all-reduce behind `sync`."""
 

@@ -127,6 +127,17 @@ def _check_mode(cfg: RunConfig) -> None:
     _check_batches(cfg)
 
 
+def check_transport(cfg: RunConfig) -> None:
+    """Raise ConfigError where what is asked for does not reach everything that a run sends."""
+    choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
+    ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and cfg.cluster.name not in ("local", "virtual")
+    require(
+        not (cfg.transport.encrypt and ring),
+        f"transport.encrypt=true does not reach the all-reduce of collective={cfg.collective.name} between hosts, "
+        "which nothing encrypts; type a mode without one (gba), or transport.encrypt=false on a network you trust.",
+    )
+
+
 def check(cfg: RunConfig) -> RunConfig:
     """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
     choice("cluster", cfg.cluster.name, ("local", "virtual"))
@@ -170,5 +181,6 @@ def check(cfg: RunConfig) -> RunConfig:
     _check_switches(cfg)
     _check_faults(cfg)
     _check_checkpoint(cfg)
+    check_transport(cfg)
     cfg.cost.check()
     return cfg

@@ -19,6 +19,7 @@ from gbactl.config.groups import (
     SwitchConfig,
     TrackingConfig,
     TrainConfig,
+    TransportConfig,
 )
 from gbactl.policies.base import PolicyOptions, policy_class
 from gbactl.switching.auto import GBA, MODES, SYNC
@@ -35,6 +36,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
     collective: CollectiveConfig = field(default_factory=CollectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

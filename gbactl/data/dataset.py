@@ -147,6 +147,8 @@ def open_dataset(path: Path, *, full: bool = False) -> Dataset:
     """
     path = Path(path)
     meta = read_meta(path)
+    if set(meta["files"]) != {f"{name}.npy" for name in ARRAYS}:
+        raise DataError(f"{path / META} names files that are not those of a data cache; prepare it again.")
     check_files(path, meta["files"], full=full)
     mapped = Split("", _map(path))
     schema = Schema(meta["numeric"], tuple(meta["cardinalities"]), meta["shared_ids"])

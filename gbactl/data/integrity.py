@@ -47,6 +47,8 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -
     """Compare the files with their descriptions. Raises DataError that names the damaged file."""
     for name, expected in files.items():
         path = folder / name
+        if path.is_symlink():
+            raise DataError(f"{path} leads out of its folder; prepare the data again.")
         try:
             size = path.stat().st_size
             same = size == expected["size"] and _sample(path, size) == expected["sample"]

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gbactl.cluster.messages import Event, unpack
 from gbactl.cluster.plan import rounds
 from gbactl.cluster.record import METRICS
 from gbactl.cluster.sockets import SocketHub
+from gbactl.collective.meeting import Meeting
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
@@ -114,6 +116,7 @@ class Run:
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
         self.coordinators: Coordinators | None = None
+        self.meeting: Meeting | None = None
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
@@ -166,11 +169,12 @@ class Run:
         bind, cycle = self.cfg.cluster.bind, c.cycle_time_ms
         survives = self.cfg.cluster.lost_worker != "end"
         with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives) as meeting:
+            self.meeting = meeting
             yield [meeting.environment(rank) for rank in range(workers)]
 
     def _follow(self, children: Children) -> None:
         """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
-        hub = SocketHub(self.key, Peer("launcher", 0))
+        hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
             self.coordinators = Coordinators(children, hub, self.show.say)
             self.coordinators.meet(self._check)
@@ -324,6 +328,8 @@ class Run:
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,
         }  # fmt: skip
+        if "refused" in result:
+            self._count_refused(result)
         if self.lost:
             result["lost_workers"] = self.lost
         if status != "FINISHED":
@@ -336,6 +342,14 @@ class Run:
                 result["run_id"] = self.tracked.run_id
                 rundir.write_result(self.run_dir, result)
         return result
+
+    def _count_refused(self, result: dict[str, Any]) -> None:
+        """Add what was turned away at the launcher's own two doors."""
+        here = Counter({} if self.control is None else self.control.hub.refused)
+        if self.meeting is not None and self.meeting.turned_away():
+            here["A request to the all-reduce's rendezvous."] += self.meeting.turned_away()
+        result["refused"] = dict(Counter(result["refused"]) + here)
+        result["refused_frames"] += here.total()
 
     def _all_reduce(self) -> str | None:
         """Which one sums the gradients of phases that have one."""

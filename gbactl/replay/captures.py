@@ -66,7 +66,7 @@ class Captures:
         rows = np.empty((len(index), self.gradients.width), np.float32)
         self.shards[shard].pull_rows(index, rows)
         self.shards[shard].note_pull(pulled.number, index)
-        pulled.rows[shard] = rows
+        pulled.rows[shard] = self.gradients.arrived(rows)
 
     def _slice(self, shard: int) -> Floats:
         if shard not in self._dense:
@@ -74,6 +74,7 @@ class Captures:
             self._dense[shard] = np.empty(high - low, np.float32)
             if self.replica is None:
                 self.shards[shard].pull_dense(self._dense[shard])
+                self._dense[shard] = self.gradients.arrived(self._dense[shard])
             else:
                 np.copyto(self._dense[shard], self.replica[low:high])
         return self._dense[shard]

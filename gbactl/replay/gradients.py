@@ -14,6 +14,7 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset
 from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Ints, Unique
+from gbactl.kernels.halves import codec_of, rounded
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.store.dense import held
@@ -46,6 +47,7 @@ class Gradients:
         model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
         self.computer = GradientComputer(model, precision=cfg.precision)
         self.flat = self.computer.flat
+        self.codec = codec_of(cfg.transport.wire_dtype)
         self.cuts = dense_cuts(cfg, self.flat.size)
         self.held = held(self.cuts)
 
@@ -71,9 +73,16 @@ class Gradients:
         data, unique = self.source.prepare(grant)
         return Pulled(batch, data, unique, [None] * self.servers, [None] * self.servers)
 
+    def arrived(self, values: Floats) -> Floats:
+        """Values as they are after their way between a worker and a server."""
+        return rounded(self.codec, values)
+
     def compute(self, pulled: Pulled) -> list[Part]:
         """The parts of the gradient, one per shard, each of its own memory."""
         sums, dense = self._compute(pulled)
+        sums = self.arrived(sums)
+        if self.phase.served_dense:
+            dense = self.arrived(dense)
         index = pulled.unique.index
         return [
             Part(index[low:high], sums[low:high], dense[slice(*self.held[shard])] if shard in self.held else None)

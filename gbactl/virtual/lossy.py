@@ -13,7 +13,6 @@ from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.reliable import RETRY_SECONDS, weather_of
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.weather import Weather
-from gbactl.virtual.cost import MESSAGE_BYTES
 from gbactl.virtual.network import Network, Node, VirtualChannel
 
 
@@ -47,7 +46,8 @@ class LossyChannel(VirtualChannel):
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
         near, far = self.near.host, self.far.host
-        self.network.carry(near, self._line, far, nbytes + MESSAGE_BYTES, lambda: self._come(number, frame))
+        nbytes = self.network.wire_bytes(frame, nbytes, near is far)
+        self.network.carry(near, self._line, far, nbytes, lambda: self._come(number, frame))
 
     def _come(self, number: int, frame: Frame) -> None:
         if number < self._expected or number in self._early:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,11 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.cluster.frames import CLOSED, Bytes, Frame
 from gbactl.cluster.messages import kind_of
+from gbactl.cluster.narrow import VALUES, ids_of, narrowed_bytes
+from gbactl.cluster.traffic import Traffic
 from gbactl.errors import ClusterError, WireError
+from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import Codec, rounded
 from gbactl.virtual.cost import MESSAGE_BYTES, CostModel
 from gbactl.virtual.events import Events
 from gbactl.virtual.resources import Fifo, Process, SharedCores
@@ -47,6 +51,21 @@ class Network:
 
     events: Events
     cost: CostModel
+    codec: Codec | None = field(default=None, kw_only=True)  # see cluster/narrow.py
+    traffic: Traffic = field(default_factory=Traffic, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.traffic.item = 4 if self.codec is None else 2
+
+    def arrived(self, values: Floats) -> Floats:
+        """Values as they are after their way between a worker and a server."""
+        return rounded(self.codec, values)
+
+    def wire_bytes(self, frame: Frame, nbytes: int, within: bool = False) -> int:
+        """What a frame that goes, `within` a host, takes with a payload of `nbytes` before it is narrowed."""
+        nbytes = nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes)
+        self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
+        return MESSAGE_BYTES + nbytes
 
     def connect(self, near: Node, far: Node) -> VirtualChannel:
         """Two nodes' connection; returns the near end."""
@@ -86,13 +105,18 @@ class VirtualChannel:
     def send(self, message: Any, payload: Bytes | None = None) -> None:
         """See channel.Channel; the payload is the receiver's from here on."""
         data = NO_BYTES if payload is None else payload
+        if self.network.codec is not None and isinstance(message, VALUES):
+            ids = ids_of(message)
+            values = self.network.arrived(data[ids:].view(np.float32))
+            data = np.concatenate([data[:ids], values.view(np.uint8)])
         self.carry(Frame(kind_of(message), b"", data, None, message), data.nbytes)
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame that counts as one with a payload of `nbytes`."""
+        """Send a frame that counts as one with a payload of `nbytes`, before it is narrowed."""
         if self.other is not None:
             near, far = self.near.host, self.far.host
-            self.network.carry(near, self._line, far, nbytes + MESSAGE_BYTES, lambda: self._arrive(frame))
+            nbytes = self.network.wire_bytes(frame, nbytes, near is far)
+            self.network.carry(near, self._line, far, nbytes, lambda: self._arrive(frame))
 
     def _arrive(self, frame: Frame) -> None:
         if self.other is not None:
@@ -114,6 +138,7 @@ class VirtualHub:
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = Process(host.cores)
         self.refused: Counter[str] = Counter()
+        self.traffic = Traffic()  # of the whole cluster
         self.counts: Counter[str] = Counter()  # what a fault plan did to messages
         self.waits = 0.0  # seconds in which nothing happens that are waited for, where somebody may hang
         self._waited = 0.0

@@ -26,6 +26,7 @@ from gbactl.faults.plan import FaultPlan
 from gbactl.faults.serving import Slowness
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
+from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
 from gbactl.store.dense import DenseBlock
 from gbactl.store.memory import copied
@@ -106,8 +107,10 @@ class VirtualCluster:
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
         self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
         plan = FaultPlan.of(cfg)
-        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts)
-        self.network = lossy if plan.stormy else Network(self.events, self.cost)
+        codec = codec_of(cfg.transport.wire_dtype)
+        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts, codec=codec, traffic=self.hub.traffic)
+        plain = Network(self.events, self.cost, codec=codec, traffic=self.hub.traffic)
+        self.network = lossy if plan.stormy else plain
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failing, self.comebacks = Failing(self), Comebacks(self, before)
         self.coordinator.told = self.comebacks.told

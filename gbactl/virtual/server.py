@@ -136,6 +136,10 @@ class VirtualServer(Server):
         super()._afresh(channel, afresh, frame)
         self._packed = None
 
+    def _sent(self) -> dict[str, int]:
+        """See cluster.Server: the network counts for all."""
+        return {}
+
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
         if self.saver is not None:
             self._saves(save, self.saver.chooser.part(save.kind))
@@ -183,6 +187,7 @@ class VirtualServer(Server):
         rows = np.empty((pull.rows, self.shard.spec.width), np.float32)
         self.shard.note_pull(pull.batch, index)
         self.shard.pull_rows(index, rows)
+        rows = self.network.arrived(rows)
         message = Rows(pull.ticket, self.shard.version, pull.rows, dense)
         held = self._snapshot() if pull.dense else None
         channel.carry(Answer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
@@ -192,5 +197,7 @@ class VirtualServer(Server):
         if self._dense is None or self._dense[0] != self.shard.version:
             values = aligned(self.dense_size)
             self.shard.pull_dense(values)
+            if self.network.codec is not None:
+                np.copyto(values, self.network.arrived(values))
             self._dense = (self.shard.version, values)
         return self._dense[1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 from gbactl.collective import open_rendezvous
 from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.collective.memory import sum_in_rank_order
+from gbactl.collective.visitors import MOST_VISITORS
 from gbactl.errors import ClusterError, ConfigError
 
 WORKER = Path(__file__).with_name("collective_worker.py")
@@ -156,6 +159,21 @@ def test_the_rendezvous_answers_only_who_knows_the_secret(meeting_of) -> None:
         assert ask(meeting.port, "HEAD", "/") == 403
         assert meeting.refused == 7
         assert ask(meeting.port, "GET", good) == 200
+
+
+def test_idle_strangers_hold_nobody_up(meeting_of) -> None:
+    """Half of them have begun a request. Who knows the secret is answered, and threads are few."""
+    with ExitStack() as stack:
+        meeting = stack.enter_context(meeting_of("horovod", 2))
+        before = threading.active_count()
+        for number in range(500):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", meeting.port), timeout=LIMIT))
+            if number % 2:
+                stranger.sendall(b"GET /sec")
+        assert ask(meeting.port, "PUT", f"/{meeting.secret}:{meeting.port}/global/key", b"value") == 200
+        assert meeting.refused >= 500 - MOST_VISITORS
+        assert threading.active_count() - before <= 2 * MOST_VISITORS
+        assert ask(meeting.port, "GET", f"/{meeting.secret}:{meeting.port}/global/key") == 200
 
 
 def test_a_rank_with_the_wrong_secret_is_refused_and_counted(meeting_of) -> None:

@@ -11,20 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Launched, Launcher
-
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-LISTENING = "0A"
-
-
-def listeners(pid: int) -> set[str]:
-    """ADDRESS:PORT (hexadecimal, as the kernel writes them) that a process listens on."""
-    try:
-        sockets = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
-    except OSError:
-        return set()
-    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
-    return {row[1] for row in rows if row[3] == LISTENING and f"socket:[{row[9]}]" in sockets}
+from tests.support.sockets import LOOPBACK, listeners
 
 
 def watch(launched: Launched) -> dict[int, set[str]]:

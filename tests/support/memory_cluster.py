@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.bootstrap import Bootstrap, header, lasting, serve
+from gbactl.cluster.bootstrap import Bootstrap, dressed, header, serve
 from gbactl.cluster.channel import Hub
 from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.frames import CLOSED
@@ -48,6 +48,9 @@ def run_in_memory(
     def open_hub(peer: Peer) -> Hub:
         return exposed(MemoryHub(network, peer), peer, plan)
 
+    def joined(me: Peer) -> Hub:
+        return dressed(MemoryHub(network, me), cfg, me)
+
     hub = open_hub(Peer("coordinator", 0))
     launcher = MemoryHub(network, Peer("launcher", 0))
     to_coordinator = launcher.connect("C")
@@ -62,7 +65,7 @@ def run_in_memory(
         return Bootstrap(role, index, "", "C", str(run_dir), str(data), to_dict(cfg))
 
     def server(index: int, epoch: int = 0) -> None:
-        mine = lasting(open_hub(Peer("server", index, epoch)), cfg, epoch)
+        mine = joined(Peer("server", index, epoch))
         try:
             serve(mine, mine.connect("C"), replace(boot("server", index), epoch=epoch), dataset, Server)
         except Killed:
@@ -73,7 +76,7 @@ def run_in_memory(
         mine.close()
 
     def worker(index: int, epoch: int = 0) -> None:
-        mine = lasting(open_hub(Peer("worker", index, epoch)), cfg, epoch)
+        mine = joined(Peer("worker", index, epoch))
         booted = replace(boot("worker", index), epoch=epoch)
         try:
             work(mine, mine.connect("C"), booted, cfg, dataset, group.member(index))

@@ -211,6 +211,17 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(two: Path, name: str) -> 
             Folder(two).chain("cut-000002")
 
 
+@pytest.mark.parametrize("name", ["cut-000002", "cut-000002/manifest.json", "cut-000002/S0.safetensors"])
+def test_what_leads_out_of_the_folder_is_no_checkpoint(two: Path, tmp_path: Path, name: str) -> None:
+    """Good as it is, it lies elsewhere."""
+    Folder(two).verified("cut-000002")
+    elsewhere = tmp_path / "elsewhere"
+    (two / name).rename(elsewhere)
+    (two / name).symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Folder(two).verified("cut-000002")
+
+
 def test_a_recovering_server_takes_the_newest_good_one(two: Path) -> None:
     (two / "cut-000002" / "S1.safetensors").write_bytes(b"")
     told: list[str] = []

@@ -53,10 +53,11 @@ class Pair:
             self.far_hub: Any = MemoryHub(network, SERVER)
             self.near_hub: Any = MemoryHub(network, WORKER)
         else:
-            self.far_hub = SocketHub(KEY, SERVER, bind="127.0.0.1")
-            self.near_hub = SocketHub(KEY, WORKER)
-        sizes = (SLOT, SLOT) if kind == "shm" else (0, 0)
-        self.near, _ = while_polling(self.far_hub, lambda: self.near_hub.connect(self.far_hub.address, sizes))
+            encrypt = kind.startswith("tls")
+            self.far_hub = SocketHub(KEY, SERVER, bind="127.0.0.1", encrypt=encrypt)
+            self.near_hub = SocketHub(KEY, WORKER, encrypt=encrypt)
+        sizes = (SLOT, SLOT) if kind.endswith("shm") else (0, 0)
+        self.near, _ = while_polling(self.far_hub, lambda: self.near_hub.connect(self.far_hub.address, sizes, SERVER))
         self.near.send(Take(0))
         [(self.far, _)] = self.arrivals(self.far_hub, 1)
 

@@ -11,15 +11,15 @@ from gbactl.cluster.auth import Peer
 from gbactl.errors import WireError
 
 KEY, OTHER = auth.new_key(), auth.new_key()
-ME = Peer("worker", 3, 2)
+ME, SERVER = Peer("worker", 3, 2), Peer("server", 1, 4)
 
 
 def exchange(listener_key: bytes, connector_key: bytes) -> tuple[Peer, auth.SessionKeys, auth.SessionKeys]:
     listener, connector = auth.nonce(), auth.nonce()
     hello = auth.greeting(listener)
     words = auth.answer(connector_key, hello, ME, connector)
-    peer, proof, theirs = auth.accept(listener_key, listener, words)
-    return peer, theirs, auth.confirm(connector_key, hello, connector, proof)
+    peer, proof, theirs = auth.accept(listener_key, listener, words, SERVER)
+    return peer, theirs, auth.confirm(connector_key, hello, connector, proof, SERVER)
 
 
 def test_two_that_know_the_key_agree() -> None:
@@ -42,15 +42,15 @@ def test_a_listener_without_the_key() -> None:
     listener, connector = auth.nonce(), auth.nonce()
     hello = auth.greeting(listener)
     words = auth.answer(OTHER, hello, ME, connector)
-    _, proof, _ = auth.accept(OTHER, listener, words)
+    _, proof, _ = auth.accept(OTHER, listener, words, SERVER)
     with pytest.raises(WireError, match="listener does not know"):
-        auth.confirm(KEY, hello, connector, proof)
+        auth.confirm(KEY, hello, connector, proof, SERVER)
 
 
 def test_an_answer_cannot_be_replayed() -> None:
     words = auth.answer(KEY, auth.greeting(auth.nonce()), ME, auth.nonce())
     with pytest.raises(WireError):
-        auth.accept(KEY, auth.nonce(), words)
+        auth.accept(KEY, auth.nonce(), words, SERVER)
 
 
 def test_a_connectors_proof_is_no_listeners_proof() -> None:
@@ -58,17 +58,17 @@ def test_a_connectors_proof_is_no_listeners_proof() -> None:
     hello = auth.greeting(listener)
     words = auth.answer(KEY, hello, ME, connector)
     with pytest.raises(WireError):
-        auth.confirm(KEY, hello, connector, words[-auth.PROOF_BYTES :])
+        auth.confirm(KEY, hello, connector, words[-auth.PROOF_BYTES :], SERVER)
 
 
 def test_a_listeners_proof_opens_no_door() -> None:
     """Someone connects back to a connector that also listens, and mirrors what it hears."""
     listener, connector = auth.nonce(), auth.nonce()
     words = auth.answer(KEY, auth.greeting(listener), ME, connector)
-    _, proof, _ = auth.accept(KEY, listener, words)
+    _, proof, _ = auth.accept(KEY, listener, words, SERVER)
     mirrored = auth.ANSWER.pack(auth.ROLES.index(ME.role), ME.index, ME.epoch, listener, proof)
     with pytest.raises(WireError):
-        auth.accept(KEY, connector, mirrored)
+        auth.accept(KEY, connector, mirrored, SERVER)
 
 
 @given(st.integers(0, auth.ANSWER.size * 8 - 1))
@@ -77,13 +77,13 @@ def test_a_changed_answer_is_refused(bit: int) -> None:
     words = bytearray(auth.answer(KEY, auth.greeting(listener), ME, auth.nonce()))
     words[bit // 8] ^= 1 << bit % 8
     with pytest.raises(WireError):
-        auth.accept(KEY, listener, bytes(words))
+        auth.accept(KEY, listener, bytes(words), SERVER)
 
 
 @given(st.binary(min_size=auth.ANSWER.size, max_size=auth.ANSWER.size))
 def test_random_answers_are_refused(words: bytes) -> None:
     with pytest.raises(WireError):
-        auth.accept(KEY, auth.nonce(), words)
+        auth.accept(KEY, auth.nonce(), words, SERVER)
 
 
 def test_a_listener_of_another_kind() -> None:

@@ -1,4 +1,4 @@
-"""The channel contract, the same for queues in memory, plain TCP, and TCP with shared memory."""
+"""The channel contract, the same for queues in memory, TCP plain and encrypted, and both with shared memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gbactl.cluster.messages import Ack, Push, Take, unpack
 from gbactl.errors import WireError
 
 
-@pytest.fixture(params=["memory", "tcp", "shm"])
+@pytest.fixture(params=["memory", "tcp", "shm", "tls", "tls+shm"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(request.param)
     yield made

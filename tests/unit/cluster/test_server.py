@@ -218,11 +218,14 @@ def test_a_barrier_is_answered_when_everything_ordered_is_applied(at: Setting) -
 
 
 def test_inspection_tells_checksum_memory_and_refusals(at: Setting) -> None:
+    at.workers[1].send(Take(0))
+    at.hub.refused["somebody without the key"] = 2
+    at.served()
     at.coordinator.send(Inspect("checksum"))
     [inspected] = at.told(at.c_hub)
     assert isinstance(inspected, Inspected)
     assert (inspected.node, inspected.checksum) == ("S0", at.shard.checksum())
-    assert inspected.counters == {"refused": 0}
+    assert inspected.counters == {} and inspected.refused == {"WireError": 1, "somebody without the key": 2}
     assert inspected.bytes["table"] == 4 * ROWS * WIDTH
 
 

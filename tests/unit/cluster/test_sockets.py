@@ -47,7 +47,7 @@ class Stranger:
             mine = auth.nonce()
             self.sock.sendall(auth.answer(key, hello, WORKER, mine))
             proof = self.sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL)
-            return auth.confirm(key, hello, mine, proof)
+            return auth.confirm(key, hello, mine, proof, SERVER)
 
         return while_polling(hub, go)[0]
 
@@ -70,7 +70,7 @@ def still_serves(pair: Pair) -> None:
     pair.near.send(Take(7))
     assert pair.receive(pair.far_hub) == [(Take(7), b"")]
     third = SocketHub(KEY, auth.Peer("worker", 2))
-    channel, _ = while_polling(pair.far_hub, lambda: third.connect(pair.far_hub.address))
+    channel, _ = while_polling(pair.far_hub, lambda: third.connect(pair.far_hub.address, peer=SERVER))
     channel.send(Take(8))
     [(_, frame)] = pair.far_hub.poll(SECONDS)
     assert unpack(frame.kind, frame.descriptor) == Take(8)
@@ -93,7 +93,7 @@ def test_a_stranger_without_the_key_is_turned_away_and_counted(pair: Pair) -> No
 def test_one_of_another_run_is_told_that_the_connection_closed(pair: Pair) -> None:
     other = SocketHub(auth.new_key(), WORKER)
     with pytest.raises(WireError, match=r"No gbactl process answers.*of the same run"):
-        while_polling(pair.far_hub, lambda: other.connect(pair.far_hub.address))
+        while_polling(pair.far_hub, lambda: other.connect(pair.far_hub.address, peer=SERVER))
     other.close()
     still_serves(pair)
 
@@ -140,7 +140,7 @@ def test_a_slow_handshake_blocks_nobody(pair: Pair) -> None:
     still_serves(pair)
     slow.sock.sendall(words[-1:])
     proof = while_polling(pair.far_hub, lambda: slow.sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL))[0]
-    keys = auth.confirm(KEY, hello, mine, proof)
+    keys = auth.confirm(KEY, hello, mine, proof, SERVER)
     slow.sock.sendall(frames.encode(keys.from_connector, kind_of(Take(9)), pack(Take(9))))
     [(channel, _)] = pair.far_hub.poll(SECONDS)
     assert str(channel.peer) == "W9"
@@ -299,6 +299,16 @@ def test_a_malformed_slot_number_after_attaching(shared: Pair) -> None:
     [(_, frame)] = shared.far_hub.poll(SECONDS)
     assert frame.kind == frames.CLOSED
     assert "outside the shared memory" in next(iter(shared.far_hub.refused))
+
+
+def test_a_connection_whose_other_end_vanished_is_found_out(pair: Pair) -> None:
+    """The kernel asks, and gives up after a minute; nothing else would tell of a host that lost its power."""
+    for channel in (pair.near, pair.far):
+        asks = [channel.sock.getsockopt(socket.IPPROTO_TCP, name) for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT)]
+        pause = channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+        assert channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert asks[0] + asks[1] * pause <= 60
+        assert channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 def test_the_address_is_loopback() -> None:

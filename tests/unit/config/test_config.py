@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig, check, flatten, from_dict, to_dict
+from gbactl.config.rules import check_transport
 from gbactl.errors import ConfigError
 
 
@@ -52,6 +53,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mode": {"name": "gba", "iota": -1}}, r"mode\.iota must be 0 or more"),
     ({"mode": {"name": "gba", "decay_rate": 1.5}}, r"mode\.decay_rate must be in \[0, 1\]"),
     ({"cluster": {"transport": "udp"}}, r"cluster\.transport= one of: shm, tcp"),
+    ({"transport": {"wire_dtype": "int8"}}, r"transport\.wire_dtype= one of: fp32, fp16, bf16"),
+    ({"transport": {"encrypt": "yes"}}, r"transport\.encrypt='yes' is not"),
     ({"cluster": {"workers": 0}}, r"cluster\.workers must be at least 1"),
     ({"cluster": {"servers": 0}}, r"cluster\.servers must be at least 1"),
     ({"cluster": {"servers": 2, "dense_servers": 3}}, r"cluster\.dense_servers=3 cannot be.*type 1 to 2, or null"),
@@ -143,3 +146,17 @@ def test_replicas_have_no_checkpoint(switched: bool) -> None:
         check(from_dict({**own, "checkpoint": {"name": "full"}}))
     with pytest.raises(ConfigError, match=r"cannot go on from a checkpoint in mode=shadow_easgd"):
         check(from_dict({**own, "resume": "runs/one"}))
+
+
+@pytest.mark.parametrize("collective", ["horovod", "gloo"])
+def test_what_no_encryption_reaches_is_refused_between_hosts(collective: str) -> None:
+    """On one host a ring does not leave it."""
+
+    def cfg(mode: str, place: str, encrypt: bool) -> RunConfig:
+        run = from_dict({"mode": {"name": mode}, "collective": {"name": collective}, "transport": {"encrypt": encrypt}})
+        return dataclasses.replace(run, cluster=dataclasses.replace(run.cluster, name=place))
+
+    for allowed in (cfg("sync", "local", True), cfg("sync", "hosts", False), cfg("gba", "hosts", True)):
+        check_transport(allowed)
+    with pytest.raises(ConfigError, match=r"does not reach the all-reduce .* type a mode without one"):
+        check_transport(cfg("sync", "hosts", True))

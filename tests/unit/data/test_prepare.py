@@ -225,6 +225,24 @@ def test_a_folder_that_is_no_cache(tmp_path: Path) -> None:
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../labels.npy", "/etc/passwd", "..", "", "ids.npy/../ids.npy"])
+def test_no_name_in_meta_leads_out_of_its_folder(options: dict[str, Any], name: str) -> None:
+    place = prepare(options)
+    meta = json.loads((place / "meta.json").read_text())
+    for files in ({**meta["files"], name: meta["files"]["ids.npy"]}, {name: meta["files"]["ids.npy"]}, {}):
+        (place / "meta.json").write_text(json.dumps({**meta, "files": files}))
+        with pytest.raises(DataError, match="names files that are not those of a data cache"):
+            open_dataset(place)
+
+
+def test_an_array_that_leads_elsewhere_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    place = prepare(options)
+    (place / "ids.npy").rename(tmp_path / "elsewhere.npy")
+    (place / "ids.npy").symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(DataError, match=r"ids\.npy leads out of its folder"):
+        open_dataset(place)
+
+
 def test_meta_holds_no_machine_path(options: dict[str, Any]) -> None:
     place = prepare(options)
     assert str(place.parent) not in json.dumps(open_dataset(place).meta)

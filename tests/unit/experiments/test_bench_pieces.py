@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.eventlog import EventLog, OrderRecord
+from gbactl.cluster.sockets import SocketHub
 
 Modules = dict[str, ModuleType]
 
@@ -29,6 +32,20 @@ def test_bytes_of_a_row_are_those_of_a_shard(bench: Modules) -> None:
 
     block = RowBlock(10, 17, OptimizerSpec("adam"), load())
     assert sum(block.nbytes.values()) == 10 * bench["shapes"].bytes_a_row(16)
+
+
+def test_a_crowd_finds_the_doors_and_comes_again(bench: Modules) -> None:
+    strangers = bench["strangers"]
+    with closing(SocketHub(new_key(), Peer("server", 0), bind=strangers.BIND)) as hub:
+        assert strangers.doors(strangers.BIND) == [int(hub.address.rpartition(":")[2])]
+        assert strangers.doors("127.0.0.78") == []
+        assert hub.door is not None
+        hub.door.most = 10
+        with strangers.Crowd(each=20) as crowd:
+            while hub.refused.total() < 15:
+                hub.poll(0.1)
+            assert len(hub.door.strangers) <= 10
+        assert crowd.came > 20
 
 
 def test_bytes_that_a_step_touches(bench: Modules) -> None:

@@ -108,7 +108,7 @@ def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_pa
 def test_other_roles_are_turned_away(tmp_path: Path, control: Control, wishes: list[Event], role: str) -> None:
     fields = json.loads((tmp_path / FILE).read_text())
     hub = SocketHub(bytes.fromhex(fields["key"]), Peer(role, 0))
-    hub.connect(fields["address"]).send(Event("switch", {"mode": {"name": "gba"}}))
+    hub.connect(fields["address"], peer=Peer("launcher", 0)).send(Event("switch", {"mode": {"name": "gba"}}))
     assert [frame.kind for _, frame in hub.poll(5)] == [CLOSED]
     assert not wishes
     hub.close()

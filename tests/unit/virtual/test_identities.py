@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from virtual_runs import adds_up, config, model, run
 
+from gbactl.config import TransportConfig
 from tests.support.memory_cluster import run_in_memory
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
@@ -23,6 +25,18 @@ def test_sync_is_that_of_a_cluster_of_threads(data: Path, tmp_path: Path, server
     assert virtual["checksums"] == threads["checksums"]
     assert (virtual["auc"], virtual["logloss"]) == (threads["auc"], threads["logloss"])
     assert virtual["samples"] == threads["samples"]
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("mode", ["sync", "gba"])
+def test_values_are_rounded_as_in_a_cluster_of_threads(
+    data: Path, tmp_path: Path, lock_step: None, mode: str, name: str
+) -> None:
+    exact = config(mode, servers=2, cost=UNEVEN)
+    cfg = dataclasses.replace(exact, transport=TransportConfig(wire_dtype=name))
+    virtual, threads = run(cfg, data, tmp_path / "virtual"), run_in_memory(cfg, data, tmp_path / "threads")
+    assert virtual["checksums"] == threads["checksums"] and virtual["auc"] == threads["auc"]
+    assert model(virtual) != model(run(exact, data, tmp_path / "exact"))
 
 
 @pytest.mark.parametrize("hard", [True, False])

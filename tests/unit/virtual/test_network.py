@@ -9,8 +9,9 @@ import pytest
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import CLOSED, Frame
-from gbactl.cluster.messages import Take, decode
+from gbactl.cluster.messages import Elastic, PutDense, Take, decode
 from gbactl.errors import ClusterError, WireError
+from gbactl.kernels.halves import CODECS
 from gbactl.virtual.cost import MESSAGE_BYTES, CostModel
 from gbactl.virtual.events import Events
 from gbactl.virtual.network import Host, Network, VirtualHub
@@ -31,7 +32,7 @@ class Sink:
     def receive(self, channel: Any, frame: Frame) -> None:
         self.frames.append(frame)
         if frame.kind != CLOSED:
-            self.got.append((decode(frame).worker, round(self.events.now, 9)))
+            self.got.append((getattr(decode(frame), "worker", -1), round(self.events.now, 9)))
 
 
 class Net:
@@ -81,6 +82,19 @@ def test_a_receiver_s_interface_is_a_queue_too() -> None:
         net.network.connect(net.nodes[sender], net.nodes[2]).send(Take(sender), payload(KILO))
     net.run()
     assert net.nodes[2].got == [(0, 0.002), (1, 0.003)]
+
+
+@pytest.mark.parametrize(("message", "seconds"), [(Elastic(1, 0.5), 0.002), (PutDense(1), 0.002 + 0.001)])
+def test_narrow_values_take_half_the_bytes(message: Any, seconds: float) -> None:
+    net = Net(0, 1)
+    network = Network(net.events, net.network.cost, codec=CODECS["bf16"])
+    values = np.full(2 * KILO // 4, 1 + 2**-9, np.float32) if isinstance(message, Elastic) else payload(1000 + KILO)
+    network.connect(*net.nodes).send(message, values.view(np.uint8))
+    net.run()
+    assert net.nodes[1].got == [(-1, seconds)]
+    arrived = net.nodes[1].frames[0].payload
+    if isinstance(message, Elastic):
+        assert (arrived.view(np.float32) == 1.0).all() and values[0] != 1.0
 
 
 @pytest.mark.parametrize("there", [0, 1])

@@ -1,0 +1,92 @@
+"""A training while strangers stand at every one of its doors: who say nothing, and who write a byte now and then.
+
+A thousand a door connect as soon as it listens; whoever is sent away comes again, fifty a tick at most. They are in a
+thread of the bench: what they cost of the two cores is in the ratio, too.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+from pathlib import Path
+
+from sides import Bench, Side, steady
+
+BIND = "127.0.0.77"  # loopback, and nobody else's
+EACH, AGAIN, TICK_SECONDS = 1000, 50, 0.2
+_LISTENING = "0A"
+
+
+def doors(address: str) -> list[int]:
+    """Ports that somebody listens on at an address of this host."""
+    wanted = socket.inet_aton(address)[::-1].hex().upper()
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    places = [row[1].split(":") for row in rows if row[3] == _LISTENING]
+    return [int(port, 16) for where, port in places if where == wanted]
+
+
+class Crowd:
+    """Strangers at every door of an address, as long as it is entered."""
+
+    def __init__(self, address: str = BIND, each: int = EACH) -> None:
+        self.address, self.each = address, each
+        self.came = 0
+        self._standing: dict[int, list[socket.socket]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Crowd:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for standing in self._standing.values():
+            for each in standing:
+                each.close()
+
+    def _run(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            for port in doors(self.address):
+                first = port not in self._standing
+                standing = self._standing.setdefault(port, [])
+                standing[:] = [each for number, each in enumerate(standing) if self._stands(each, number % 2 == 0)]
+                missing = self.each - len(standing)
+                standing += [self._comes(port) for _ in range(missing if first else min(missing, AGAIN))]
+
+    def _comes(self, port: int) -> socket.socket:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex((self.address, port))
+        self.came += 1
+        return sock
+
+    @staticmethod
+    def _stands(sock: socket.socket, slow: bool) -> bool:
+        """Whether a stranger is still there; a slow one says one byte more."""
+        try:
+            if slow:
+                sock.send(b"x")
+            while sock.recv(64):
+                pass
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        sock.close()
+        return False
+
+
+def crowded(bench: Bench, mode: str, workers: int, batch: int) -> Side:
+    """A training by gbactl over TCP with a crowd at its doors."""
+
+    def run() -> dict[str, float]:
+        with Crowd() as crowd:
+            result = bench.train(mode, workers, batch, "cluster.transport=tcp", f"cluster.bind={BIND}")
+        return {**steady(result), "came": crowd.came, "refused": result["refused_frames"]}
+
+    return run

@@ -1,0 +1,135 @@
+"""Encrypted connections: TLS 1.3 of Python's ssl around everything that a TCP connection of a run carries.
+
+Both ends show the run's certificate and accept no other. It is made from the run's key (Ed25519, the private key is an
+HMAC of it), so that every process that holds the key makes the same one: nothing more has to travel, no clock is
+looked at, nothing is written to a disk. The keyed handshake of auth.py goes on inside. Making the contexts takes 20 ms
+once a process; what encryption costs in training stands in the README.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import os
+import socket
+import ssl
+from collections.abc import Iterable
+from typing import Any
+
+from gbactl.errors import WireError
+
+STRANGE = "A connection does not show this run's certificate."
+CHANGED = "What a connection carries was changed on its way."
+_BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)  # no clock is needed
+
+
+class Encrypted(ssl.SSLSocket):
+    """A TLS connection with the manners of a plain socket: what would wait raises BlockingIOError.
+
+    Raises WireError for another certificate and for bytes that were changed."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """See ssl.SSLSocket."""
+        try:
+            super().do_handshake(block)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            raise WireError(STRANGE) from error
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """See socket.socket."""
+        try:
+            return super().recv(buflen, flags)
+        except ssl.SSLError as error:
+            raise _meant(error) from error
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """See socket.socket. Costs a call for every 16 KiB, which is what TLS puts into a record."""
+        try:
+            return super().recv_into(buffer, nbytes, flags)
+        except ssl.SSLError as error:
+            raise _meant(error) from error
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+        """See socket.socket. What was not taken must come again, as it was, at the beginning of the next call."""
+        written = 0
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            while view:
+                try:
+                    taken = super().send(view)
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    if written:
+                        return written
+                    raise BlockingIOError from None
+                written += taken
+                view = view[taken:]
+        return written
+
+
+def _meant(error: ssl.SSLError) -> Exception:
+    """What an error is to whoever reads."""
+    if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
+        return BlockingIOError()
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
+        return ConnectionResetError(str(error))
+    alert = "ALERT" in (error.reason or "")
+    return WireError(STRANGE if alert else CHANGED)
+
+
+class Encryption:
+    """Both sides of a run's encrypted connections."""
+
+    def __init__(self, key: bytes) -> None:
+        pem = _certificate(key)
+        self._listening = _context(ssl.PROTOCOL_TLS_SERVER, pem)
+        self._listening.num_tickets = 0
+        self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem)
+
+    def accept(self, sock: socket.socket) -> Encrypted:
+        """A listener's end; `do_handshake` is still to be called, until it does not raise BlockingIOError."""
+        wrapped = self._listening.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        assert isinstance(wrapped, Encrypted)
+        return wrapped
+
+    def dial(self, sock: socket.socket) -> Encrypted:
+        """A connector's end, after the handshake. Raises OSError (time-outs among it) or WireError."""
+        wrapped = self._dialling.wrap_socket(sock, do_handshake_on_connect=False)
+        assert isinstance(wrapped, Encrypted)
+        wrapped.do_handshake()
+        return wrapped
+
+
+def _context(protocol: ssl._SSLMethod, pem: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # a run has one certificate: who an end is, its handshake in auth.py tells
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode())
+    context.sslsocket_class = Encrypted
+    handle = os.memfd_create("gbactl")  # ssl reads a private key from a file alone: this one is on no disk
+    try:
+        os.write(handle, pem)
+        context.load_cert_chain(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+    return context
+
+
+def _certificate(key: bytes) -> bytes:
+    """The run's private key and certificate, PEM; the same for the same key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    private = Ed25519PrivateKey.from_private_bytes(hmac.new(key, b"certificate", hashlib.sha256).digest())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a gbactl run")])
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(private.public_key())
+        .serial_number(1).not_valid_before(_BEGIN).not_valid_after(_END)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).sign(private, None)
+    )  # fmt: skip
+    secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return secret + made.public_bytes(Encoding.PEM)

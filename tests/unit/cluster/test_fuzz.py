@@ -1,0 +1,58 @@
+"""A part of what `make fuzz` does, and that it can find something."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gbactl.cluster import frames, messages
+from gbactl.errors import WireError
+from tests.fuzz import wire
+
+
+def test_a_hundred_thousand_mutated_frames() -> None:
+    ends = wire.run(100_000, seed=1)
+    assert ends.total() == 100_000
+    for target in wire.TARGETS:
+        assert ends[target, "refused"] > 0 and ends[target, "read"] > 0, target
+    assert ends["with the key", "no message"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_million_mutated_frames() -> None:
+    assert wire.run(1_000_000, seed=2).total() == 1_000_000
+
+
+def test_a_mac_that_is_not_looked_at_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames.hmac, "compare_digest", lambda *_: True)
+    with pytest.raises(wire.Finding, match="accepted"):
+        wire.run(20_000)
+
+
+def test_an_exception_of_another_kind_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(kind: int, descriptor: bytes) -> Any:
+        return messages.MESSAGES[kind - 1](*messages.msgpack.unpackb(descriptor))
+
+    monkeypatch.setattr(messages, "unpack", careless)
+    with pytest.raises(wire.Finding, match="with the key"):
+        wire.run(20_000)
+
+
+def test_the_same_number_makes_the_same_bytes() -> None:
+    made = [wire.odd_frame(wire.KEY, random.Random(7)) for _ in range(2)]
+    assert made[0] == made[1]
+    assert wire.once(3, 11) == wire.once(3, 11)
+
+
+def test_a_claim_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(wire.socket_channel.BufferPool, "take", none_left)
+    head = frames.encode(wire.KEY, 6, messages.pack(messages.Take(1)), frames.MAX_PAYLOAD)
+    assert wire.read(head + b"x" * 10, random.Random(0)) == ([], "refused")
+    with pytest.raises(WireError):
+        frames.parse_header(b"x" * 99)

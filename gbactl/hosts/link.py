@@ -22,6 +22,7 @@ from gbactl.hosts.pipe import Reader, field, pack, write_all
 
 LOOK_SECONDS = 0.25
 END_SECONDS = 4.0
+LAST_WORDS_SECONDS = 1.0  # for what ssh has yet to say of its end
 READ_BYTES = 1 << 18
 Told = Callable[[str, dict[str, Any]], None]
 
@@ -102,6 +103,8 @@ class Link:
                     continue
                 data = os.read(self._out, READ_BYTES)
                 if not data:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(LAST_WORDS_SECONDS)
                     self._lose("its agent has ended")
                     return
                 self._heard = time.monotonic()

@@ -78,7 +78,7 @@ def test_three_hosts_train(site_of: Callable[..., Site], mode: str) -> None:
     for name in ("S0", "S1", "W0", "W1", "W2", "W3"):
         assert re.search(r"pid \d+", (done.run_dir / "logs" / f"{name}.log").read_text()), f"{name}'s log did not come"
     for row in ("a ", "b ", "c "):
-        assert re.search(rf"^{row} .*10\.77\.0\.\d.* sent +ok$", done.err, re.M), done.err
+        assert re.search(rf"^{row} .*10\.77\.0\.\d.* sent +ok *$", done.err, re.M), done.err
 
 
 def test_sync_has_the_bits_of_one_host(site_of: Callable[..., Site]) -> None:
@@ -138,7 +138,7 @@ def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site])
     site.machines.kill("b")  # S1 and W2
     done = launched.finish()
     assert done.code == 0, done.err
-    assert {failed["process"] for failed in done.result["recovery"]["failures"]} >= {"S1", "W2"}
+    assert {failed["process"] for failed in done.result["recovery"]} >= {"S1", "W2"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -69,6 +69,19 @@ def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> li
     return found
 
 
+def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
+    """A sentence where others cannot reach what Horovod's ring listens on: of its two rings the one that sums (that of
+    the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to."""
+    name, found = there.get("name", ""), there.get("own_name", "")
+    if found == address:
+        return []
+    means = found or "no address"
+    return [
+        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen unreachable for others; "
+        f"put the line `{address} {name}` before any other with that name into its /etc/hosts."
+    ]
+
+
 def memory(host: str, free: int, needs: int) -> list[str]:
     """A sentence where a host's shards do not fit into its free memory."""
     if not free or needs <= free:

@@ -6,17 +6,18 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
-from gbactl.hosts.route import client_of_ssh
+from gbactl.hosts.route import address_of_own_name, client_of_ssh
 
 SAME = ("gbactl", "python", "torch", "horovod")  # versions that have to be the same everywhere
 SHM = Path("/dev/shm")
 
 
 def facts() -> dict[str, Any]:
-    """Versions, cores, free memory in bytes, and from where ssh came."""
+    """Versions, cores, free memory in bytes, from where ssh came, and which address its own name has."""
     from gbactl import __version__
 
     return {
@@ -28,6 +29,8 @@ def facts() -> dict[str, Any]:
         "memory": free_memory(),
         "shared_memory": shutil.disk_usage(SHM).free if SHM.is_dir() else 0,
         "client": client_of_ssh(),
+        "name": socket.gethostname(),
+        "own_name": address_of_own_name(),
     }
 
 

@@ -46,9 +46,9 @@ def site_of(
     with_hosts: list[Hosts] = []
     (tmp_path / "runs").mkdir()
 
-    def make(shared: bool = False) -> Site:
+    def make(shared: bool = False, named: bool = True) -> Site:
         hidden = (shared_cache,) if shared else (shared_cache, tmp_path / "runs")
-        context = hosts(tmp_path_factory.mktemp("hosts"), NAMES, hidden)
+        context = hosts(tmp_path_factory.mktemp("hosts"), NAMES, hidden, named)
         contexts.append(context)
         machines = context.__enter__()
         with_hosts.append(machines)
@@ -157,6 +157,12 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: 
     assert done.code == 1
     assert "Host nowhere cannot be reached" in done.err and "ssh nowhere true" in done.err
     assert not (done.run_dir / "events.log").exists()
+
+
+def test_a_host_whose_own_name_points_to_itself_alone_is_told(site_of: Callable[..., Site]) -> None:
+    done = site_of(named=False).start("mode=sync").finish()
+    assert done.code == 1
+    assert re.search(r"Host c takes its own name \S+ for \S+, where Horovod's ring would listen", done.err)
 
 
 def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[..., Site]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -39,10 +40,11 @@ def _ip(*arguments: str) -> None:
 
 
 class Hosts:
-    """`names`: of the hosts; `hidden`: folders that they do not share with the launcher."""
+    """`names`: of the hosts; `hidden`: folders that they do not share with the launcher; `named`: a host
+    knows its own address by its name."""
 
-    def __init__(self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = ()) -> None:
-        self.folder, self.names, self.hidden = folder, tuple(names), tuple(hidden)
+    def __init__(self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True) -> None:
+        self.folder, self.names, self.hidden, self.named = folder, tuple(names), tuple(hidden), named
         self._prefix = f"gbt{os.getpid()}"
         self._started: list[subprocess.Popen[bytes]] = []
         self._made_run = False
@@ -111,6 +113,10 @@ class Hosts:
             "PasswordAuthentication no\nLogLevel ERROR\n"
         )
         own = "".join(f"mount -t tmpfs tmpfs {folder} && " for folder in ("/dev/shm", *self.hidden))
+        if self.named:
+            names = self.folder / f"hosts_{name}"
+            names.write_text(f"127.0.0.1 localhost\n{self.address(name)} {socket.gethostname()}\n")
+            own += f"mount --bind {names} /etc/hosts && "
         command = f"{own}exec {SSHD} -D -e -f {config}"
         if not RUN_SSHD.exists():
             RUN_SSHD.mkdir(mode=0o755)
@@ -182,9 +188,11 @@ def _kill(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def hosts(folder: Path, names: Sequence[str], hidden: Sequence[Path] = ()) -> Iterator[Hosts]:
+def hosts(
+    folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True
+) -> Iterator[Hosts]:
     """Such hosts for a while."""
-    made = Hosts(folder, names, hidden)
+    made = Hosts(folder, names, hidden, named)
     try:
         made.build()
         yield made

@@ -32,6 +32,13 @@ def test_lines() -> None:
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
 
 
+def test_a_ring_that_nobody_reaches() -> None:
+    assert check.ring("b", {"name": "node-b", "own_name": "10.0.0.3"}, "10.0.0.3") == []
+    (sentence,) = check.ring("b", {"name": "node-b", "own_name": "127.0.1.1"}, "10.0.0.3")
+    assert sentence.startswith("Host b takes its own name node-b for 127.0.1.1,")
+    assert "the line `10.0.0.3 node-b`" in sentence
+
+
 def test_reaching() -> None:
     told = check.unreachable("b", "ssh: connect to host b port 22: Connection refused", "its agent has ended")
     assert told == (

@@ -23,6 +23,7 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, UsageError
+from gbactl.hosts.network import read
 from gbactl.virtual.spec import CostConfig
 
 MODES = ("sync", "async", "gba")
@@ -136,18 +137,24 @@ def _check(found: Fit) -> None:
         )
 
 
-def calibrate(out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int) -> None:
-    """Measure this machine, write the cost model, show how it fits. Raises GbactlError."""
+def calibrate(
+    out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int,
+    network: Path | None = None,
+) -> None:  # fmt: skip
+    """Measure this machine, write the cost model, show how it fits. `network`: a file with the lines between hosts.
+
+    Raises GbactlError."""
     from rich.console import Console
 
     write.check_target(out)
     if len(workers) != len(set(workers)) or min(workers, default=0) < 2:  # one worker has nobody to all-reduce with
         raise UsageError("--workers are different numbers of at least 2; type --workers 2,4.")
+    lines = {} if network is None else read(network)
     console = Console(stderr=True, highlight=False)
     plan = Plan(list(overrides), workers, repeat, seconds)
     plan.config("sync", workers[0])
     found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
-    found = replace(found, cost=replace(found.cost, name=out.stem))
+    found = replace(found, cost=replace(found.cost, name=out.stem, **lines))  # type: ignore[arg-type]
     out.write_text(write.text(found.cost, _header(plan, found)))
     _show(out, found)
 

@@ -22,13 +22,20 @@ from gbactl.errors import UsageError
     "--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts."
 )
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
-def command(overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int) -> None:
+@click.option(
+    "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Lines between hosts, as gbactl doctor --hosts --out has measured them.",
+)  # fmt: skip
+def command(
+    overrides: tuple[str, ...], out: Path, workers: str, seconds: float, repeat: int, network: Path | None
+) -> None:
     """Measure this machine and write the cost model with which a virtual cluster behaves like it.
 
     \b
     gbactl calibrate                            writes calibrated.yaml (3 minutes)
     gbactl calibrate model.dim=32 --out big.yaml
     gbactl train cluster=virtual cost=big.yaml cluster.workers=16 model.dim=32
+    gbactl calibrate --network network.yaml     of gbactl doctor --hosts
 
     \b
     Measured are a worker and a server by themselves, then short local runs of
@@ -45,4 +52,4 @@ def command(overrides: tuple[str, ...], out: Path, workers: str, seconds: float,
         raise UsageError(f"--workers {workers} is no list of numbers; type --workers 2,4.") from None
     from gbactl.calibration.command import calibrate
 
-    calibrate(out, overrides, counts, seconds, repeat)
+    calibrate(out, overrides, counts, seconds, repeat, network)

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import click
 
 
 @click.command("doctor")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
-def command(wants_json: bool) -> None:
-    """Check this machine; exit code 1 when something essential is missing."""
+@click.option("--hosts", metavar="A,B,...", help="Check these machines instead, and the lines between them.")
+@click.option("--ssh", metavar="COMMAND", help="What reaches a host, with its options (as cluster.ssh).")
+@click.option("--python", metavar="PATH", help="The interpreter on the hosts (as cluster.python).")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write what was measured between hosts, for gbactl calibrate --network.",
+)  # fmt: skip
+def command(wants_json: bool, hosts: str | None, ssh: str | None, python: str | None, out: Path | None) -> None:
+    """Check this machine; exit code 1 when something essential is missing.
+
+    \b
+    gbactl doctor
+    gbactl doctor --hosts a,b,c --out network.yaml   every host, and every pair
+    """
+    if hosts is not None:
+        raise click.exceptions.Exit(_examine_hosts(hosts, ssh, python, out, wants_json))
     from gbactl import doctor
 
     checks = doctor.examine()
@@ -17,3 +34,18 @@ def command(wants_json: bool) -> None:
     else:
         doctor.print_table(checks)
     raise click.exceptions.Exit(doctor.exit_code(checks))
+
+
+def _examine_hosts(hosts: str, ssh: str | None, python: str | None, out: Path | None, wants_json: bool) -> int:
+    """The exit code."""
+    from gbactl.hosts import network
+    from gbactl.hosts.remote import SSH, Reach
+
+    examined = network.examine([host for host in hosts.split(",") if host], Reach(ssh or SSH, python))
+    if wants_json:
+        click.echo(json.dumps(examined.plain(), indent=2))
+    else:
+        network.print_tables(examined)
+    if out is not None and not examined.faults:
+        out.write_text(network.text(examined))
+    return int(bool(examined.faults))

@@ -37,6 +37,11 @@ def address_of(listener: socket.socket) -> str:
     return f"{name[0]}:{name[1]}"
 
 
+def near(address: str, host: str) -> bool:
+    """Whether who listens at `address` shares memory with a process whose host has the address `host` ("": all do)."""
+    return not host or address.startswith(UNIX) or address.rpartition(":")[0] == host
+
+
 def dial(address: str, timeout: float) -> socket.socket:
     """Connect within `timeout` seconds. Raises OSError."""
     if not address.startswith(UNIX):

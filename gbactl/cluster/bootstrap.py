@@ -52,6 +52,7 @@ class Bootstrap:
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see turns.Place
     epoch: int = 0  # above 0: it takes the place of one that is gone
+    host: str = ""  # the address of its host, where a run has several
     missed: tuple[float, str] = (0.0, "")  # when that one was, if it is a coordinator, and what it looked like
 
     def dumps(self) -> bytes:
@@ -151,7 +152,7 @@ def run_server(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
-    where = local(cfg.cluster.bind, cfg.cluster.transport)
+    where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
     hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, encrypt=cfg.transport.encrypt)
     hub.patience = cfg.cluster.start_timeout
     open_hub = dressed(hub, cfg, boot.peer)

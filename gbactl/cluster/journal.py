@@ -30,7 +30,7 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 
 def kept(cfg: RunConfig) -> bool:
     """Whether a run goes on when its coordinator is killed."""
-    wanted = cfg.cluster.name == "local" and cfg.cluster.lost_coordinator == "replace"
+    wanted = cfg.real and cfg.cluster.lost_coordinator == "replace"
     return wanted and "replicas" not in cfg.homes
 
 

@@ -46,7 +46,7 @@ class Recovery:
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
         self.begun: BeginPhase | None = None  # what workers were told last
         self.struck = (-1, -1.0)  # step and seconds of the last injection
-        self._beats = cfg.cluster.name == "local" or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._beats = cfg.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
         self._ready: set[int] = set()
@@ -128,7 +128,7 @@ class Recovery:
         """A node that belonged to the run is missed."""
         self.times.detected(str(peer), failure)
         cfg = self.c.cfg
-        ring = cfg.collective.name != surviving.NAME and cfg.cluster.name == "local"
+        ring = cfg.collective.name != surviving.NAME and cfg.real
         self.broken |= ring and self.c.now.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
@@ -165,12 +165,16 @@ class Recovery:
 
     def survivable_in(self, cfg: RunConfig) -> bool:
         """Whether a mode does: an all-reduce needs shared memory for that."""
-        return not cfg.collective_now or cfg.cluster.name == "virtual" or available()
+        return not cfg.collective_now or not cfg.real or self._shares(cfg)
+
+    def _shares(self, cfg: RunConfig) -> bool:
+        """Whether all workers have memory in common."""
+        return available() and not cfg.several_hosts
 
     @property
     def outside(self) -> list[int]:
         """Successors that the all-reduce does not know: a ring takes nobody in, and nothing is under it."""
-        if self.c.cfg.cluster.name == "virtual" or available():
+        if not self.c.cfg.real or self._shares(self.c.cfg):
             return []
         return sorted(worker for worker, channel in self.c.members.of("worker").items() if channel.peer.epoch > 0)
 

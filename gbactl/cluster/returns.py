@@ -101,7 +101,7 @@ class Returns:
     def look(self) -> None:
         """Between two messages: miss who is silent; give up where nobody comes."""
         c = self.c
-        if not c.members.settled or c.stopped or c.cfg.cluster.name != "local":
+        if not c.members.settled or c.stopped or not c.cfg.real:
             return
         if self._heartbeat.due:
             for shard in self._heartbeat.silent(c.members.of("server")):

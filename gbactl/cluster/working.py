@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
+from gbactl.cluster.addresses import near
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel, Hub
 from gbactl.cluster.dense import DenseSide, ReplicatedDense, ServedDense, Sides
@@ -89,14 +90,18 @@ class Life:
         cuts = dense_cuts(cfg, flat.size)
         sizes = [segment_bytes(cfg, dataset, high - low if served else 0) for low, high in cuts]
         addresses = await_setup(hub, coordinator).servers
-        servers: list[Channel] = [hub.connect(each, sizes[s], Peer("server", s)) for s, each in enumerate(addresses)]
+
+        def dial(address: str, peer: Peer) -> Channel:
+            return hub.connect(address, sizes[peer.index] if near(address, boot.host) else (0, 0), peer)
+
+        servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
         if served and boot.index == 0 and boot.epoch == 0:
             install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
         source = DataSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
         self.exchange = Exchange(hub, coordinator, servers, boot.index, source)
         self.slices = Slices(self.exchange, cuts)
         if cfg.server_returns:
-            self.exchange.dial = lambda address, peer: hub.connect(address, sizes[peer.index], peer)
+            self.exchange.dial = dial
             self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator loses its own before
 
     def _computer(self) -> GradientComputer:

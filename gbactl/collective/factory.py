@@ -8,12 +8,13 @@ worker:    collective = connect()
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from gbactl.collective.base import Collective, Single
 from gbactl.collective.falling import FallingCollective, FallingMeeting, Ring
 from gbactl.collective.gloo import GlooRendezvous
-from gbactl.collective.meeting import Meeting
+from gbactl.collective.meeting import Meeting, Seat
 from gbactl.collective.rendezvous import HorovodRendezvous
 from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting, available
 from gbactl.errors import ConfigError
@@ -29,9 +30,10 @@ def open_rendezvous(
     cycle_time_ms: float = 3.0,
     timeout: float = 30.0,
     survives: bool = False,
+    seats: Sequence[Seat] | None = None,
 ) -> Meeting:
-    """Start the launcher's side for `size` ranks of one host; `timeout` is in seconds. `survives`: where a rank dies
-    the sums go on, in shared memory if there is any.
+    """Start the launcher's side for `size` ranks; `timeout` is in seconds. `seats`: on which hosts those are (Horovod
+    alone); None: all on this one. `survives`: where a rank dies the sums go on, in shared memory if there is any.
 
     Raises MissingDependencyError when Horovod is asked for and is not there, ConfigError for an unknown
     name, ClusterError when `bind` cannot be bound.
@@ -41,6 +43,8 @@ def open_rendezvous(
     if name == "shm":
         return SharedMemoryMeeting(size)
     made: Meeting
+    if name == "horovod" and seats is not None:
+        return HorovodRendezvous(size, bind, cycle_time_ms, timeout, seats)
     if name == "horovod":
         made = HorovodRendezvous(size, bind, cycle_time_ms, timeout)
     else:

@@ -5,11 +5,25 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Self
 
 from gbactl.errors import ClusterError
 
 SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank sits, as Horovod's launcher counts (its SlotInfo), and the network interface of its host."""
+
+    hostname: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    size: int
+    interface: str
 
 
 class Meeting:

@@ -18,30 +18,20 @@ import hmac
 import secrets
 import socketserver
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from gbactl.collective.horovod import missing
-from gbactl.collective.meeting import Meeting, interface_of
+from gbactl.collective.meeting import Meeting, Seat, interface_of
 from gbactl.collective.visitors import Visitors
 from gbactl.errors import ClusterError
 
 MAX_BODY = 1 << 20
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """The fields of Horovod's SlotInfo that its server reads. One host: every rank is a local rank."""
-
-    size: int
-    local_rank: int
-    hostname: str = "localhost"
-
-    @property
-    def local_size(self) -> int:
-        return self.size
-
-    cross_size: int = 1
+def here(size: int, interface: str) -> list[Seat]:
+    """One host: every rank is a local rank."""
+    return [Seat("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
 
 
 def _handler(secret: str, refuse: Any) -> Any:
@@ -112,22 +102,25 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
 
 
 class HorovodRendezvous(Meeting):
-    """Horovod's RendezvousServer for one host, on one address, behind a per-run secret."""
+    """Horovod's RendezvousServer on one address, behind a per-run secret. `seats`: rank -> where it sits; None: all on
+    this host."""
 
-    def __init__(self, size: int, bind: str, cycle_time_ms: float, timeout: float) -> None:
+    def __init__(
+        self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[Seat] | None = None
+    ) -> None:
         try:
             from horovod.runner.http.http_server import RendezvousServer
         except ImportError as error:
             raise missing(error) from error
         self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
-        self.interface = interface_of(bind)
+        self.seats = list(seats or here(size, interface_of(bind)))
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._server: Any = RendezvousServer()
         self.visitors = Visitors(self._refuse)
         self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse), self.visitors)
         self.port: int = httpd.server_address[1]
-        self._server.init([_Slot(size, rank) for rank in range(size)])
+        self._server.init(self.seats)
         self._server._listen_thread = threading.Thread(target=httpd.serve_forever, daemon=True)
         self._server._listen_thread.start()
 
@@ -137,18 +130,19 @@ class HorovodRendezvous(Meeting):
 
     def environment(self, rank: int) -> dict[str, str]:
         """See Meeting.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
+        seat = self.seats[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",
             "HOROVOD_RANK": rank,
             "HOROVOD_SIZE": self.size,
-            "HOROVOD_LOCAL_RANK": rank,
-            "HOROVOD_LOCAL_SIZE": self.size,
-            "HOROVOD_CROSS_RANK": 0,
-            "HOROVOD_CROSS_SIZE": 1,
-            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_LOCAL_RANK": seat.local_rank,
+            "HOROVOD_LOCAL_SIZE": seat.local_size,
+            "HOROVOD_CROSS_RANK": seat.cross_rank,
+            "HOROVOD_CROSS_SIZE": seat.cross_size,
+            "HOROVOD_HOSTNAME": seat.hostname,
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": self.interface,
+            "HOROVOD_GLOO_IFACE": seat.interface,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.bind}:{self.port}/{self.secret}",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": self.port,
             "HOROVOD_GLOO_TIMEOUT_SECONDS": int(self.timeout),

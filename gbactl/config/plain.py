@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gbactl.config.build import build, own_keys
+from gbactl.config.build import build, own_keys, require
 from gbactl.config.rules import check
 from gbactl.config.run import RunConfig
+from gbactl.hosts.placement import hosts_of, slots
 
 
 def to_dict(cfg: RunConfig) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def mode_values(cfg: RunConfig) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """Build and check a run's configuration from plain containers. Raises ConfigError."""
-    cfg: RunConfig = build(RunConfig, _with_options(values), "")
+    cfg: RunConfig = build(RunConfig, _with_workers(_with_options(values)), "")
     return check(cfg)
 
 
@@ -34,6 +35,16 @@ def _with_options(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(mode, dict):
         return values
     return {**values, "mode": own_keys(mode)}
+
+
+def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
+    """As many workers as the hosts have slots, where nobody says how many."""
+    cluster = values.get("cluster")
+    if not isinstance(cluster, dict) or cluster.get("name") != "hosts" or cluster.get("workers", 0) is not None:
+        return values
+    given = cluster.get("hosts")
+    require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
+    return {**values, "cluster": {**cluster, "workers": slots(hosts_of(given or []))}}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from gbactl.checkpoint.intervals import VARIANTS, estimate_of
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
+from gbactl.hosts.placement import hosts_of, place
 from gbactl.switching.auto import MODES
 from gbactl.switching.schedule import name
 
@@ -120,6 +121,17 @@ def _check_saved(cfg: RunConfig, to: RunConfig) -> None:
     )
 
 
+def _check_hosts(cfg: RunConfig) -> None:
+    if not cfg.several_hosts:
+        return
+    place(hosts_of(cfg.cluster.hosts), cfg.processes, cfg.cluster.servers, cfg.cluster.placement)
+    require(
+        cfg.collective.name == "horovod",
+        f"collective={cfg.collective.name} works within one host; with cluster=hosts type collective=horovod.",
+    )
+    require(bool(cfg.cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
+
+
 def _check_mode(cfg: RunConfig) -> None:
     cfg.policy_options().check_workers(cfg.cluster.workers)
     choice("mode.sparse_divisor", cfg.mode.sparse_divisor, ("global", "contributors"))
@@ -140,7 +152,7 @@ def check_transport(cfg: RunConfig) -> None:
 
 def check(cfg: RunConfig) -> RunConfig:
     """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
-    choice("cluster", cfg.cluster.name, ("local", "virtual"))
+    choice("cluster", cfg.cluster.name, ("local", "hosts", "virtual"))
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
     choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
@@ -177,6 +189,7 @@ def check(cfg: RunConfig) -> RunConfig:
     require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
     require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
     _check_mode(cfg)
+    _check_hosts(cfg)
     _check_saved(cfg, cfg)
     _check_switches(cfg)
     _check_faults(cfg)

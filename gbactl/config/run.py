@@ -121,9 +121,19 @@ class RunConfig:
         return policy_class(self.mode.name).collective
 
     @property
+    def real(self) -> bool:
+        """Whether its processes are some, on this host or on several, and not modelled."""
+        return self.cluster.name != "virtual"
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether its processes may be on different hosts, which share no memory."""
+        return self.cluster.name == "hosts"
+
+    @property
     def server_returns(self) -> bool:
         """Whether a server that is lost comes back with what its checkpoint has: only where there are some."""
-        return self.checkpoint.name != "none" and self.cluster.name == "local"
+        return self.checkpoint.name != "none" and self.real
 
     @property
     def collects(self) -> bool:
@@ -154,6 +164,8 @@ class RunConfig:
 
         if self.cluster.name == "virtual":
             return 1
+        if self.several_hosts:
+            return self.cluster.threads or 1  # the launcher decides, as cores and workers are not the same everywhere
         return self.cluster.threads or max(1, (os.cpu_count() or 1) // (self.processes * self.lanes))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Protocol
 
 from gbactl.cluster.addresses import address_of, listen, local
 from gbactl.cluster.bootstrap import Bootstrap
@@ -20,10 +21,34 @@ from gbactl.cluster.journal import NAME as JOURNAL
 from gbactl.cluster.journal import kept
 from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
 from gbactl.cluster.turns import available_cores, open_board, sharing
+from gbactl.collective.meeting import Seat
 from gbactl.config import RunConfig
 
 GRACE_SECONDS = 3.0
 MOST_LIVES = 3  # coordinators one after the other that are killed before they go on
+
+
+class Process(Protocol):
+    """A process here (subprocess.Popen) or on another host."""
+
+    @property
+    def pid(self) -> int:
+        """Its number on its host."""
+
+    def poll(self) -> int | None:
+        """None while it runs; else its exit code, or minus the signal that killed it."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Signal it, if it still runs."""
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended."""
 
 
 @dataclass
@@ -31,7 +56,7 @@ class Child:
     """A started process and its name (W3, S0, C)."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
 
     def exit_sentence(self) -> str | None:
@@ -93,9 +118,22 @@ class Children:
         self._listener: socket.socket | None = None  # the coordinator's
         self._left, self._coordinators = MOST_LIVES, 0
 
+    @property
+    def bind(self) -> str:
+        """Where coordinator and rendezvous listen."""
+        return self.cfg.cluster.bind
+
+    @property
+    def seats(self) -> list[Seat] | None:
+        """Rank -> where it sits, for an all-reduce; None where all sit on this host."""
+        return None
+
+    def prepare(self) -> None:
+        """What has to be done before anything starts."""
+
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
-        listener = self._listener = listen(local(self.cfg.cluster.bind, self.cfg.cluster.transport))
+        listener = self._listener = listen(local(self.bind, self.cfg.cluster.transport))
         self.coordinator = address_of(listener)
         self._spawn("coordinator", 0, 1, {}, listener)
         if not kept(self.cfg):
@@ -167,18 +205,21 @@ class Children:
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd, place, epoch, missed,
+            dict(self.config), fd, place, epoch, missed=missed,
         )  # fmt: skip
-        name = str(boot.peer)
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
+        self._begin(boot, {**thread_environment(threads), **environment}, log)
+
+    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
+        """Start a process of this host."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, **thread_environment(threads), **environment},
-                pass_fds=[*([] if listener is None else [fd]), *([] if place is None else place[:1])],
+                env={**os.environ, **environment},
+                pass_fds=[fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0],
             )  # fmt: skip
-        self.running.append(Child(name, process, log))
+        self.running.append(Child(str(boot.peer), process, log))
         assert process.stdin is not None
         _write(process.stdin, boot.dumps())
 
@@ -222,7 +263,8 @@ class Children:
                 if child.process.poll() is None:
                     child.process.kill()
         for child in (*self.running, *self.buried):
-            child.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # on a host that does not answer
+                child.process.wait()
         if self._board is not None:
             self._board.close()
         if self._listener is not None:

@@ -5,7 +5,6 @@ The coordinator says what is due; only the launcher knows the pids.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from typing import Any
@@ -26,7 +25,7 @@ class Injuries:
         if child is None or child.process.poll() is not None:
             return None
         hang = fields["kind"] == "hang"
-        os.kill(child.process.pid, signal.SIGSTOP if hang else signal.SIGKILL)
+        child.process.send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
         if hang and fields["seconds"] is not None:
             self._wake.append((time.monotonic() + fields["seconds"], child))
         return child.process.pid
@@ -37,5 +36,4 @@ class Injuries:
         for due, child in list(self._wake):
             if now >= due:
                 self._wake.remove((due, child))
-                if child.process.poll() is None:
-                    os.kill(child.process.pid, signal.SIGCONT)
+                child.process.send_signal(signal.SIGCONT)

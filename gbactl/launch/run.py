@@ -138,16 +138,25 @@ class Run:
         if self.cfg.cluster.name == "virtual":
             self._train_virtually()
             return
-        children = Children(self.cfg, self.run_dir, self.key, self.dataset.path, to_dict(self.cfg))
+        children = self._children()
         try:
             self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
-            with self._collective() as environments:
+            children.prepare()
+            with self._collective(children) as environments:
                 children.start(environments)
                 self._follow(children)
         finally:
             self.show.clear()
             self.hogs.stop()
             children.stop()
+
+    def _children(self) -> Children:
+        config = to_dict(self.cfg)
+        if not self.cfg.several_hosts:
+            return Children(self.cfg, self.run_dir, self.key, self.dataset.path, config)
+        from gbactl.hosts.children import HostChildren
+
+        return HostChildren(self.cfg, self.run_dir, self.key, self.dataset, config, self.show)
 
     def _train_virtually(self) -> None:
         from gbactl.virtual.run import run_virtual
@@ -158,7 +167,7 @@ class Run:
             self.show.clear()
 
     @contextlib.contextmanager
-    def _collective(self) -> Iterator[list[dict[str, str]]]:
+    def _collective(self, children: Children) -> Iterator[list[dict[str, str]]]:
         """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
@@ -166,9 +175,9 @@ class Run:
             return
         from gbactl.collective.factory import open_rendezvous
 
-        bind, cycle = self.cfg.cluster.bind, c.cycle_time_ms
+        bind, cycle, seats = children.bind, c.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"
-        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives) as meeting:
+        with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as meeting:
             self.meeting = meeting
             yield [meeting.environment(rank) for rank in range(workers)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -59,6 +60,13 @@ class Show:
             self._task = self._bar.add_task(text, total=1.0, detail="")
         assert self._task is not None
         self._bar.update(self._task, completed=fraction, description=text, detail=detail)
+
+    def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """What was found on every host."""
+        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table, soft_wrap=not self.console.is_terminal)
 
     def clear(self) -> None:
         """Take the bar away."""

@@ -144,6 +144,7 @@ class Launcher:
     def __init__(self, cwd: Path, environment: dict[str, str]) -> None:
         self.cwd = cwd
         self.environment = environment
+        self.before: tuple[str, ...] = ()  # of the command: where it runs
         self.started: list[Launched] = []
 
     def start(self, *overrides: str, small: bool = True, tracking: bool = False, **environment: str) -> Launched:
@@ -156,7 +157,7 @@ class Launcher:
             *overrides,
         ]
         process = subprocess.Popen(
-            [sys.executable, "-m", "gbactl", "train", *arguments],
+            [*self.before, sys.executable, "-m", "gbactl", "train", *arguments],
             cwd=self.cwd, env={**self.environment, **environment}, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip

@@ -1,0 +1,107 @@
+"""What is wrong with a host, before anything trains on it: one sentence each, with its name and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gbactl.hosts.facts import SAME
+from gbactl.hosts.probe import Line
+
+MEBI = 1 << 20
+LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
+GET = {
+    "gbactl": "install the same version there (make install in the same checkout)",
+    "python": "make its environment with the same Python",
+    "torch": "install the same version there: pip install torch=={}",
+    "horovod": "build the same version there: python -m gbactl.install.horovod",
+}
+
+
+@dataclass
+class Found:
+    """What is known of a host, and what is wrong with it (`faults`)."""
+
+    host: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    address: str = ""
+    interface: str = ""
+    data: str = "-"
+    needs: int = 0
+    lines: dict[str, Line] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether a run may use it."""
+        return not self.faults
+
+    def cells(self) -> list[str]:
+        """Its line of the table."""
+        facts = self.facts
+        if not facts:
+            return [self.host, "-", "-", "-", "-", "-", "no answer"]
+        versions = " ".join(str(facts.get(name) or "none") for name in SAME)
+        memory = f"{facts.get('memory', 0) // MEBI:,}"
+        needs = f" of {self.needs // MEBI:,} needed" if self.needs >= MEBI else ""
+        state, cores = "ok" if self.ok else "see below", str(facts.get("cores", "-"))
+        return [self.host, self.address or "-", cores, versions, memory + needs, self.data, state]
+
+
+HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")
+
+
+def unreachable(host: str, said: str, why: str) -> str:
+    """A host that no agent answers from."""
+    told = f" ({said.rstrip('.')})" if said else f" ({why})"
+    return f"Host {host} cannot be reached{told}; see that `ssh {host} true` works without a question."
+
+
+def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Sentences about versions that differ."""
+    found = []
+    for name in SAME:
+        own, other = str(here.get(name, "")), str(there.get(name, ""))
+        if own != other:
+            has = f"has {LABELS[name]} {other}" if other else f"has no {LABELS[name]}"
+            found.append(f"Host {host} {has}, and this machine has {own or 'none'}; {GET[name].format(own)}.")
+    return found
+
+
+def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
+    """A sentence where others cannot reach what Horovod's ring listens on: of its two rings the one that sums (that of
+    the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to."""
+    name, found = there.get("name", ""), there.get("own_name", "")
+    if found == address:
+        return []
+    means = found or "no address"
+    return [
+        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen unreachable for others; "
+        f"put the line `{address} {name}` before any other with that name into its /etc/hosts."
+    ]
+
+
+def memory(host: str, free: int, needs: int) -> list[str]:
+    """A sentence where a host's shards do not fit into its free memory."""
+    if not free or needs <= free:
+        return []
+    return [
+        f"Host {host} has {free // MEBI:,} MiB of memory free, and its shards need {needs // MEBI:,}; free some, or "
+        "spread the rows over more hosts or servers."
+    ]
+
+
+def lines(host: str, targets: Mapping[str, str], found: Mapping[str, Line]) -> list[str]:
+    """Sentences about hosts that this one does not reach. `targets`: name -> address and port."""
+    return [
+        f"Host {host} does not reach {name} at {targets[name]} ({line.error}); let TCP through between them, on the "
+        "ports that the system gives out (net.ipv4.ip_local_port_range)."
+        for name, line in found.items()
+        if line.error
+    ]
+
+
+def unseen(host: str, what: str, path: str, instead: str) -> str:
+    """A host that has to see a path and does not."""
+    return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."

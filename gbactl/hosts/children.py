@@ -1,0 +1,179 @@
+"""The processes of a run on several hosts: the coordinator beside the launcher, all others where placement says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from gbactl.cluster.bootstrap import Bootstrap
+from gbactl.collective.meeting import Seat
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.errors import ClusterError
+from gbactl.hosts import check, needs
+from gbactl.hosts.fleet import Fleet
+from gbactl.hosts.nodes import NODE, mark
+from gbactl.hosts.placement import hosts_of, place, successor
+from gbactl.hosts.process import HostChild, HostProcess
+from gbactl.hosts.remote import Reach, seats
+from gbactl.launch.children import Children
+from gbactl.launch.show import Show
+
+CHECKPOINTS = "checkpoint=none"
+
+
+class HostChildren(Children):
+    """See Children."""
+
+    def __init__(
+        self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Dataset, config: Mapping[str, object], show: Show
+    ) -> None:
+        super().__init__(cfg, run_dir, key, dataset.path, config)
+        cluster = cfg.cluster
+        self.data, self.show = dataset, show
+        self.hosts = hosts_of(cluster.hosts)
+        self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
+        reach = Reach(cluster.ssh, cluster.python)
+        self.fleet = Fleet([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        self._logs = threading.Lock()
+        self._remote: dict[str, HostProcess] = {}
+        self._early: dict[str, int] = {}
+        self._seats: list[Seat] | None = None
+
+    @property
+    def bind(self) -> str:
+        """See Children."""
+        return self.fleet.bind
+
+    @property
+    def seats(self) -> list[Seat] | None:
+        """See Children."""
+        return self._seats
+
+    # -- before anything trains ---------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Start the agents, check every host, give it the data. Raises ClusterError with a sentence for each fault."""
+        fleet, cluster = self.fleet, self.cfg.cluster
+        fleet.connect()
+        seen = self.run_dir / mark(fleet.token.hex())
+        seen.touch()
+        try:
+            self._settle()
+        finally:
+            seen.unlink()
+        fleet.lines()
+        self._check_memory()
+        if self.cfg.collects and len(self.hosts) > 1:
+            for host, found in fleet.found.items():
+                found.faults += check.ring(host, found.facts, found.address) if found.address else []
+        fleet.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        self.show.clear()
+        self.show.hosts(check.HEADINGS, [found.cells() for found in fleet.found.values()])
+        if fleet.faults:
+            raise ClusterError(" ".join(fleet.faults))
+        for host, link in fleet.links.items():
+            link.told = self._told
+            link.on_lost = lambda why, host=host: self.show.say(f"  Host {host} is gone: {why}.")  # type: ignore[misc]
+        interfaces = {host: found.interface for host, found in fleet.found.items()}
+        self._seats = seats(self.hosts, self.cfg.processes, interfaces)
+        self._decide(cluster.threads or self._threads())
+
+    def _settle(self) -> None:
+        cfg = self.cfg
+        environment = {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
+        paths = [] if cfg.resume is None else [cfg.resume]
+        answers = self.fleet.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        for host, answer in answers.items():
+            faults = self.fleet.found[host].faults
+            if cfg.checkpoint.name != "none" and not answer["shared"]:
+                faults.append(check.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
+            missing = [path for path, there in answer["sees"].items() if not there]
+            faults += [check.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
+
+    def _check_memory(self) -> None:
+        for host, count in needs.bytes_on(self.cfg, self.data, self.placed).items():
+            found = self.fleet.found[host]
+            found.needs = count
+            if found.facts:
+                found.faults += check.memory(host, int(found.facts["memory"]), count)
+
+    def _threads(self) -> int:
+        """The same for all workers: what the host with the fewest cores a worker allows."""
+        workers = [host for process, host in self.placed.items() if process[0] == "W"]
+        cores = {host: int(found.facts["cores"]) for host, found in self.fleet.found.items()}
+        return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
+
+    def _decide(self, threads: int) -> None:
+        """What only the hosts could tell is part of the configuration that every process gets."""
+        cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
+        self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
+        self.config = {**self.config, "cluster": dataclasses.asdict(cluster)}
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    def _start_workers(self, environments: list[dict[str, str]]) -> None:
+        """Their agents know who has to share cores."""
+        self._environments = environments
+        for index in range(len(environments)):
+            self._start_worker(index)
+
+    def succeed(self, name: str) -> None:
+        """See Children. On another host where its own is gone."""
+        live = [host for host, link in self.fleet.links.items() if link.gone is None]
+        where = successor(name, self.placed, self.hosts, live)
+        if where is None:
+            raise ClusterError("Every host is gone.")
+        self.placed[name] = where
+        super().succeed(name)
+
+    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
+        if boot.role == "coordinator":
+            super()._begin(boot, environment, log)
+            return
+        name = str(boot.peer)
+        log.touch()
+        process = HostProcess(
+            self.fleet.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
+            seat=self._seat(name),
+        )  # fmt: skip
+        with self._logs:
+            self._remote[boot.log_name] = process
+            early = self._early.pop(boot.log_name, None)
+        if early is not None:
+            process.ended(early)
+        self.running.append(HostChild(name, process, log))
+
+    def _seat(self, name: str) -> list[int] | None:
+        """Which of how many workers of its host it is."""
+        if name[0] != "W" or self.cfg.cluster.pin != "auto":
+            return None
+        there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
+        return [there.index(int(name[1:])), len(there)]
+
+    def _told(self, kind: str, fields: dict[str, object]) -> None:
+        """What an agent tells of a process. In the thread of its line."""
+        name = fields.get("name")
+        if not isinstance(name, str) or not NODE.fullmatch(name):
+            return
+        data, code = fields.get("data"), fields.get("code")
+        if kind == "log" and isinstance(data, bytes):
+            with self._logs, (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
+                file.write(data)
+        elif kind == "exited" and isinstance(code, int):
+            with self._logs:
+                process = self._remote.get(name)
+                if process is None:
+                    self._early[name] = code
+            if process is not None:
+                process.ended(code)
+
+    def stop(self) -> None:
+        """See Children; and the agents."""
+        try:
+            super().stop()
+        finally:
+            self.fleet.close()

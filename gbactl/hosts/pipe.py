@@ -1,0 +1,89 @@
+"""What launcher and agent say to each other: a length and a msgpack pair (name, fields), on a pipe that ssh carries.
+
+Nothing is unpickled, and nothing longer than `LONGEST` is read. A remote shell may greet before the agent speaks: what
+stands before `MAGIC` is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+import msgpack
+
+from gbactl.errors import WireError
+
+MAGIC = b"\0gbactl-agent-1\n"
+LONGEST = 1 << 23
+MOST_GREETING = 1 << 16
+PIECE = 1 << 20  # of a file
+_LENGTH = struct.Struct("<I")
+Message = tuple[str, dict[str, Any]]
+
+
+def pack(name: str, fields: dict[str, Any]) -> bytes:
+    """One message as bytes. Raises WireError if it is too long to be read."""
+    body: bytes = msgpack.packb((name, fields))
+    if len(body) > LONGEST:
+        raise WireError(f"A message {name} of {len(body)} bytes is too long for a host's pipe.")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Reader:
+    """Bytes in, messages out. `greeted`: whether MAGIC has been seen, or need not be."""
+
+    def __init__(self, greeted: bool = True) -> None:
+        self._buffer = bytearray()
+        self._greeted = greeted
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete now. Raises WireError for what cannot be one."""
+        self._buffer += data
+        if not self._greeted and not self._past_greeting():
+            return []
+        found = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > LONGEST:
+                raise WireError(f"A host's pipe announces a message of {length} bytes.")
+            if len(self._buffer) < _LENGTH.size + length:
+                break
+            found.append(_message(bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])))
+            del self._buffer[: _LENGTH.size + length]
+        return found
+
+    def _past_greeting(self) -> bool:
+        at = self._buffer.find(MAGIC)
+        if at < 0:
+            if len(self._buffer) > MOST_GREETING:
+                raise WireError("What answers is no gbactl agent.")
+            return False
+        del self._buffer[: at + len(MAGIC)]
+        self._greeted = True
+        return True
+
+
+def _message(body: bytes) -> Message:
+    try:
+        name, fields = msgpack.unpackb(body)
+    except Exception as error:  # anything malformed is the same to us
+        raise WireError("A message on a host's pipe cannot be read.") from error
+    if not isinstance(name, str) or not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
+        raise WireError("A message on a host's pipe is not a name with fields.")
+    return name, fields
+
+
+def field(fields: dict[str, Any], key: str, kind: Any) -> Any:
+    """A field of the type that it has to have. Raises WireError."""
+    value = fields.get(key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WireError(f"A message on a host's pipe lacks {key}.")
+    return value
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything. Raises OSError when the other end is gone."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

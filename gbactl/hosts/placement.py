@@ -1,0 +1,83 @@
+"""Which host has which process: decided from the configuration alone. Pure.
+
+Workers fill the hosts' slots in the order of `cluster.hosts`, as Horovod's launcher numbers its ranks; servers are
+spread over the hosts in turn, or packed on the first. The coordinator is the launcher's neighbour, never on this list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from gbactl.errors import ConfigError
+
+SPREAD, PACKED = "spread", "packed"
+PLACEMENTS = (SPREAD, PACKED)
+_HOST = re.compile(r"([\w.-]+):([0-9]{1,4})")  # Horovod's own pattern of a host and its slots
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine as ssh knows it, and how many workers fit on it."""
+
+    name: str
+    slots: int
+
+
+def hosts_of(given: Sequence[str]) -> tuple[Host, ...]:
+    """`["a:4", "b:2"]` read. Raises ConfigError that says what to type."""
+    if not given:
+        raise ConfigError("cluster=hosts needs machines; type cluster.hosts='[a:4,b:4]', each with its worker slots.")
+    found = []
+    for text in given:
+        match = _HOST.fullmatch(text.strip())
+        if match is None or text.startswith("-"):
+            raise ConfigError(f"cluster.hosts has {text!r}, which is no NAME:SLOTS; type for instance a:4.")
+        found.append(Host(match[1], int(match[2])))
+    names = [host.name for host in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"cluster.hosts names {', '.join(twice)} twice; add up its slots.")
+    return tuple(found)
+
+
+def slots(hosts: Sequence[Host]) -> int:
+    """How many workers fit on all."""
+    return sum(host.slots for host in hosts)
+
+
+def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SPREAD) -> dict[str, str]:
+    """Process -> host, for W0.. and S0.. in their order. Raises ConfigError where slots do not suffice."""
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"cluster.placement={placement} is not known; type one of: {', '.join(PLACEMENTS)}.")
+    if workers > slots(hosts):
+        raise ConfigError(
+            f"cluster.workers={workers} do not fit into the {slots(hosts)} slots of cluster.hosts; give more slots, or "
+            f"type cluster.workers={slots(hosts)}."
+        )
+    seats = [host.name for host in hosts for _ in range(host.slots)]
+    found = {f"W{index}": seats[index] for index in range(workers)}
+    for index in range(servers):
+        found[f"S{index}"] = hosts[index % len(hosts) if placement == SPREAD else 0].name
+    return found
+
+
+def most_workers(placed: Mapping[str, str]) -> int:
+    """The most workers that share a host."""
+    on = [host for process, host in placed.items() if process[0] == "W"]
+    return max((on.count(host) for host in set(on)), default=0)
+
+
+def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], live: Collection[str]) -> str | None:
+    """Where the successor of a dead process goes: its own host while that lives, else the live one that is fullest the
+    least by then (processes of its kind to a slot); None where no host lives."""
+    if placed[process] in live:
+        return placed[process]
+
+    def load(host: Host) -> float:
+        there = [p for p, name in placed.items() if name == host.name and p[0] == process[0] and p != process]
+        return (len(there) + 1) / max(host.slots, 1) if process[0] == "W" else float(len(there))
+
+    rest = [host for host in hosts if host.name in live]
+    return min(rest, key=load).name if rest else None

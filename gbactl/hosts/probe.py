@@ -1,0 +1,157 @@
+"""Whether hosts reach each other, how fast, and how much goes through: plain TCP between two agents.
+
+A listener on one address answers whoever sends the run's token first, and nobody else: it returns small messages, and
+counts large ones. Costs a thread a connection while a check or a measurement goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import statistics
+import struct
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+TOKEN_BYTES = 32
+PING, BULK = b"p", b"b"
+PING_BYTES, PINGS = 64, 200
+FIRST_BYTES, MOST_BYTES = 1 << 20, 256 << 20
+SECONDS = 5.0  # a connection that says nothing for so long is closed
+MEASURED_SECONDS = 1.0  # about how long the bulk of one measurement takes
+MOST_OPEN = 64
+_COUNT = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Line:
+    """From one host to another: one way in microseconds, and Gbit/s; or why there is no way."""
+
+    latency_us: float = 0.0
+    gbit: float = 0.0
+    error: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As fields of a message."""
+        return asdict(self)
+
+
+class Probe:
+    """A listener on one address, until `close`."""
+
+    def __init__(self, address: str, token: bytes) -> None:
+        """Raises OSError where the address cannot be bound."""
+        self.token = token
+        self._open = threading.Semaphore(MOST_OPEN)
+        self._listener = socket.create_server((address, 0))
+        self.address = f"{address}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="probe", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._open.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="probed", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError), sock:
+                sock.settimeout(SECONDS)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if not hmac.compare_digest(_exactly(sock, TOKEN_BYTES), self.token):
+                    return
+                sock.sendall(b"+")
+                while True:
+                    _answer(sock)
+        finally:
+            self._open.release()
+
+    def close(self) -> None:
+        """Stop listening."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def _answer(sock: socket.socket) -> None:
+    kind = _exactly(sock, 1)
+    if kind == PING:
+        sock.sendall(_exactly(sock, PING_BYTES))
+        return
+    (left,) = _COUNT.unpack(_exactly(sock, _COUNT.size))
+    if kind != BULK or left > MOST_BYTES:
+        raise ConnectionAbortedError
+    buffer = bytearray(1 << 18)
+    while left:
+        got = sock.recv_into(buffer, min(left, len(buffer)))
+        if got == 0:
+            raise ConnectionResetError
+        left -= got
+    sock.sendall(b"+")
+
+
+def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> Line:
+    """Try a line, and measure it if asked to."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=seconds) as sock:
+            sock.settimeout(seconds)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(token)
+            _exactly(sock, 1)
+            if not measure:
+                return Line()
+            sock.settimeout(None)
+            return Line(_latency(sock), _bandwidth(sock))
+    except OSError as error:
+        return Line(error=error.strerror or str(error) or type(error).__name__)
+
+
+def _latency(sock: socket.socket) -> float:
+    """Microseconds one way: half the median of a small message and its return."""
+    message, taken = PING + bytes(PING_BYTES), []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        sock.sendall(message)
+        _exactly(sock, PING_BYTES)
+        taken.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(taken) / 2
+
+
+def _bandwidth(sock: socket.socket) -> float:
+    """Gbit/s of about a second's bulk."""
+    first = _send(sock, FIRST_BYTES)
+    count = int(FIRST_BYTES * MEASURED_SECONDS / max(first, 1e-6))
+    count = min(max(count, FIRST_BYTES), MOST_BYTES)
+    return 8e-9 * count / _send(sock, count)
+
+
+def _send(sock: socket.socket, count: int) -> float:
+    """Send so many bytes; seconds until all have arrived."""
+    block, left = bytes(1 << 20), count
+    began = time.perf_counter()
+    sock.sendall(BULK + _COUNT.pack(count))
+    while left:
+        part = min(left, len(block))
+        sock.sendall(memoryview(block)[:part])
+        left -= part
+    _exactly(sock, 1)
+    return time.perf_counter() - began
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return data

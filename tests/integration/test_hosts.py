@@ -1,0 +1,178 @@
+"""Trainings on several hosts: network namespaces with an sshd in each, which share no memory and no run directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.netns import LAUNCHER, Hosts, hosts, obstacle
+from tests.support.processes import Launched, Launcher, collective, wait_for
+
+OBSTACLE = obstacle() or (None if collective() == "horovod" else "cluster=hosts needs Horovod's launcher")
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
+NAMES = ("a", "b", "c")
+LONG = ("data.rows_per_day=60000",)
+
+
+class Site:
+    """Three hosts and a launcher on a fourth."""
+
+    def __init__(self, machines: Hosts, launcher: Launcher) -> None:
+        self.machines, self.launcher = machines, launcher
+        launcher.before = machines.inside(LAUNCHER)
+
+    def start(self, *overrides: str, on: str = "[a:2,b:1,c:1]", workers: int = 4) -> Launched:
+        """A training on all of them."""
+        return self.launcher.start(
+            "cluster=hosts", f"cluster.hosts={on}", f"cluster.workers={workers}", f"cluster.ssh='{self.machines.ssh}'",
+            "cluster.forward=[GBACTL_CACHE]", *overrides,
+        )  # fmt: skip
+
+    def ours(self) -> list[str]:
+        """What of gbactl runs on any of the hosts."""
+        return [line for name in NAMES for line in self.machines.ours(name)]
+
+
+@pytest.fixture
+def site_of(
+    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
+) -> Iterator[Callable[..., Site]]:
+    """Makes the hosts. `shared`: they see the run directory."""
+    with_hosts: list[Hosts] = []
+    (tmp_path / "runs").mkdir()
+
+    def make(shared: bool = False, named: bool = True) -> Site:
+        hidden = (shared_cache,) if shared else (shared_cache, tmp_path / "runs")
+        context = hosts(tmp_path_factory.mktemp("hosts"), NAMES, hidden, named)
+        contexts.append(context)
+        machines = context.__enter__()
+        with_hosts.append(machines)
+        return Site(machines, launcher)
+
+    contexts: list[object] = []
+    try:
+        yield make
+        left = [line for machines in with_hosts for name in NAMES for line in machines.ours(name)]
+    finally:
+        for launched in launcher.started:
+            launched.reap()
+        for context in contexts:
+            context.__exit__(None, None, None)  # type: ignore[attr-defined]
+    assert not left, f"left behind on hosts: {left}"
+
+
+@pytest.mark.parametrize("mode", ["gba", "async", "sync", "shadow_ma"])
+def test_three_hosts_train(site_of: Callable[..., Site], mode: str) -> None:
+    done = site_of().start(f"mode={mode}").finish()
+    assert done.code == 0, done.err
+    result = done.result
+    samples = result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 4000
+    logs = {path.stem for path in (done.run_dir / "logs").glob("*.log")}
+    assert {"C", "S0", "S1", "W0", "W1", "W2", "W3"} <= logs
+    for name in ("S0", "S1", "W0", "W1", "W2", "W3"):
+        assert re.search(r"pid \d+", (done.run_dir / "logs" / f"{name}.log").read_text()), f"{name}'s log did not come"
+    for row in ("a ", "b ", "c "):
+        assert re.search(rf"^{row} .*10\.77\.0\.\d.* sent +ok *$", done.err, re.M), done.err
+
+
+def test_sync_has_the_bits_of_one_host(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
+    one = site.launcher.train(*overrides)
+    several = site.start("mode=sync", "train.global_batch=240", on="[a:1,b:1,c:1]", workers=3).finish()
+    assert several.code == 0, several.err
+    assert several.result["checksums"] == one["checksums"]
+
+
+def test_a_short_cut_is_no_loss(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG)
+    launched.training()
+    site.machines.cut("c")
+    before = (launched.run_dir / "events.log").stat().st_size
+    wait_for(lambda: (launched.run_dir / "events.log").stat().st_size > before or launched.process.poll() is not None)
+    site.machines.mend("c")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "lost_workers" not in done.result
+
+
+def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
+    launched.training()
+    site.machines.kill("c")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
+    assert "Host c is gone" in done.err
+    assert (done.run_dir / "logs" / "W3-1.log").exists()
+
+
+def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
+    launched.training()
+    assert site.machines.ours("c")
+    site.machines.cut("c")
+    wait_for(lambda: not site.machines.ours("c"), 20)
+    done = launched.finish()
+    site.machines.mend("c")
+    assert done.code == 0, done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
+
+
+def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site]) -> None:
+    site = site_of(shared=True)
+    launched = site.start(
+        "mode=gba", "checkpoint=cpr", "checkpoint.interval_steps=10", "cluster.hang_seconds=3", "data.days=3", *LONG
+    )
+    launched.training()
+    wait_for(lambda: list(launched.run_dir.glob("checkpoints/*/manifest.json")) or launched.process.poll() is not None)
+    site.machines.kill("b")  # S1 and W2
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert {failed["process"] for failed in done.result["recovery"]} >= {"S1", "W2"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number: int) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG, "data.days=3")
+    launched.training()
+    assert len(site.ours()) == 9  # agents, servers, workers
+    os.kill(launched.process.pid, number)
+    wait_for(lambda: not site.ours(), 10)
+
+
+def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    done = site.start("mode=gba", on="[a:2,nowhere:2]").finish()
+    assert done.code == 1
+    assert "Host nowhere cannot be reached" in done.err and "ssh nowhere true" in done.err
+    assert not (done.run_dir / "events.log").exists()
+
+
+def test_a_host_whose_own_name_points_to_itself_alone_is_told(site_of: Callable[..., Site]) -> None:
+    done = site_of(named=False).start("mode=sync").finish()
+    assert done.code == 1
+    assert re.search(r"Host c takes its own name \S+ for \S+, where Horovod's ring would listen", done.err)
+
+
+def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG)
+    launched.training()
+    secret = re.compile(rb"[0-9a-f]{64}")
+    for name in (*NAMES, LAUNCHER):
+        for pid in site.machines.pids(name):
+            for what in ("cmdline", "environ"):
+                path = Path(f"/proc/{pid}/{what}")
+                assert not secret.search(path.read_bytes() if path.exists() else b""), f"{path} on {name}"
+    assert launched.finish().code == 0

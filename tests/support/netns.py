@@ -1,0 +1,200 @@
+"""Network namespaces as hosts: a launcher's and some more, each with an sshd, on one bridge that has its own.
+
+A host sees the files of this machine but for some folders, in whose place it has empty ones, and its own /dev/shm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.support.processes import alive, wait_for
+
+LAUNCHER = "l"
+SSHD = Path("/usr/sbin/sshd")
+RUN_SSHD = Path("/run/sshd")
+
+
+def obstacle() -> str | None:
+    """Why there can be no such hosts here; None if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None or not SSHD.exists():
+        return "network namespaces as hosts need the Debian packages iproute2 and openssh-server"
+    name = f"gbt{os.getpid()}probe"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        return "this machine does not allow network namespaces"
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return None
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    """`names`: of the hosts; `hidden`: folders that they do not share with the launcher; `named`: a host
+    knows its own address by its name."""
+
+    def __init__(self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True) -> None:
+        self.folder, self.names, self.hidden, self.named = folder, tuple(names), tuple(hidden), named
+        self._prefix = f"gbt{os.getpid()}"
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._made_run = False
+
+    def ns(self, name: str) -> str:
+        """The namespace of a host."""
+        return f"{self._prefix}{name}"
+
+    def address(self, name: str) -> str:
+        """Of a host."""
+        return f"10.77.0.{2 + (*self.names, LAUNCHER).index(name)}"
+
+    def inside(self, name: str) -> tuple[str, ...]:
+        """What to put before a command that is to run on a host."""
+        return ("ip", "netns", "exec", self.ns(name))
+
+    @property
+    def ssh(self) -> str:
+        """cluster.ssh="""
+        return f"ssh -F {self.folder / 'ssh_config'}"
+
+    # -- up and down --------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Everything, until every sshd answers."""
+        self._keys()
+        _ip("netns", "add", self.ns("sw"))
+        _ip("-n", self.ns("sw"), "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self.ns("sw"), "link", "set", "bridge", "up")
+        for name in (*self.names, LAUNCHER):
+            self._host(name)
+        for name in self.names:
+            self._serve(name)
+        for name in self.names:
+            wait_for(lambda name=name: self._answers(name), 20)
+
+    def _host(self, name: str) -> None:
+        _ip("netns", "add", self.ns(name))
+        peer = ("peer", "name", f"to-{name}", "netns", self.ns("sw"))
+        _ip("link", "add", "eth0", "netns", self.ns(name), "type", "veth", *peer)
+        _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "master", "bridge", "up")
+        _ip("-n", self.ns(name), "address", "add", f"{self.address(name)}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _ip("-n", self.ns(name), "link", "set", device, "up")
+
+    def _keys(self) -> None:
+        for key in ("host_key", "user_key"):
+            made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key)]
+            subprocess.run(made, check=True)
+        shutil.copy(self.folder / "user_key.pub", self.folder / "authorized")
+        public = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
+        known = [f"{self.address(name)} {public}\n" for name in self.names]
+        (self.folder / "known").write_text("".join(known))
+        names = [f"Host {name}\n  HostName {self.address(name)}\n" for name in self.names]
+        (self.folder / "ssh_config").write_text(
+            "".join(names) + f"Host *\n  User root\n  IdentityFile {self.folder / 'user_key'}\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {self.folder / 'known'}\n  GlobalKnownHostsFile /dev/null\n"
+            "  StrictHostKeyChecking yes\n  BatchMode yes\n  ConnectTimeout 10\n  LogLevel ERROR\n"
+        )
+
+    def _serve(self, name: str) -> None:
+        config = self.folder / f"sshd_{name}"
+        config.write_text(
+            f"ListenAddress {self.address(name)}\nHostKey {self.folder / 'host_key'}\nPidFile none\nUsePAM no\n"
+            f"AuthorizedKeysFile {self.folder / 'authorized'}\nPermitRootLogin prohibit-password\nStrictModes no\n"
+            "PasswordAuthentication no\nLogLevel ERROR\n"
+        )
+        own = "".join(f"mount -t tmpfs tmpfs {folder} && " for folder in ("/dev/shm", *self.hidden))
+        if self.named:
+            names = self.folder / f"hosts_{name}"
+            names.write_text(f"127.0.0.1 localhost\n{self.address(name)} {socket.gethostname()}\n")
+            own += f"mount --bind {names} /etc/hosts && "
+        command = f"{own}exec {SSHD} -D -e -f {config}"
+        if not RUN_SSHD.exists():
+            RUN_SSHD.mkdir(mode=0o755)
+            self._made_run = True
+        with (self.folder / f"sshd_{name}.log").open("wb") as log:
+            served = [*self.inside(name), "sh", "-c", command]
+            self._started.append(subprocess.Popen(served, stdout=log, stderr=log, start_new_session=True))
+
+    def _answers(self, name: str) -> bool:
+        done = subprocess.run(
+            [*self.inside(LAUNCHER), *self.ssh.split(), name, "true"], stdin=subprocess.DEVNULL, capture_output=True
+        )
+        return done.returncode == 0
+
+    def end(self) -> None:
+        """Nothing is left, whatever happened."""
+        for name in (*self.names, LAUNCHER, "sw"):
+            if not (Path("/run/netns") / self.ns(name)).exists():
+                continue
+            for pid in self.pids(name):
+                _kill(pid)
+            deadline = time.monotonic() + 10
+            while self.pids(name) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            subprocess.run(["ip", "netns", "del", self.ns(name)], capture_output=True)
+        for process in self._started:
+            process.kill()
+            process.wait()
+        if self._made_run:
+            shutil.rmtree(RUN_SSHD, ignore_errors=True)
+
+    # -- what happens to hosts ----------------------------------------------------------------------
+
+    def cut(self, name: str) -> None:
+        """Nothing goes to a host or comes from it any more."""
+        _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "down")
+
+    def mend(self, name: str) -> None:
+        """It does again."""
+        _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "up")
+
+    def kill(self, name: str) -> None:
+        """A host disappears: nobody hears of its end."""
+        self.cut(name)
+        for pid in self.pids(name):
+            _kill(pid)
+
+    def pids(self, name: str) -> list[int]:
+        """The processes of a host."""
+        done = subprocess.run(["ip", "netns", "pids", self.ns(name)], capture_output=True, text=True)
+        return [pid for pid in map(int, done.stdout.split()) if alive(pid)]
+
+    def ours(self, name: str) -> list[str]:
+        """Command lines of a host's processes that are gbactl's."""
+        found = []
+        for pid in self.pids(name):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if "-m gbactl." in line and "sh -c" not in line:
+                found.append(line.strip())
+        return found
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def hosts(
+    folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True
+) -> Iterator[Hosts]:
+    """Such hosts for a while."""
+    made = Hosts(folder, names, hidden, named)
+    try:
+        made.build()
+        yield made
+    finally:
+        made.end()

@@ -1,0 +1,58 @@
+"""Each fault of a host is one sentence that names it and says what to do."""
+
+from __future__ import annotations
+
+from gbactl.hosts import check
+from gbactl.hosts.check import Found
+from gbactl.hosts.probe import Line
+
+HERE = {"gbactl": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "horovod": "0.28.1"}
+
+
+def test_versions() -> None:
+    assert check.versions("b", HERE, HERE) == []
+    other = {**HERE, "torch": "2.12.0", "horovod": ""}
+    assert check.versions("b", other, HERE) == [
+        "Host b has torch 2.12.0, and this machine has 2.13.0; install the same version there: "
+        "pip install torch==2.13.0.",
+        "Host b has no Horovod, and this machine has 0.28.1; build the same version there: "
+        "python -m gbactl.install.horovod.",
+    ]
+
+
+def test_memory() -> None:
+    assert check.memory("b", 5 << 20, 5 << 20) == [] and check.memory("b", 0, 1 << 40) == []
+    (sentence,) = check.memory("b", 5 << 20, 6 << 20)
+    assert sentence.startswith("Host b has 5 MiB of memory free, and its shards need 6;")
+
+
+def test_lines() -> None:
+    targets = {"a": "10.0.0.2:4711", "c": "10.0.0.4:4712"}
+    (sentence,) = check.lines("b", targets, {"a": Line(), "c": Line(error="timed out")})
+    assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
+
+
+def test_a_ring_that_nobody_reaches() -> None:
+    assert check.ring("b", {"name": "node-b", "own_name": "10.0.0.3"}, "10.0.0.3") == []
+    (sentence,) = check.ring("b", {"name": "node-b", "own_name": "127.0.1.1"}, "10.0.0.3")
+    assert sentence.startswith("Host b takes its own name node-b for 127.0.1.1,")
+    assert "the line `10.0.0.3 node-b`" in sentence
+
+
+def test_reaching() -> None:
+    told = check.unreachable("b", "ssh: connect to host b port 22: Connection refused", "its agent has ended")
+    assert told == (
+        "Host b cannot be reached (ssh: connect to host b port 22: Connection refused); see that `ssh b true` works "
+        "without a question."
+    )
+
+
+def test_the_table_s_line() -> None:
+    found = Found("b", {**HERE, "cores": 4, "memory": 7 << 30}, "10.0.0.3", "eth0", "the same", 1 << 30)
+    assert found.cells() == [
+        "b", "10.0.0.3", "4", "0.1.0 3.11.2 2.13.0 0.28.1", "7,168 of 1,024 needed", "the same", "ok",
+    ]  # fmt: skip
+    found.faults.append("Something.")
+    assert found.cells()[-1] == "see below"
+    assert Found("c").cells()[-1] == "no answer"
+    assert len(Found("c").cells()) == len(found.cells()) == len(check.HEADINGS)

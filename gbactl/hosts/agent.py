@@ -175,9 +175,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # as if the input had ended
-    from gbactl.cluster import shm
+    from gbactl import shared_names
 
-    shm.sweep()
+    shared_names.sweep()
     agent = Agent(0, write_fd)
     try:
         agent.run()

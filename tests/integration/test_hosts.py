@@ -225,3 +225,15 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
     assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
     assert set(network.read(out)) == {"latency_us", "bandwidth_gbit"}
+
+
+def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG)
+    launched.training()
+    os.kill(launched.node("C"), signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "C" in {failed["process"] for failed in done.result["recovery"]}
+    samples = done.result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60000

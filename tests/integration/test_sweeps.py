@@ -15,10 +15,10 @@ pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the extra gba
 
 def sweep(launcher: Launcher, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Two jobs side by side."""
-    own = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "tracking.enabled=false", "data.rows_per_day=2000")
+    own = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "tracking.enabled=false")
     return subprocess.run(
-        [sys.executable, "-m", "gbactl", "train", "-m", *SMALL, *own, *overrides], cwd=launcher.cwd, env=launcher.environment,
-        capture_output=True, text=True, timeout=200,
+        [sys.executable, "-m", "gbactl", "train", "-m", *SMALL, *own, *overrides],
+        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
 
 

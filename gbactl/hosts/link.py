@@ -135,6 +135,10 @@ class Link:
         if not self._ending:
             self.on_lost(why)
 
+    def give_up(self, why: str) -> None:
+        """The host counts as gone from now on; what it runs ends when it hears no more."""
+        self._lose(why)
+
     # -- the end ------------------------------------------------------------------------------------
 
     def said(self) -> str:

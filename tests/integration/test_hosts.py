@@ -155,6 +155,27 @@ def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number:
     wait_for(lambda: not site.ours(), 10)
 
 
+def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG, "data.days=3", "cluster.hang_seconds=8")
+    launched.training()
+    site.machines.cut("c")
+    os.kill(launched.process.pid, signal.SIGINT)
+    done = launched.finish(10)
+    assert done.code != 0
+    wait_for(lambda: not site.ours(), 15)  # on c after its own 8 s
+
+
+def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    site.machines.separate("b", "c")
+    done = site.start("mode=gba").finish()
+    assert done.code == 1
+    assert re.search(r"Host b does not reach c at 10\.77\.0\.4:\d+ \(", done.err), done.err
+    assert re.search(r"Host c does not reach b at 10\.77\.0\.3:\d+ \(", done.err), done.err
+    assert "does not reach a " not in done.err and "Host a does not" not in done.err
+
+
 def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: Callable[..., Site]) -> None:
     site = site_of()
     done = site.start("mode=gba", on="[a:2,nowhere:2]").finish()

@@ -163,6 +163,11 @@ class Hosts:
         """It does again."""
         _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "up")
 
+    def separate(self, one: str, other: str) -> None:
+        """Two hosts do not reach each other."""
+        for here, there in ((one, other), (other, one)):
+            _ip("-n", self.ns(here), "route", "add", "unreachable", f"{self.address(there)}/32")
+
     def limit(self, name: str, rate: str) -> None:
         """No more than `rate` (as tc writes it) goes to a host, and as much comes from it."""
         for ns, device in ((self.ns("sw"), f"to-{name}"), (self.ns(name), "eth0")):

@@ -82,6 +82,8 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
             typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
             return job(to_run_config(cfg, typed))
         except GbactlError as error:
+            if os.getpid() != home:  # a sweep's launcher (joblib, submitit) brings it to the one that waits
+                raise
             # Hydra prints a line of its own for an exception; this one is told by the command line
             failed.append(error)
             return None
@@ -90,11 +92,14 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
     failed: list[GbactlError] = []
+    home = os.getpid()
     chosen = group_choices(arguments, conf_dir())
     saved, sys.argv = sys.argv, ["gbactl train", *chosen, *with_cost_file(arguments)]
     try:
         with _explained():
             main()
+    except GbactlError as error:
+        failed.append(error)
     finally:
         sys.argv = saved
     if failed:

@@ -6,8 +6,9 @@ Horovod's own RendezvousServer binds every interface and answers anyone. This on
 `http://$HOROVOD_GLOO_RENDEZVOUS_ADDR:$PORT/scope/key` and splits host, port and path at the first `/`, so
 an address of `127.0.0.1:4711/SECRET` makes it ask for `/SECRET:4711/scope/key` of port 4711: that is how
 the secret travels. What remains: the ring itself (Gloo over TCP) is neither authenticated nor encrypted;
-it listens on the interface of the bind address, loopback unless told otherwise, and a stranger would have
-to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
+it listens on the interface of the bind address, loopback unless told otherwise (its first rings do; the one of the
+process set, which sums, does not know HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to),
+and a stranger would have to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
 Cost: one thread in the launcher, idle after the ring has formed, and one for every visitor, of whom there is a bounded
 number (visitors.py).
 """

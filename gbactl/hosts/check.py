@@ -94,12 +94,19 @@ def memory(host: str, free: int, needs: int) -> list[str]:
 
 def lines(host: str, targets: Mapping[str, str], found: Mapping[str, Line]) -> list[str]:
     """Sentences about hosts that this one does not reach. `targets`: name -> address and port."""
-    return [
-        f"Host {host} does not reach {name} at {targets[name]} ({line.error}); let TCP through between them, on the "
-        "ports that the system gives out (net.ipv4.ip_local_port_range)."
-        for name, line in found.items()
-        if line.error
-    ]
+    return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
+
+
+def unreached(host: str, target: str, line: Line) -> list[str]:
+    """A sentence where the launcher does not reach a host."""
+    return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
+
+
+def _cut(who: str, whom: str, target: str, why: str) -> str:
+    return (
+        f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "
+        "gives out (net.ipv4.ip_local_port_range)."
+    )
 
 
 def unseen(host: str, what: str, path: str, instead: str) -> str:

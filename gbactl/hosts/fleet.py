@@ -114,9 +114,9 @@ class Fleet:
             found.faults += check.lines(link.host, targets, found.lines)
 
         self.each(ask)
-        here = {name: dial(where, self.token, False) for name, where in targets.items() if name != LAUNCHER}
-        for sentence in check.lines("(the launcher)", targets, here):
-            next(iter(self.found.values())).faults.append(sentence)
+        for host, where in targets.items():
+            if host != LAUNCHER:
+                self.found[host].faults += check.unreached(host, where, dial(where, self.token, False))
         self._probe.close()
 
     def _listen(self) -> Probe:

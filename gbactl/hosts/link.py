@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import select
+import shlex
 import signal
 import subprocess
 import threading
@@ -28,7 +29,7 @@ Told = Callable[[str, dict[str, Any]], None]
 
 
 class Link:
-    """`command` is run by a shell here; what it says of errors goes to the file `errors`. `patience` in seconds."""
+    """`command` is split as a shell would; what it says of errors goes to the file `errors`. `patience` in seconds."""
 
     def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
         self.host, self.errors, self.patience = host, errors, patience
@@ -37,7 +38,7 @@ class Link:
         self.on_lost: Callable[[str], None] = lambda why: None
         with errors.open("ab") as output:
             self._process = subprocess.Popen(
-                command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -93,11 +94,11 @@ class Link:
     # -- from the agent -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        reader = Reader(greeted=False)
+        reader, poll = Reader(greeted=False), select.poll()
+        poll.register(self._out, select.POLLIN)
         try:
             while self.gone is None:
-                ready, _, _ = select.select([self._out], [], [], LOOK_SECONDS)
-                if not ready:
+                if not poll.poll(1000 * LOOK_SECONDS):
                     if time.monotonic() - self._heard > self.patience:
                         self._lose(f"it has said nothing for {self.patience:g} s")
                     continue
@@ -134,6 +135,10 @@ class Link:
         self._kill()
         if not self._ending:
             self.on_lost(why)
+
+    def give_up(self, why: str) -> None:
+        """The host counts as gone from now on; what it runs ends when it hears no more."""
+        self._lose(why)
 
     # -- the end ------------------------------------------------------------------------------------
 

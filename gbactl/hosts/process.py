@@ -12,7 +12,7 @@ from gbactl.errors import ClusterError
 from gbactl.hosts.link import Link
 from gbactl.launch.children import Child
 
-START_SECONDS, WAIT_SECONDS = 20.0, 5.0
+START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # the exit code of one that could not be started
 
 
@@ -57,11 +57,13 @@ class HostProcess:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """See children.Process; some seconds, as a host that does not answer has no more to say."""
-        if self.poll() is None:
-            self._over.wait(WAIT_SECONDS if timeout is None else timeout)
-        if (code := self.poll()) is None:
-            raise subprocess.TimeoutExpired(self.name, WAIT_SECONDS if timeout is None else timeout)
+        """See children.Process. Without a `timeout` a host that does not answer for some seconds counts as gone."""
+        if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
+            if timeout is not None:
+                raise subprocess.TimeoutExpired(self.name, timeout)
+            self.link.give_up("it does not say that its processes have ended")
+        code = self.poll()
+        assert code is not None
         return code
 
 

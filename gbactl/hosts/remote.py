@@ -58,16 +58,16 @@ def is_here(host: str) -> bool:
 
 
 def command(host: str, reach: Reach) -> str:
-    """What a shell runs here so that an agent runs there. Nothing secret is in it, and no environment.
+    """What runs here so that an agent runs there, quoted as for a shell. Nothing secret is in it, and no environment.
 
     Raises MissingDependencyError."""
-    start = f"exec {quote(reach.python or sys.executable)} -m {AGENT}"
+    start = f"{quote(reach.python or sys.executable)} -m {AGENT}"
     if is_here(host):
         return start
     remote = _horovod()[1]
-    there = quote(f"cd {quote(os.getcwd())} > /dev/null 2>&1 ; {start}")
+    there = quote(f"cd {quote(os.getcwd())} > /dev/null 2>&1 ; exec {start}")
     made: str = remote.get_remote_command(there, host=host)
-    return "exec " + made.replace(remote.SSH_COMMAND_PREFIX, reach.ssh, 1)
+    return made.replace(remote.SSH_COMMAND_PREFIX, reach.ssh, 1)
 
 
 def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[Seat]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -263,8 +262,7 @@ class Children:
                 if child.process.poll() is None:
                     child.process.kill()
         for child in (*self.running, *self.buried):
-            with contextlib.suppress(subprocess.TimeoutExpired):  # on a host that does not answer
-                child.process.wait()
+            child.process.wait()
         if self._board is not None:
             self._board.close()
         if self._listener is not None:

@@ -235,9 +235,14 @@ def once(seed: int, number: int) -> tuple[str, str]:
 
 def run(count: int, seed: int = 0) -> Counter[tuple[str, str]]:
     """How `count` mutations ended. Raises Finding at the first that ends badly."""
-    logging.getLogger("gbactl").setLevel(logging.ERROR)
-    with np.errstate(all="ignore"):
-        return Counter(once(seed, number) for number in range(count))
+    logger = logging.getLogger("gbactl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            return Counter(once(seed, number) for number in range(count))
+    finally:
+        logger.setLevel(before)
 
 
 def main() -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gbactl.hosts import network
 from tests.support.netns import LAUNCHER, Hosts, hosts, obstacle
 from tests.support.processes import Launched, Launcher, collective, wait_for
 
@@ -151,6 +155,27 @@ def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number:
     wait_for(lambda: not site.ours(), 10)
 
 
+def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG, "data.days=3", "cluster.hang_seconds=8")
+    launched.training()
+    site.machines.cut("c")
+    os.kill(launched.process.pid, signal.SIGINT)
+    done = launched.finish(10)
+    assert done.code != 0
+    wait_for(lambda: not site.ours(), 15)  # on c after its own 8 s
+
+
+def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    site.machines.separate("b", "c")
+    done = site.start("mode=gba").finish()
+    assert done.code == 1
+    assert re.search(r"Host b does not reach c at 10\.77\.0\.4:\d+ \(", done.err), done.err
+    assert re.search(r"Host c does not reach b at 10\.77\.0\.3:\d+ \(", done.err), done.err
+    assert "does not reach a " not in done.err and "Host a does not" not in done.err
+
+
 def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: Callable[..., Site]) -> None:
     site = site_of()
     done = site.start("mode=gba", on="[a:2,nowhere:2]").finish()
@@ -176,3 +201,60 @@ def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[...,
                 path = Path(f"/proc/{pid}/{what}")
                 assert not secret.search(path.read_bytes() if path.exists() else b""), f"{path} on {name}"
     assert launched.finish().code == 0
+
+
+def test_a_lost_worker_of_a_ring_ends_the_run_with_its_host_s_name(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=sync", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
+    launched.training()
+    site.machines.kill("c")
+    done = launched.finish(60)
+    assert done.code == 1
+    assert "W3 was killed by the loss of host c" in done.err or "W3 has not answered for 3 s" in done.err
+    assert "Host c is gone" in done.err
+
+
+def test_a_run_switches_and_replays(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    done = site.start("mode=sync", "data.days=3", "switch.schedule=[{at: {day: 1}, to: gba}]").finish()
+    assert done.code == 0, done.err
+    assert [phase["mode"] for phase in done.result["phases"]] == ["sync", "gba"]
+    asynchronous = site.start("mode=async").finish()
+    assert asynchronous.code == 0, asynchronous.err
+    replayed = subprocess.run(
+        [sys.executable, "-m", "gbactl", "replay", str(asynchronous.run_dir)], cwd=site.launcher.cwd,
+        env=site.launcher.environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+
+
+def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callable[..., Site], tmp_path: Path) -> None:
+    site = site_of()
+    site.machines.limit("c", "50mbit")
+    out = tmp_path / "network.yaml"
+    asked = ["doctor", "--hosts", "a,b,c", "--ssh", site.machines.ssh, "--out", str(out), "--json"]
+    done = subprocess.run(
+        [*site.launcher.before, sys.executable, "-m", "gbactl", *asked], cwd=tmp_path, env=site.launcher.environment,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["ok"] and set(found["hosts"]) == set(NAMES)
+    pairs = {(pair["from"], pair["to"]): pair for pair in found["pairs"]}
+    assert set(pairs) == {(a, b) for a in NAMES for b in NAMES if a != b}
+    assert all(pair["latency_us"] > 0 for pair in pairs.values())
+    assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
+    assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
+    assert set(network.read(out)) == {"latency_us", "bandwidth_gbit"}
+
+
+def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    launched = site.start("mode=gba", *LONG)
+    launched.training()
+    os.kill(launched.node("C"), signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "C" in {failed["process"] for failed in done.result["recovery"]}
+    samples = done.result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] == 60000

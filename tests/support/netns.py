@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.processes import alive, wait_for
@@ -41,10 +41,14 @@ def _ip(*arguments: str) -> None:
 
 class Hosts:
     """`names`: of the hosts; `hidden`: folders that they do not share with the launcher; `named`: a host
-    knows its own address by its name."""
+    knows its own address by its name; `cores`: the one that a host keeps to."""
 
-    def __init__(self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
+        cores: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self.names, self.hidden, self.named = folder, tuple(names), tuple(hidden), named
+        self.cores = cores or {}
         self._prefix = f"gbt{os.getpid()}"
         self._started: list[subprocess.Popen[bytes]] = []
         self._made_run = False
@@ -117,7 +121,8 @@ class Hosts:
             names = self.folder / f"hosts_{name}"
             names.write_text(f"127.0.0.1 localhost\n{self.address(name)} {socket.gethostname()}\n")
             own += f"mount --bind {names} /etc/hosts && "
-        command = f"{own}exec {SSHD} -D -e -f {config}"
+        core = f"taskset -c {self.cores[name]} " if name in self.cores else ""
+        command = f"{own}exec {core}{SSHD} -D -e -f {config}"
         if not RUN_SSHD.exists():
             RUN_SSHD.mkdir(mode=0o755)
             self._made_run = True
@@ -158,6 +163,17 @@ class Hosts:
         """It does again."""
         _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "up")
 
+    def separate(self, one: str, other: str) -> None:
+        """Two hosts do not reach each other."""
+        for here, there in ((one, other), (other, one)):
+            _ip("-n", self.ns(here), "route", "add", "unreachable", f"{self.address(there)}/32")
+
+    def limit(self, name: str, rate: str) -> None:
+        """No more than `rate` (as tc writes it) goes to a host, and as much comes from it."""
+        for ns, device in ((self.ns("sw"), f"to-{name}"), (self.ns(name), "eth0")):
+            shaped = ["tc", "-n", ns, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate]
+            subprocess.run([*shaped, "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
+
     def kill(self, name: str) -> None:
         """A host disappears: nobody hears of its end."""
         self.cut(name)
@@ -189,10 +205,11 @@ def _kill(pid: int) -> None:
 
 @contextlib.contextmanager
 def hosts(
-    folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True
-) -> Iterator[Hosts]:
+    folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
+    cores: Mapping[str, int] | None = None,
+) -> Iterator[Hosts]:  # fmt: skip
     """Such hosts for a while."""
-    made = Hosts(folder, names, hidden, named)
+    made = Hosts(folder, names, hidden, named, cores)
     try:
         made.build()
         yield made

@@ -27,7 +27,7 @@ TOKEN = "ab" * 32
 
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[Link]:
-    made = Link("here", f"exec {shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    made = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
     yield made
     made.close()
 
@@ -88,7 +88,7 @@ def test_a_process_s_log_and_end_are_told(link: Link, tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
-    link = Link("here", f"exec {shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    link = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
     lost = threading.Event()
     link.on_lost = lambda why: lost.set()
     try:
@@ -103,7 +103,7 @@ def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
-    link = Link("here", f"exec {shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    link = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
     try:
         pid = started(link, tmp_path)
         settle(link, hang_seconds=1.0)

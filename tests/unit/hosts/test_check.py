@@ -32,6 +32,12 @@ def test_lines() -> None:
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
 
 
+def test_the_launcher_s_own_lines() -> None:
+    assert check.unreached("b", "10.0.0.3:4711", Line()) == []
+    (sentence,) = check.unreached("b", "10.0.0.3:4711", Line(error="no route to host"))
+    assert sentence.startswith("This machine does not reach host b at 10.0.0.3:4711 (no route to host); let TCP")
+
+
 def test_a_ring_that_nobody_reaches() -> None:
     assert check.ring("b", {"name": "node-b", "own_name": "10.0.0.3"}, "10.0.0.3") == []
     (sentence,) = check.ring("b", {"name": "node-b", "own_name": "127.0.1.1"}, "10.0.0.3")

@@ -1,0 +1,51 @@
+"""cluster=hosts with this machine as its only host: agents without ssh, which any user may try."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Launcher, children_of, collective, wait_for
+
+pytestmark = pytest.mark.skipif(collective() != "horovod", reason="cluster=hosts needs Horovod's launcher")
+HERE = ("cluster=hosts", "cluster.hosts=[localhost:2]")
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_it_trains(launcher: Launcher, mode: str) -> None:
+    done = launcher.start(f"mode={mode}", *HERE).finish()
+    assert done.code == 0, done.err
+    assert done.result["samples"]["read"] == 4000
+    assert {path.stem for path in (done.run_dir / "logs").glob("*.log")} >= {"C", "S0", "S1", "W0", "W1"}
+    assert "localhost" in done.err and "the same" in done.err
+
+
+def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
+    overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
+    local = launcher.train(*overrides)
+    hosts = launcher.train(*overrides, "cluster=hosts", "cluster.hosts=[localhost:3]")
+    assert hosts["checksums"] == local["checksums"]
+
+
+def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
+    launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000")
+    launched.training()
+    os.kill(launched.node("W1"), signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W1"]
+
+
+def test_an_agent_s_end_is_that_of_its_processes_and_of_the_run(launcher: Launcher) -> None:
+    launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000", "data.days=3")
+    launched.training()
+    pids = [launched.node(name) for name in ("S0", "S1", "W0", "W1")]
+    (agent,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    os.kill(agent, signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 1
+    assert "was killed by the loss of host localhost" in done.err or "Every host is gone" in done.err
+    wait_for(lambda: not children_of(agent))

@@ -1,0 +1,49 @@
+"""What doctor writes of lines between hosts, calibrate reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl.errors import UsageError
+from gbactl.hosts import network
+from gbactl.hosts.check import Found
+from gbactl.hosts.network import Examined, Network
+from gbactl.hosts.probe import Line
+
+
+def examined() -> Examined:
+    lines = {
+        "a": {"b": Line(50.0, 9.0), "c": Line(70.0, 1.0)},
+        "b": {"a": Line(60.0, 8.0), "c": Line(error="no route")},
+    }
+    return Examined({host: Found(host, lines=found) for host, found in lines.items()})
+
+
+def test_medians_over_the_pairs_that_answer() -> None:
+    assert examined().pairs == [("a", "b", 50.0, 9.0), ("a", "c", 70.0, 1.0), ("b", "a", 60.0, 8.0)]
+    assert examined().network == Network(60.0, 8.0)
+    assert Examined({"a": Found("a")}).network is None
+
+
+def test_a_written_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(network.text(examined()))
+    assert network.read(path) == {"latency_us": 60.0, "bandwidth_gbit": 8.0}
+    assert "# a -> c: 70.0 us, 1 Gbit/s" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "latency_us: 5", "latency_us: 5\nbandwidth_gbit: -1", "- 1", "latency_us: [", "a: b: c"]
+)
+def test_a_file_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="--network"):
+        network.read(path)
+
+
+def test_nothing_measured_nothing_written() -> None:
+    with pytest.raises(UsageError, match="No line between two hosts was measured"):
+        network.text(Examined({"a": Found("a")}))

@@ -61,6 +61,6 @@ def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
 def test_what_only_real_processes_have_is_not_taken(launcher: Launcher) -> None:
     for key in ("cluster.transport=tcp", "cluster.pin=off"):
         done = launcher.start(*SMALL, key, small=False).finish()
-        assert done.code == 2 and "does not belong to the chosen cluster; type cluster= one of: hosts, local." in done.err
+        assert done.code == 2 and "not belong to the chosen cluster; type cluster= one of: hosts, local." in done.err
     done = launcher.start(*SMALL, "faults=hog", small=False).finish()
     assert done.code == 2 and "type cluster=local" in done.err

@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims shadowsync switching cpr soak ui clean help
+.PHONY: demo install test test-slow check bench curves calibration frappe gba-claims shadowsync switching cpr precision soak ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -61,6 +61,10 @@ switching: install ## the studies in experiments/switching (30 minutes; SIZE=ful
 cpr: install ## the study in experiments/cpr (30 minutes; SIZE=full: hours; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml
 	$(BIN)/python experiments/cpr/write_cpr.py
+
+precision: install ## the study in experiments/precision (15 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml
+	$(BIN)/python experiments/precision/compare_precision.py
 
 soak: install ## trainings in every mode whose processes are killed, for MINUTES=30 (see experiments/soak)
 	$(BIN)/python experiments/soak/soak.py --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0)

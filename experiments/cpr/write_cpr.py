@@ -18,6 +18,7 @@ import done as of_any  # noqa: E402  (scripts beside this one and its folder, no
 import equations  # noqa: E402
 import overhead_table  # noqa: E402
 import priorities  # noqa: E402
+import real_table  # noqa: E402
 import study  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
 
@@ -62,6 +63,8 @@ def main() -> None:
         "### Cheaper still\n", origin("beyond"), overhead_table.table(done("beyond"), none), *modes(),
         "## 2. The equations against emulated jobs\n",
         equations.against(*COUNTS.get(size(), (equations.FAILURES, equations.JOBS))),
+        "## 3. Three kills in a job of real processes\n",
+        origin("real"), real_table.table(done("real"), done("real_none")),
         "## 4. What each priority costs\n", priced(),
         "## 5. Other costs, other targets\n",
         equations.sensitivity(COUNTS.get(size(), (equations.FAILURES // 5, 0))[0]),

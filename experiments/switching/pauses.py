@@ -165,6 +165,7 @@ def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, 
 
 def main() -> None:
     """Measure what was not measured yet."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, by what is started too
     cells = done.part(SWEEP, "restarts").cells
     for number, cell in enumerate(cells, 1):
         path = kept(cell)

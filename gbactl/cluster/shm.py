@@ -9,19 +9,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import re
-import secrets
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from gbactl import shared_names
 from gbactl.cluster.frames import Bytes
 from gbactl.errors import ClusterError, WireError
+from gbactl.shared_names import DIRECTORY
 
-DIRECTORY = Path("/dev/shm")
-PREFIX = "gbactl-"
-_NAME = re.compile(r"gbactl-[0-9]+-[0-9a-f]{16}")
 SLOTS = (5, 3)  # connector -> listener, listener -> connector
 PAGE = 4096
 
@@ -59,7 +55,7 @@ def available() -> bool:
 
 def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
     """Make a segment. Raises ClusterError when the host's shared memory is full."""
-    layout = Layout(f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}", _round(outgoing), _round(incoming))
+    layout = Layout(shared_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
@@ -77,7 +73,7 @@ def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
 
 def attach(layout: Layout) -> mmap.mmap | None:
     """Map a peer's segment; None if it is not on this host. Raises WireError for an odd name or size."""
-    if not _NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
+    if not shared_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
         raise WireError("A peer offers shared memory under a name that is not allowed.")
     try:
         handle = os.open(DIRECTORY / layout.name, os.O_RDWR | os.O_NOFOLLOW)
@@ -90,20 +86,6 @@ def attach(layout: Layout) -> mmap.mmap | None:
         return mmap.mmap(handle, layout.total) if layout.total else None
     finally:
         os.close(handle)
-
-
-def sweep() -> int:
-    """Remove this user's segments whose creator is dead; returns how many. One killed between create and
-    attach leaves such a name."""
-    removed = 0
-    for path in DIRECTORY.glob(f"{PREFIX}*"):
-        if not _NAME.fullmatch(path.name) or Path(f"/proc/{path.name.split('-')[1]}").exists():
-            continue
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid():
-                path.unlink()
-                removed += 1
-    return removed
 
 
 def unlink(layout: Layout) -> None:

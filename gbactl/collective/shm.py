@@ -5,19 +5,20 @@ thread, nothing that steals a core from the compute. Memory: 2 x size x n floats
 because a rank that is a round ahead must not overwrite what a slower one still reads. Every rank
 computes ((x0 + x1) + x2) + ..., so all ranks and all runs get the same bits.
 
-A bucket's file is unlinked as soon as every rank has mapped it: whatever dies, the memory is released.
+A bucket's file is unlinked as soon as every rank has mapped it, and the folder with the last one: whatever dies, the
+memory is released and no name is left.
 Linux only (futex through libc). A counter has one writer at a time and is an aligned 32-bit word, published by the
 system call that follows it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import platform
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,15 +27,16 @@ from typing import Any
 
 import numpy as np
 
+from gbactl import shared_names
 from gbactl.collective.base import Vector, as_array
 from gbactl.collective.meeting import Meeting
 from gbactl.collective.surviving import InterruptedSum, Surviving
 from gbactl.errors import ClusterError, ConfigError
+from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
 
 FUTEX_WAIT, FUTEX_WAKE, EVERYONE = 0, 1, 0x7FFFFFFF
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
 LINE = 64  # bytes: the counters of one rank, alone on their cache line
-SHARED_MEMORY = Path("/dev/shm")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -129,7 +131,6 @@ class SharedMemoryCollective(Surviving):
         self._absent.clear()
         self._dealt, self._spares = None, False
         self.folder = self._root / str(generation)
-        self.folder.mkdir(exist_ok=True)
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start. Raises ClusterError when the host has too little shared memory."""
@@ -177,6 +178,9 @@ class SharedMemoryCollective(Surviving):
         if all(line.pid or rank in self._absent for rank, line in enumerate(bucket.lines)):
             bucket.path.unlink(missing_ok=True)
             bucket.named = False
+            with contextlib.suppress(OSError):  # not empty: another bucket is being opened
+                self.folder.rmdir()
+                self._root.rmdir()
 
     def _await(self, handle: _Handle, part: int) -> bool:
         """Wait for a part. False where it will never come."""
@@ -207,7 +211,7 @@ class SharedMemoryCollective(Surviving):
         """Map the bucket's file, making it if this rank is first. Same name, same length on every rank."""
         path = self.folder / f"{len(self._buckets)}-{length}"
         stride = -(-length * 4 // LINE) * LINE
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        handle = self._create(path)
         try:
             os.posix_fallocate(handle, 0, self.size * (LINE + 2 * stride))
             memory = mmap.mmap(handle, self.size * (LINE + 2 * stride))
@@ -227,13 +231,26 @@ class SharedMemoryCollective(Surviving):
         bucket = _Bucket(length, path, lines, (views[: self.size], views[self.size :]))
         return self._buckets.setdefault(name, bucket)
 
+    def _create(self, path: Path) -> int:
+        """Open a bucket's file. Raises ClusterError where it is somebody else's."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped took the folder away
+                self._root.mkdir(mode=0o700, exist_ok=True)
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                break
+        if os.fstat(handle).st_uid != os.getuid():
+            os.close(handle)
+            raise ClusterError(f"{path} belongs to another user; type collective=gloo.")
+        return handle
+
     def close(self) -> None:
         """See Collective.close. The memory goes with the last view of it."""
         self._buckets.clear()
 
 
 class SharedMemoryMeeting(Meeting):
-    """A private folder in shared memory, removed at close()."""
+    """A private folder in shared memory; the ranks remove it as soon as all have what is in it, else close() does."""
 
     def __init__(self, size: int) -> None:
         if not available():
@@ -241,7 +258,8 @@ class SharedMemoryMeeting(Meeting):
                 "collective=shm needs Linux and /dev/shm; type collective=gloo."
             )
         self.size = size
-        self.folder = Path(tempfile.mkdtemp(prefix="gbactl-sum-", dir=SHARED_MEMORY))
+        self.folder = SHARED_MEMORY / shared_names.new()
+        self.folder.mkdir(mode=0o700)
 
     def environment(self, rank: int) -> dict[str, str]:
         """See Meeting.environment."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl.cluster import shm
+from gbactl import shared_names
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.auto import NAME as AUTO
 from gbactl.cluster.messages import Event, unpack
@@ -117,7 +117,7 @@ class Run:
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
-        shm.sweep()
+        shared_names.sweep()
         rundir.write_faults(self.run_dir, self.cfg)
         self._begin_tracking()
         try:

@@ -13,7 +13,7 @@ import pytest
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "cpr"
-MODULES = ("done", "study", "equations", "failure_times", "overhead_table", "priorities", "write_cpr")
+MODULES = ("done", "study", "equations", "failure_times", "overhead_table", "priorities", "real_table", "write_cpr")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def job(scripts: Any, line: str, seed: int, hours: float, auc: float, **told: An
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes"]
+    assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes", "real_none", "real"]
     options = scripts["done"].options
     none = {options(cell.overrides)["seed"] for cell in parts["none"].cells}
     assert len(none) >= (2 if size == "tiny" else 5)
@@ -52,6 +52,38 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
             assert told["seed"] in none
             assert f"faults.plans={told['faults.plans']}" == scripts["failure_times"].plan(int(told["seed"]))
     assert bool(parts["modes"].cells) == (size == "full")
+
+
+@pytest.mark.parametrize("size", ["default", "full", "tiny"])
+def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size: str) -> None:
+    from gbactl.compose import compose
+    from gbactl.faults.spec import parse
+
+    parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
+    jobs = [compose(list(cell.overrides)) for cell in parts["real"].cells]
+    plain = [compose(list(cell.overrides)) for cell in parts["real_none"].cells]
+    assert [(cfg.mode.name, cfg.seed) for cfg in jobs] == [(cfg.mode.name, cfg.seed) for cfg in plain]
+    assert {"sync", "async", "gba"} <= {cfg.mode.name for cfg in jobs}
+    for cfg, none in zip(jobs, plain, strict=True):
+        server, worker, coordinator = parse(cfg.faults.plans)
+        assert server.servers == [0] and worker.workers == [1] and coordinator.coordinator
+        assert server.time < worker.time < coordinator.time and not none.faults.plans
+        assert cfg.checkpoint.name == "cpr" and none.checkpoint.name == "none" and cfg.data == none.data
+
+
+def test_the_table_of_real_jobs_holds_every_failure(scripts: Any) -> None:
+    done = scripts["done"].Done
+    phases = [{"seconds": 40.0}, {"seconds": 60.0}]
+    lost = {"samples_lost": 512, "lost_updates": 70}
+    failed = {"process": "S0", "detected_s": 0.01, "loaded_s": 0.5, "useful_s": None, **lost}
+    none = [done({"mode": "gba", "seed": "11"}, {"phases": phases, "auc": 0.8}, Path())]
+    result = {
+        "phases": [*phases, {"seconds": 4.0}], "auc": 0.7999, "samples": {"read": 102400, "lost": 1024},
+        "checkpoint": {"lost_updates": 0.001, "pls": 0.005}, "recovery": [failed, {**failed, "process": "C"}],
+    }  # fmt: skip
+    table = scripts["real_table"].table([done({"mode": "gba", "seed": "11"}, result, Path())], none)
+    assert "| gba | 11 | 100 | +4.0 | +4.0 | 1,024 | 1.000 | 0.100 | 0.0050 | 0.80000 | -0.00010 |" in table
+    assert "| gba | server | 0.01 | 0.50 | - | 512 | 70 |" in table and "| gba | coordinator | 0.01 |" in table
 
 
 def test_one_cell_of_every_line_composes_to_the_reference_setting(scripts: Any) -> None:

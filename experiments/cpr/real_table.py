@@ -1,0 +1,58 @@
+"""Study 3: what three kills cost a job of real processes, by the clock and in samples, as Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from done import Done
+
+KINDS = {"S": "server", "W": "worker", "C": "coordinator"}  # by the first letter of a process
+HEADS = ("seconds", "longer, s", "longer %", "samples lost", "of all, %", "lost updates %", "PLS", "AUC", "AUC - none")
+FAILED_HEADS = ("noticed", "replaced", "useful", "samples lost", "lost updates")
+
+
+def trained(result: dict[str, Any]) -> float:
+    """Seconds of training, without what comes before and after."""
+    return float(sum(phase["seconds"] for phase in result["phases"]))
+
+
+def job(cell: Done, plain: Done) -> list[str]:
+    """A job in which processes were killed, beside the same one in which none was."""
+    result, none = cell.result, plain.result
+    seconds, before, samples = trained(result), trained(none), result["samples"]
+    return [
+        f"{before:.0f}", f"{seconds - before:+.1f}", f"{100 * (seconds / before - 1):+.1f}",
+        f"{samples['lost']:,}", f"{100 * samples['lost'] / samples['read']:.3f}",
+        f"{100 * result['checkpoint']['lost_updates']:.3f}", f"{result['checkpoint']['pls']:.4f}",
+        f"{none['auc']:.5f}", f"{result['auc'] - none['auc']:+.5f}",
+    ]  # fmt: skip
+
+
+def failure(failed: dict[str, Any]) -> list[str]:
+    """A failure: seconds since the kill."""
+    times = (failed[name] for name in ("detected_s", "loaded_s", "useful_s"))
+    return [
+        *("-" if time is None else f"{time:.2f}" for time in times),
+        f"{failed['samples_lost']:,}", f"{failed['lost_updates']:,}",
+    ]  # fmt: skip
+
+
+def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
+    """A line for each job, then one for each failure."""
+    plain = {(cell.options["mode"], cell.seed): cell for cell in none}
+    lines = [f"| mode | seed | {' | '.join(HEADS)} |", f"| --- | ---: |{' ---: |' * len(HEADS)}"]
+    failed = [f"| mode | killed | {' | '.join(FAILED_HEADS)} |", f"| --- | --- |{' ---: |' * len(FAILED_HEADS)}"]
+    for cell in cells:
+        mode = cell.options["mode"]
+        lines.append(f"| {mode} | {cell.seed} | {' | '.join(job(cell, plain[mode, cell.seed]))} |")
+        for each in cell.result["recovery"]:
+            failed.append(f"| {mode} | {KINDS[each['process'][0]]} | {' | '.join(failure(each))} |")
+    notes = (
+        "seconds: the job's training, of real processes on one machine, where nothing fails and nothing is saved; "
+        "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own.",
+        "lost updates: row updates undone, of all; PLS: portion of lost samples, by shard.",
+        "noticed, replaced, useful: seconds since the kill until it was missed, until another process was ready in its "
+        "place, until that one had done its first work.",
+    )
+    return "\n".join([*lines, "", *failed, "", *(f"- {note}" for note in notes)]) + "\n"

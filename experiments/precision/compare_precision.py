@@ -1,0 +1,79 @@
+"""Write results.md: AUC with the dense part in bf16 against fp32, in pairs of one seed. Part of `make precision`.
+
+    .venv/bin/python experiments/precision/compare_precision.py
+
+Costs a second; reads runs/studies/.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import done as of_any  # noqa: E402  (scripts beside this folder, not a package)
+import study  # noqa: E402
+from done import Done, seeds, size  # noqa: E402
+
+from gbactl.report.stats import Difference, paired  # noqa: E402
+
+SWEEP = HERE / "sweep.yaml"
+TARGET = 0.0003  # AUC
+HEADS = "| data | mode | n | AUC, fp32 | bf16 - fp32 | log loss, fp32 | bf16 - fp32 |"
+
+
+def difference(cells: Sequence[Done], metric: str) -> Difference:
+    """bf16 minus fp32, over the seeds of both."""
+    fp32, bf16 = (
+        {cell.seed: cell.result[metric] for cell in cells if cell.options["precision"] == kind}
+        for kind in ("fp32", "bf16")
+    )
+    found = paired([(fp32[seed], bf16[seed]) for seed in fp32])
+    assert found is not None
+    return found
+
+
+def written(each: Difference, most: float | None = None) -> str:
+    """Mean +- half of a 95 % interval; bold where all of it lies within `most` of 0."""
+    text = f"{each.mean:+.5f}" + ("" if each.half is None else f" +-{each.half:.5f}")
+    return f"**{text}**" if most is not None and abs(each.mean) + (each.half or 0.0) <= most else text
+
+
+def line(name: str, mode: str, cells: Sequence[Done]) -> str:
+    """A row of the table."""
+    plain = [cell.result for cell in cells if cell.options["precision"] == "fp32"]
+    auc, loss = (sum(result[metric] for result in plain) / len(plain) for metric in ("auc", "logloss"))
+    told = written(difference(cells, "auc"), TARGET), f"{loss:.5f}", written(difference(cells, "logloss"))
+    return f"| {name} | {mode} | {len(plain)} | {auc:.5f} | {' | '.join(told)} |"
+
+
+def table(parts: dict[str, Sequence[Done]]) -> str:
+    """A row for each data set and mode."""
+    rows = [HEADS, f"| --- | --- |{' ---: |' * 5}"]
+    for name, cells in parts.items():
+        for mode in dict.fromkeys(cell.options["mode"] for cell in cells):
+            rows.append(line(name, mode, [cell for cell in cells if cell.options["mode"] == mode]))
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Write the file."""
+    parts = [part for part in study.read_study(SWEEP, size()) if not part.missing]
+    origin = [f"{p.name}: {len(p.cells)} runs, seeds {', '.join(seeds(p.cells))}." for p in parts]
+    made = f"make precision{'' if size() == 'default' else f' SIZE={size()}'}"
+    notes = (
+        f"bf16 - fp32: pairs of one seed; +-: half of a 95 % t interval; bold: all of it within +-{TARGET} AUC.",
+        f"code version {study.code_version()}. {' '.join(origin)}",
+    )
+    found = table({part.name: of_any.done(SWEEP, part.name, "precision") for part in parts})
+    head = f"# Results\n\nWritten by `{made}`; the question and its answer are in README.md."
+    text = "\n".join([f"{head}\n", found, "", *(f"- {note}" for note in notes)])
+    (HERE / "results.md").write_text(f"{text}\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

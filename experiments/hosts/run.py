@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -123,6 +124,7 @@ def main() -> None:
         raise SystemExit(f"{why}.")
     if (os.cpu_count() or 1) < len(NAMES):
         raise SystemExit("Two hosts need two cores.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the namespaces go, however this ends
     os.chdir(ROOT)
     calibrate(given.seconds)
     rows = [row for rate in given.rates.split(",") for row in rows_at(rate, given.repeat)]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl import shared_names
 from gbactl.errors import GbactlError, WireError
 from gbactl.hosts.facts import facts
 from gbactl.hosts.holding import Holding
@@ -175,8 +176,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # as if the input had ended
-    from gbactl import shared_names
-
     shared_names.sweep()
     agent = Agent(0, write_fd)
     try:

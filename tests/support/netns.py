@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from tests.support.processes import alive, wait_for
 LAUNCHER = "l"
 SSHD = Path("/usr/sbin/sshd")
 RUN_SSHD = Path("/run/sshd")
+NAMESPACES = Path("/run/netns")
 
 
 def obstacle() -> str | None:
@@ -74,6 +76,7 @@ class Hosts:
 
     def build(self) -> None:
         """Everything, until every sshd answers."""
+        sweep()
         self._keys()
         _ip("netns", "add", self.ns("sw"))
         _ip("-n", self.ns("sw"), "link", "add", "bridge", "type", "bridge")
@@ -139,14 +142,8 @@ class Hosts:
     def end(self) -> None:
         """Nothing is left, whatever happened."""
         for name in (*self.names, LAUNCHER, "sw"):
-            if not (Path("/run/netns") / self.ns(name)).exists():
-                continue
-            for pid in self.pids(name):
-                _kill(pid)
-            deadline = time.monotonic() + 10
-            while self.pids(name) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            subprocess.run(["ip", "netns", "del", self.ns(name)], capture_output=True)
+            if (NAMESPACES / self.ns(name)).exists():
+                _remove(self.ns(name))
         for process in self._started:
             process.kill()
             process.wait()
@@ -182,8 +179,7 @@ class Hosts:
 
     def pids(self, name: str) -> list[int]:
         """The processes of a host."""
-        done = subprocess.run(["ip", "netns", "pids", self.ns(name)], capture_output=True, text=True)
-        return [pid for pid in map(int, done.stdout.split()) if alive(pid)]
+        return _pids(self.ns(name))
 
     def ours(self, name: str) -> list[str]:
         """Command lines of a host's processes that are gbactl's."""
@@ -196,6 +192,29 @@ class Hosts:
             if "-m gbactl." in line and "sh -c" not in line:
                 found.append(line.strip())
         return found
+
+
+def _pids(ns: str) -> list[int]:
+    done = subprocess.run(["ip", "netns", "pids", ns], capture_output=True, text=True)
+    return [pid for pid in map(int, done.stdout.split()) if alive(pid)]
+
+
+def _remove(ns: str) -> None:
+    """Kill what runs in a namespace, and delete it."""
+    for pid in _pids(ns):
+        _kill(pid)
+    deadline = time.monotonic() + 10
+    while _pids(ns) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    subprocess.run(["ip", "netns", "del", ns], capture_output=True)
+
+
+def sweep() -> None:
+    """Remove what somebody who was killed has left."""
+    for path in NAMESPACES.glob("gbt*"):
+        owner = re.fullmatch(r"gbt(\d+)[a-z]+", path.name)
+        if owner is not None and not alive(int(owner[1])):
+            _remove(path.name)
 
 
 def _kill(pid: int) -> None:

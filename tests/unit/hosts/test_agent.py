@@ -121,7 +121,8 @@ def test_nonsense_ends_the_agent(link: Link, name: str) -> None:
 
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
-    fleet = Fleet(["there-is-no-such-host.invalid"], Reach("sh -c 'echo the line is dead >&2; exit 255'"), tmp_path, 20.0)
+    dead = Reach("sh -c 'echo the line is dead >&2; exit 255'")
+    fleet = Fleet(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
     try:
         fleet.connect()
         (sentence,) = fleet.faults

@@ -187,6 +187,8 @@ class Returns:
             return
         c = self.c
         members.admit_server(shard)
+        if c.stopped:  # the run is over, and its log closed: it is dismissed with the others
+            return
         del self._gone[shard]
         self._bring_up(channel, message.step)
         if self.full:

@@ -8,6 +8,7 @@ import pytest
 
 from gbactl.replay.command import replay, sentence
 from tests.support.processes import Launched, Launcher
+from tests.support.slow import slow
 
 ONE_OF_THREE = ("cluster.servers=3", "cluster.dense_servers=1")
 SWITCHES = (
@@ -28,8 +29,9 @@ def ended(launched: Launched) -> dict[str, Any]:
     return done.result
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("mode", ["gba", "fr_easgd"])
+@pytest.mark.parametrize(
+    ("mode", "transport"), [("gba", "shm"), slow("gba", "tcp"), slow("fr_easgd", "shm"), ("fr_easgd", "tcp")]
+)
 def test_they_train(launcher: Launcher, transport: str, mode: str) -> None:
     more = ("mode.k=3", "mode.local_batch=128") if mode == "fr_easgd" else ("model.hidden=[512,256]",)
     launched = launcher.start(f"mode={mode}", f"cluster.transport={transport}", *ONE_OF_THREE, *more)
@@ -41,6 +43,7 @@ def test_they_train(launcher: Launcher, transport: str, mode: str) -> None:
         assert result["replicas"]["exchanges"] > 0
 
 
+@pytest.mark.slow
 def test_sync_has_the_bits_of_a_run_with_the_dense_part_on_all(launcher: Launcher) -> None:
     plain = launcher.train("mode=sync", "collective=shm", "cluster.servers=3")
     one = ended(launcher.start("mode=sync", "collective=shm", *ONE_OF_THREE))
@@ -52,7 +55,7 @@ def test_through_switches(launcher: Launcher) -> None:
     assert [phase["mode"] for phase in result["phases"]] == ["sync", "gba", "shadow_easgd"]
 
 
-@pytest.mark.parametrize("server", [0, 2])
+@pytest.mark.parametrize("server", [slow(0), 2])
 def test_a_killed_one_comes_back(launcher: Launcher, server: int) -> None:
     plan = f"faults.plans=[{{kind: kill, servers: [{server}], step: 7}}]"
     saved = ("checkpoint=cpr", "checkpoint.interval_steps=3")

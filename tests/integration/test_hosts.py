@@ -16,6 +16,7 @@ import pytest
 from gbactl.hosts import network
 from tests.support.netns import LAUNCHER, Hosts, hosts, obstacle
 from tests.support.processes import Launched, Launcher, collective, wait_for
+from tests.support.slow import slow
 
 OBSTACLE = obstacle() or (None if collective() == "horovod" else "cluster=hosts needs Horovod's launcher")
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
@@ -70,7 +71,7 @@ def site_of(
     assert not left, f"left behind on hosts: {left}"
 
 
-@pytest.mark.parametrize("mode", ["gba", "async", "sync", "shadow_ma"])
+@pytest.mark.parametrize("mode", ["gba", slow("async"), "sync", slow("shadow_ma")])
 def test_three_hosts_train(site_of: Callable[..., Site], mode: str) -> None:
     done = site_of().start(f"mode={mode}").finish()
     assert done.code == 0, done.err
@@ -94,6 +95,7 @@ def test_sync_has_the_bits_of_one_host(site_of: Callable[..., Site]) -> None:
     assert several.result["checksums"] == one["checksums"]
 
 
+@pytest.mark.slow
 def test_a_short_cut_is_no_loss(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", *LONG)
@@ -132,6 +134,7 @@ def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> 
     assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
 
 
+@pytest.mark.slow
 def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site]) -> None:
     site = site_of(shared=True)
     launched = site.start(
@@ -145,7 +148,7 @@ def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site])
     assert {failed["process"] for failed in done.result["recovery"]} >= {"S1", "W2"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGKILL)])
 def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number: int) -> None:
     site = site_of()
     launched = site.start("mode=gba", *LONG, "data.days=3")
@@ -155,6 +158,7 @@ def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number:
     wait_for(lambda: not site.ours(), 10)
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", *LONG, "data.days=3", "cluster.hang_seconds=8")
@@ -166,6 +170,7 @@ def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) 
     wait_for(lambda: not site.ours(), 15)  # on c after its own 8 s
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Site]) -> None:
     site = site_of()
     site.machines.separate("b", "c")
@@ -184,6 +189,7 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: 
     assert not (done.run_dir / "events.log").exists()
 
 
+@pytest.mark.slow
 def test_a_host_whose_own_name_points_to_itself_alone_is_told(site_of: Callable[..., Site]) -> None:
     done = site_of(named=False).start("mode=sync").finish()
     assert done.code == 1
@@ -203,6 +209,7 @@ def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[...,
     assert launched.finish().code == 0
 
 
+@pytest.mark.slow
 def test_a_lost_worker_of_a_ring_ends_the_run_with_its_host_s_name(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=sync", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
@@ -214,6 +221,7 @@ def test_a_lost_worker_of_a_ring_ends_the_run_with_its_host_s_name(site_of: Call
     assert "Host c is gone" in done.err
 
 
+@pytest.mark.slow
 def test_a_run_switches_and_replays(site_of: Callable[..., Site]) -> None:
     site = site_of()
     done = site.start("mode=sync", "data.days=3", "switch.schedule=[{at: {day: 1}, to: gba}]").finish()
@@ -228,6 +236,7 @@ def test_a_run_switches_and_replays(site_of: Callable[..., Site]) -> None:
     assert replayed.returncode == 0, replayed.stderr + replayed.stdout
 
 
+@pytest.mark.slow
 def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callable[..., Site], tmp_path: Path) -> None:
     site = site_of()
     site.machines.limit("c", "50mbit")
@@ -248,6 +257,7 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert set(network.read(out)) == {"latency_us", "bandwidth_gbit"}
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_replaced(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", *LONG)

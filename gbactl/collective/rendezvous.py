@@ -77,6 +77,7 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
         daemon_threads = True
+        request_queue_size = 128  # the base class has 5: in a crowd ranks would wait for seconds
 
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang

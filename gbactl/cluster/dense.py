@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.messages import Norms
+from gbactl.cluster.messages import Norms, PutDense
 from gbactl.cluster.survival import Survival
 from gbactl.collective.base import Buckets, Collective
 from gbactl.collective.overlap import Filling
@@ -186,7 +186,7 @@ class ReplicatedDense:
         """See DenseSide."""
         shards = len(self.exchange.servers)
         cuts = [dense_range(self.flat.size, shard, shards) for shard in range(shards)]
-        self.exchange.put_dense(self.block.step, [self.block.packed(low, high) for low, high in cuts])
+        self.exchange.put_dense(PutDense(self.block.step), [self.block.packed(low, high) for low, high in cuts])
 
     def load(self, item: Item) -> None:
         """The model already holds it; its gradient is to be summed while it is computed."""

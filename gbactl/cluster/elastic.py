@@ -1,6 +1,7 @@
 """A replica's exchange with the centre, seen from a trainer: a slice to every server, the slices of before back.
 
 One exchange at a time, from any thread but the one that reads. A dense vector each way; what is sent is copied once.
+The slice of a server that is away, or goes while it is asked, stays as it is: nobody waits until another one has come.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.store.dense import dense_range
 
+AWAY_SECONDS = 0.05  # how long an exchange waits where no server is there: it would be tried again at once
+
 
 class ElasticExchange:
     """`size` floats in all."""
@@ -23,23 +26,35 @@ class ElasticExchange:
         shards = len(exchange.servers)
         self.cuts = [dense_range(size, shard, shards) for shard in range(shards)]
         self._centre: Floats = np.empty(size, np.float32)
-        self._ticket = self._missing = 0
+        self._sent = self._centre
+        self._ticket = 0
+        self._missing: set[int] = set()
         exchange.more[Centre] = self._arrived
+        exchange.on_lost = self._lost
 
-    def __call__(self, replica: Floats, alpha: float) -> Floats:
-        """f32[size], valid until the next call: the centre before it went `alpha` of the way towards the replica.
+    def __call__(self, replica: Floats, alpha: float) -> Floats | None:
+        """f32[size], valid until the next call: the centre before it went `alpha` of the way towards the replica, and
+        the replica itself where no server answers; None where none does.
 
-        Raises GbactlError when a server is gone, or the run over."""
-        self._ticket += 1
-        self._missing = len(self.cuts)
-        for channel, (low, high) in zip(self.exchange.servers, self.cuts, strict=True):
-            out = channel.reserve(4 * (high - low))
+        Raises GbactlError when the run is over, or a server gone for good."""
+        self.exchange.until(self._anybody, AWAY_SECONDS)
+        with self.exchange.steady() as there:
+            self._ticket, self._sent, self._missing = self._ticket + 1, replica, set(there)
+        for shard, (low, high) in enumerate(self.cuts):
+            if shard not in there:
+                self._centre[low:high] = replica[low:high]
+                continue
+            out = there[shard].reserve(4 * (high - low))
             out.view(np.float32)[:] = replica[low:high]
-            channel.send(Elastic(self._ticket, alpha), out)
+            there[shard].send(Elastic(self._ticket, alpha), out)
         self.exchange.until(lambda: not self._missing)
         if self._missing:
             raise PeerGoneError("The run was over before a replica's exchange was.")
-        return self._centre
+        return self._centre if there else None
+
+    def _anybody(self) -> bool:
+        with self.exchange.steady() as there:
+            return bool(there)
 
     def _arrived(self, shard: int, message: Centre, frame: Frame) -> None:
         low, high = self.cuts[shard]
@@ -47,4 +62,11 @@ class ElasticExchange:
             raise WireError(f"S{shard} answered an exchange with {frame.payload.size} bytes.")
         self._centre[low:high] = frame.payload.view(np.float32)
         frame.release()
-        self._missing -= 1
+        self._missing.discard(shard)
+
+    def _lost(self, shard: int) -> None:
+        """Nobody answers for a shard any more."""
+        if shard in self._missing:
+            low, high = self.cuts[shard]
+            self._centre[low:high] = self._sent[low:high]
+            self._missing.discard(shard)

@@ -7,15 +7,25 @@ mean of the replicas that they settled at the end of the phase.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import numpy as np
 
 from gbactl.cluster.dense import ServedDense
 from gbactl.cluster.elastic import ElasticExchange
 from gbactl.cluster.exchange import Exchange, Item
 from gbactl.cluster.lane import Lane
-from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas
+from gbactl.cluster.messages import (
+    ClosedReplicas,
+    CloseReplicas,
+    DenseSaved,
+    GiveReplica,
+    OpenReplicas,
+    SaveReplica,
+)
 from gbactl.collective.base import Collective
 from gbactl.collective.surviving import Surviving
 from gbactl.errors import ClusterError
@@ -50,6 +60,8 @@ class TrainerDense(Lane):
         self._fresh = True  # equal to all others, or trained last: not left behind as one who did not train
         self._common = True
         self._notes, self._first = Notes(), 0
+        self._opened = -1
+        exchange.on_save = self._save
 
     @property
     def replica(self) -> Replica:
@@ -61,7 +73,8 @@ class TrainerDense(Lane):
     def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
         if isinstance(message, OpenReplicas):
-            self.open(message)
+            if message.turn != self._opened:  # another coordinator says again what it finds no trace of
+                self.open(message)
         elif message.last:
             return self.close(message)
         elif self._drive is not None:
@@ -72,7 +85,7 @@ class TrainerDense(Lane):
 
     def open(self, message: OpenReplicas) -> None:
         """A phase begins. A worker that is no trainer in it only answers the others."""
-        self._trains, values = self.exchange.index < message.trainers, message.values
+        self._opened, self._trains, values = message.turn, self.exchange.index < message.trainers, message.values
         if self._trains and not self._fresh:
             self._fetch()
         self._fresh = self._trains
@@ -126,19 +139,37 @@ class TrainerDense(Lane):
         self._drive.stepped(self.replica.iterations - self._first)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
-        """Answer the others until all leave, then give the servers what is theirs from now on."""
-        assert self._drive is not None
-        self._drive.close()
-        self._drive, self.exchange.lanes = None, 1
+        """Answer the others until all leave, then give the servers what is theirs from now on; perhaps once more."""
+        if self._drive is not None:
+            self._drive.close()
+            self._drive, self.exchange.lanes = None, 1
         if self._trains:
             block = self.replica.block
-            self.exchange.put_dense(block.step, [block.packed(*cut) for cut in self._cuts()], GiveReplica)
+            given = [block.packed(*cut) for cut in self._cuts()]
+            self.exchange.put_dense(GiveReplica(block.step, message.turn), given)
         self._notes.iterations = self.replica.iterations - self._first
         return ClosedReplicas(self.exchange.index, message.turn, self._notes.fields())
 
     def _cuts(self) -> list[tuple[int, int]]:
         shards = len(self.exchange.servers)
         return [dense_range(self.flat.size, shard, shards) for shard in range(shards)]
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    def _save(self, message: SaveReplica) -> None:
+        """The reading thread asks: tell the replica from a thread that nobody waits for."""
+        trains = self._drive is not None and self._trains
+        threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
+
+    def _tell(self, number: int, trains: bool) -> None:
+        coordinator = self.exchange.coordinator
+        if not trains:
+            coordinator.send(DenseSaved(number, 0, -1))
+            return
+        block = self.replica.block
+        with self.replica.still():
+            step, values = block.step, block.packed(0, self.flat.size)
+        coordinator.send(DenseSaved(number, step, block.params), values.view(np.uint8))
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -170,6 +201,7 @@ class TrainerDense(Lane):
         self._fresh = self._common = True
 
     def _fetch(self) -> None:
-        block = self.replica.block
-        for cut, (state, values) in zip(self._cuts(), self.exchange.get_dense(), strict=True):
-            block.unpack(*cut, values, state.step)
+        block, found = self.replica.block, self.exchange.get_dense()
+        with self.replica.still():
+            for cut, (state, values) in zip(self._cuts(), found, strict=True):
+                block.unpack(*cut, values, state.step)

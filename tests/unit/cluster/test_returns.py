@@ -12,7 +12,6 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.cluster import comeback, eventlog
-from gbactl.cluster.memory import MemoryChannel
 from gbactl.cluster.messages import (
     KIND,
     Adopt,
@@ -43,6 +42,7 @@ from gbactl.config import (
 )
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.recording import scan
+from tests.support.deaths import Orphaned, Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.small_data import prepared
 
@@ -70,49 +70,6 @@ def config(
             **more,
         )
     )
-
-
-class Victim:
-    """A server dies at the `turn`-th message of a kind: before it is handled, or `after`; `lives` times."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, index: int = 0, after: bool = False,
-        lives: int = 1,
-    ) -> None:  # fmt: skip
-        self.deaths = 0
-        seen, plain = [0], Server.handle
-
-        def handle(this: Any, channel: Any, frame: Any) -> None:
-            due = this.index == index and frame.kind == KIND[kind] and self.deaths < lives
-            if due:  # else another server's thread would undo what this one counts
-                seen[0] += 1
-            if not due or seen[0] < turn:
-                plain(this, channel, frame)
-                return
-            self.deaths, seen[0] = self.deaths + 1, 0
-            if after:
-                plain(this, channel, frame)
-            raise Killed
-
-        monkeypatch.setattr(Server, "handle", handle)
-
-
-class Orphaned:
-    """The coordinator dies when it is about to send its `later`-th message since it sent one of a kind."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], later: int) -> None:
-        self.died = False
-        plain, seen = MemoryChannel.send, [-1]
-
-        def send(this: Any, message: Any, payload: Any = None) -> None:
-            if this._hub.me.role == "coordinator" and not self.died:
-                seen[0] += isinstance(message, kind) or seen[0] >= 0
-                self.died = seen[0] == later
-                if self.died:
-                    raise Killed
-            plain(this, message, payload)
-
-        monkeypatch.setattr(MemoryChannel, "send", send)
 
 
 def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:

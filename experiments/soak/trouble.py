@@ -24,12 +24,12 @@ class Training:
 
 
 def draw(seed: int, number: int) -> Training:
-    """The `number`-th of a soak. Modes take turns; two of three are those with servers, who survive more."""
+    """The `number`-th of a soak. Modes take turns; two of three are those that have no replicas."""
     rng = random.Random(f"{seed}:{number}")
     served = number % 3 != 2
     mode = SERVED[(number - number // 3) % len(SERVED)] if served else REPLICAS[number // 3 % len(REPLICAS)]
     workers, servers = rng.choice((3, 4)), rng.choice((1, 2, 3))
-    plans = _plans(rng, served, ROWS // (workers * BATCH if mode in IN_STEP else BATCH))
+    plans = _plans(rng, ROWS // (workers * BATCH if mode in IN_STEP else BATCH))
     transport = rng.choice(("shm", "tcp"))
     overrides = (
         "experiment=smoke", f"mode={mode}", f"seed={seed + number}", "data.days=2", f"data.rows_per_day={ROWS}",
@@ -37,14 +37,14 @@ def draw(seed: int, number: int) -> Training:
         f"train.global_batch={BATCH * workers}", f"mode.local_batch={BATCH}",
         "model.batch_norm=true", "model.dropout=0.1",
         "train.max_eval_samples=8192", f"cluster.hang_seconds={PATIENCE}", "collective=shm",
-        f"checkpoint={'cpr' if served else 'none'}", *(("checkpoint.interval_seconds=2",) if served else ()),
+        "checkpoint=cpr", "checkpoint.interval_seconds=2",
         f"faults.plans=[{', '.join(plans.values())}]",
     )  # fmt: skip
     must = sum("step:" in plan for plan in plans.values())
     return Training(number, mode, overrides, tuple(plans), must)
 
 
-def _plans(rng: random.Random, served: bool, steps: int) -> dict[str, str]:
+def _plans(rng: random.Random, steps: int) -> dict[str, str]:
     """Fault plans by what they do. Between a strike at a server and one at the coordinator are steps, and no step is
     made before what was struck is back."""
     early, late = (int(steps * (low + 0.2 * rng.random())) for low in (0.1, 0.6))
@@ -56,6 +56,5 @@ def _plans(rng: random.Random, served: bool, steps: int) -> dict[str, str]:
         "server killed": f"{{kind: kill, servers: random, step: {first}}}",
         "coordinator killed": f"{{kind: kill, coordinator: true, step: {second}}}",
     }
-    kinds = list(all_kinds)[: 5 if served else 2]
-    chosen = sorted(rng.sample(kinds, rng.choice((1, 2, 2, 3)) if served else 1))
+    chosen = sorted(rng.sample(list(all_kinds), rng.choice((1, 2, 2, 3))))
     return {name: all_kinds[name] for name in chosen}

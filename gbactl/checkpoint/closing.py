@@ -17,20 +17,20 @@ from gbactl.kernels.base import Floats
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 
 DENSE = "dense.safetensors"
+VALUE = "dense.value"
 log = logging.getLogger(__name__)
 
 
 class Closing:
-    """Begins at once. `dense`: (optimizer steps, P, packed values) where workers hold them; `keep` checkpoints stay.
+    """Begins at once. `dense`: the tensors that workers told, if they did; `keep` checkpoints stay.
 
     `inline`: done when the constructor returns, in no other thread."""
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, dense: tuple[int, int, Floats] | None, optimizer: str, keep: int,
+        self, folder: Folder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
         inline: bool = False,
     ) -> None:  # fmt: skip
-        self.folder, self.manifest, self.keep = folder, manifest, keep
-        self.dense, self.optimizer = dense, optimizer
+        self.folder, self.manifest, self.dense, self.keep = folder, manifest, dense, keep
         self.error = ""
         self._thread: threading.Thread | None = None
         if inline:
@@ -58,8 +58,7 @@ class Closing:
     def _close(self) -> None:
         path = self.folder.path / self.manifest.name
         if self.dense is not None:
-            tensors = unpacked(*self.dense, self.optimizer)
-            written = write_tensors(path / DENSE, tensors, {"gbactl": "1"})
+            written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"})
             self.manifest.files.append(Entry(DENSE, -1, written.bytes, 0, written.sums))
         manifests.write(path, self.manifest)
         sync_folder(self.folder.path)
@@ -73,7 +72,7 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
     """What DenseBlock.packed made of a whole vector with `params` P parameters, as DenseBlock.state has it."""
     names = MOMENTS[OptimizerSpec(optimizer).for_dense().name]
     size = len(values) - params * len(names)
-    found: dict[str, NDArray[Any]] = {"dense.value": values[:size]}
+    found: dict[str, NDArray[Any]] = {VALUE: values[:size]}
     for number, name in enumerate(names):
         low = size + number * params
         found[f"dense.moment.{name}"] = values[low : low + params]

@@ -1,8 +1,9 @@
 """The coordinator's part of checkpoints: when one is due, at which step, and that it exists once all of it is there.
 
 "Checkpoint at step k" goes to every server right behind the order of step k - 1, so all of them save the same
-moment. Where workers hold the dense part, one of them is asked for it right behind its batch of that step. A cut
-costs the coordinator a message to and from every server; a thread writes the manifest.
+moment. Where workers hold the dense part, one of them is asked for it right behind its batch of that step; where they
+are trainers, each tells its replica as it is then (see gathering.py). A cut costs the coordinator a message to and from
+every server, and trainer; a thread writes the manifest.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from gbactl import __version__
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import position as positions
-from gbactl.checkpoint.closing import Closing
+from gbactl.checkpoint.closing import Closing, unpacked
 from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.gathering import Gathering
 from gbactl.checkpoint.intervals import Estimate, estimate_of, rhythm_of
 from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.pls import PlsCounter
@@ -25,7 +29,7 @@ from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.stakes import Stakes
 from gbactl.cluster.comeback import BEGINNING
-from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
+from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.plan import EarlyStopping
 from gbactl.config import mode_values, to_dict
@@ -49,6 +53,7 @@ class Cut:
     samples: int
     began: float
     with_dense: bool
+    replicas: Gathering | None = None
     updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
     closing: Closing | None = None
@@ -109,6 +114,9 @@ class Cuts:
             self._due = c.hub.now() + self.rhythm.gap
             sentence = self.estimate.sentence(self.rhythm.every_steps)
             c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
+        if self.resumed is not None and c.now.home == "replicas" and c.revival is None:
+            sentence = f"Every replica begins with {self.resumed.dense} of step {step}."
+            c._event("checkpoint", {"state": "resumed", "sentence": sentence})
 
     def unread(self, number: int, samples: int) -> Ranges:
         """What of round `number`, of `samples`, is to be trained."""
@@ -205,7 +213,7 @@ class Cuts:
         """Step `step` - 1 has just been ordered."""
         if self._planned is not None and self._planned[0] == step and self.c.returns.sound:
             number, self._planned = self._planned[1], None
-        elif self.c.now.home == "servers" and self._is_due(step):
+        elif self.c.now.home != "workers" and self._is_due(step):
             number = self._plan()
         else:
             return
@@ -219,7 +227,10 @@ class Cuts:
         base = [] if kind == "whole" else list(self._base or [])
         mode, switches = mode_values(c.now), c.switcher.plan.taken
         position = positions.told(c.record, self.stopping, self.results, training, step, mode, switches, ended)
-        home = c.now.home
+        gathering = Gathering(c.trainers.saved, c.trainers.centred) if c.trainers.saved else None
+        home = "servers" if c.now.home == "replicas" else c.now.home  # by the end of a phase they hold what counts
+        if gathering is not None and not gathering.centred:
+            home = "workers"
         config = to_dict(c.cfg)
         manifest = Manifest(
             number, step, kind, c.cfg.cluster.servers, c.dataset.schema.rows, row_width(c.cfg.model), home, [],
@@ -227,7 +238,8 @@ class Cuts:
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
         unsaved = self.stakes.updates.unsaved
-        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), home == "workers", unsaved), False
+        with_dense = c.now.home == "workers"
+        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), with_dense, gathering, unsaved), False
         self._due = c.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
@@ -236,6 +248,8 @@ class Cuts:
             return
         pace = 0.0 if ended else 1e6 * c.cfg.checkpoint.mb_per_second
         c.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
+        for worker in sorted(() if gathering is None else gathering.due):
+            c.members.of("worker")[worker].send(SaveReplica(number))
 
     def _schema(self) -> dict[str, Any]:
         schema, names = self.c.dataset.schema, self.c.dataset.meta.get("field_names", [])
@@ -249,11 +263,19 @@ class Cuts:
             cut.parts[message.shard] = message
             self._complete()
 
-    def dense(self, message: DenseSaved, values: Floats) -> None:
+    def dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
         """A worker's dense part, with its optimizer; or that it has none any more."""
+        cut = self._open
+        if cut is not None and cut.replicas is not None:
+            if message.number == cut.manifest.number:
+                cut.replicas.came(worker, message.step, message.params, values)
+                self._complete()
+            return
         if message.params < 0:
             if message.number == self._number - 1:
                 self.abandon("the dense part was asked for too late")
+            return
+        if message.number != self._number - 1:
             return
         self._dense = {message.number: (message.step, message.params, values)}
         self._complete()
@@ -265,15 +287,32 @@ class Cuts:
         if cut.error:
             self.abandon(cut.error)
             return
-        dense = self._dense.pop(cut.manifest.number, None)
-        if cut.with_dense and dense is None:
+        if self._waits(cut):
+            return
+        dense = self._told_dense(cut)
+        if cut.replicas is not None and dense is None:
+            self.abandon("no trainer has a replica")
             return
         for s, part in sorted(cut.parts.items()):
             cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.c.cfg
         inline = cfg.cluster.name == "virtual" or cut.manifest.position["ended"]
-        cut.closing = Closing(self.folder, cut.manifest, dense, cfg.optim.name, cfg.checkpoint.keep, inline)
+        cut.closing = Closing(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline)
         self.look()
+
+    def _waits(self, cut: Cut) -> bool:
+        """Whether some worker has yet to tell its dense part."""
+        if cut.replicas is not None:
+            return bool(cut.replicas.due)
+        return cut.with_dense and cut.manifest.number not in self._dense
+
+    def _told_dense(self, cut: Cut) -> dict[str, NDArray[Any]] | None:
+        """What workers told of it."""
+        optimizer = self.c.cfg.optim.name
+        if cut.replicas is not None:
+            return cut.replicas.tensors(optimizer)
+        told = self._dense.pop(cut.manifest.number, None)
+        return None if told is None else unpacked(*told, optimizer)
 
     def look(self) -> None:
         """Between two messages: whether the checkpoint under way has come to exist."""
@@ -325,7 +364,11 @@ class Cuts:
         self.stakes.updates.again()
 
     def worker_lost(self, worker: int) -> None:
-        """A checkpoint that waits for what a dead worker holds will not be."""
+        """A checkpoint that waits for what a dead worker alone holds will not be."""
+        if self._open is not None and self._open.replicas is not None:
+            self._open.replicas.left(worker)
+            self._complete()
+            return
         waited_for = self._planned if self._planned is not None else self._number_open
         if worker == self._giver and waited_for is not None and self._number - 1 not in self._dense:
             self.abandon(f"W{worker} is gone")

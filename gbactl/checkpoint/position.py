@@ -16,6 +16,7 @@ from gbactl.cluster.record import RunRecord
 from gbactl.cluster.statistics import Statistics, WorkerRate
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
+from gbactl.policies.base import policy_class
 
 if TYPE_CHECKING:
     from gbactl.cluster.training import Training
@@ -96,6 +97,14 @@ class Position:
             self.ledger = Ledger(**{each.name: values["ledger"][each.name] for each in fields(Ledger)})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"A checkpoint's position cannot be used ({error!r}).") from error
+
+    @property
+    def dense(self) -> str:
+        """What the dense part is: of trainers the centre or the mean of their replicas."""
+        mode = policy_class(str(self.mode["name"]))
+        if mode.dense_on != "replicas":
+            return "the dense parameters"
+        return "the mean of the replicas" if mode.collective else "the centre"
 
     @property
     def stopped_early(self) -> bool:

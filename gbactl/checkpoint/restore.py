@@ -95,19 +95,24 @@ def _open(path: Path) -> Any:
 
 
 def dense_state(chain: Chain) -> State:
-    """The whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1]. Raises CheckpointError without one."""
+    """The whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1]. Raises CheckpointError without one.
+
+    Of a centre, whose values the servers have, trainers told the optimizer's state."""
     cut = chain.last
     names = [entry.name for entry in sorted(cut.files, key=lambda entry: entry.shard)]
     files = [DENSE] if cut.home == "workers" else [name for name in names if name != DENSE]
     states = [_dense_of(chain.folder / cut.name / name) for name in files]
     whole = {name: np.concatenate([state[name] for state in states]) for name in states[0] if name != "step"}
-    return {**whole, "step": states[0]["step"]}
+    whole["step"] = states[0]["step"]
+    if cut.home != "workers" and DENSE in names:
+        whole |= _dense_of(chain.folder / cut.name / DENSE, ("step",))
+    return whole
 
 
-def _dense_of(path: Path) -> State:
+def _dense_of(path: Path, needed: tuple[str, ...] = ("value", "step")) -> State:
     with _open(path) as file:
         found = {name[6:]: file.get_tensor(name) for name in file.keys() if name.startswith("dense.")}  # noqa: SIM118
-    if "value" not in found or "step" not in found:
+    if not set(needed) <= set(found):
         raise CheckpointError(f"{path} holds no dense part.")
     return found
 

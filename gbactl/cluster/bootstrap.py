@@ -173,7 +173,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
-    server.served_dense = cfg.home == "servers"  # a run that goes on may switch before its first phase
+    server.served_dense = cfg.home != "workers"  # a run that goes on may switch before its first phase
     server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)
     server.run()
 
@@ -190,7 +190,7 @@ def _first_shard(
         beginning.keep(Path(boot.run_dir), spec)
     shard = Shard(spec)
     if cfg.resume is not None:
-        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home == "servers")
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home != "workers")
     return shard, Ready("server", boot.index)
 
 

@@ -14,6 +14,7 @@ from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Ack, Centre, Elastic, GiveReplica, SettleReplicas
 from gbactl.errors import WireError
+from gbactl.kernels.base import Floats
 from gbactl.replicas import make
 from gbactl.store.shard import Shard
 
@@ -25,8 +26,9 @@ class CentreSide:
         self.shard = shard
         self._sum: Any = None
         self._count = self._step = 0
+        self._turn = -1
         #: message -> handler, as the server calls them; those of workers come first
-        self.from_workers = {Elastic: self._elastic, GiveReplica: self._give}
+        self.from_workers: dict[type[Any], Any] = {Elastic: self._elastic, GiveReplica: self._give}
         self.handlers = {**self.from_workers, SettleReplicas: self._settle}
 
     def _elastic(self, channel: Channel, message: Elastic, frame: Frame) -> None:
@@ -47,11 +49,19 @@ class CentreSide:
         expected = block.value.nbytes + sum(moment.nbytes for moment in block.moments.values())
         if frame.payload.size != expected or message.step < 0:
             raise WireError(f"a replica of {frame.payload.size} bytes for a slice of {expected}")
-        values = frame.payload.view(np.float32)
-        self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
-        self._count, self._step = self._count + 1, max(self._step, message.step)
+        if message.turn > self._turn:
+            self._begin(message.turn)
+        if message.turn == self._turn:  # else all have been asked again since
+            self._add(frame.payload.view(np.float32), message.step)
         frame.release()
         channel.send(Ack(0, 0))
+
+    def _add(self, values: Floats, step: int) -> None:
+        self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
+        self._count, self._step = self._count + 1, max(self._step, step)
+
+    def _begin(self, turn: int) -> None:
+        self._sum, self._count, self._step, self._turn = None, 0, 0, turn
 
     def _settle(self, _: Channel, message: SettleReplicas, frame: Frame) -> None:
         if self._sum is not None:
@@ -60,4 +70,4 @@ class CentreSide:
             if not message.value:
                 mean[: len(block.value)] = block.value
             block.unpack(*self.shard.dense_range, mean, self._step)
-        self._sum, self._count, self._step = None, 0, 0
+        self._begin(self._turn)

@@ -85,7 +85,10 @@ class Coordinator:
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.losses = Losses(self.members)
-        self.trainers = Trainers(self.members, self._pump, lambda: self.record.seconds)
+        life = 0 if found is None else found.epoch
+        self.trainers = Trainers(
+            self.members, self._pump, lambda: self.record.seconds, lambda: self.returns.losses, life
+        )
         self.now = cfg
         self.record = RunRecord(hub.now)
         self.record.statistics.observed = Observed.of(cfg)
@@ -147,6 +150,8 @@ class Coordinator:
             for number, part in [] if trained else list(enumerate(plan))[len(results) :]:
                 self.train(part, number, len(plan))
                 self.journal.stands(EVALUATE, number)
+                if self.now.home == "replicas":
+                    self.recovery.rejoin()
                 scores = {split: self.evaluate(split) for split in part.evaluate}
                 self.returns.check()
                 results.append(self._close_round(part, scores))
@@ -194,15 +199,17 @@ class Coordinator:
 
     def _phase(self, part: Round, rest: Ranges) -> int:
         """Train in one mode on the `rest` of a day; returns how many samples it was given."""
-        self.recovery.rejoin()
         cfg = self.now
+        if self.revival is None or cfg.home != "replicas":  # else within a phase, of which all know
+            self.recovery.rejoin()
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
         phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         stop_at = self.switcher.begin(policy)
         if self.revival is None:
             self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
-        self.trainers.open(cfg, self._waiting)
+        began = None if self.revival is None else self.revival.phase_began
+        self.trainers.open(cfg, self._phase_number, self._waiting, began)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
         training = Training(
@@ -228,7 +235,8 @@ class Coordinator:
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self.record.phases[-1].update(self.trainers.phase())
         self._progress()
-        self.recovery.rejoin()
+        if cfg.home != "replicas":  # of those who has come is in no phase that another coordinator may go on with
+            self.recovery.rejoin()
         return policy.phase.samples
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
@@ -523,8 +531,8 @@ class Coordinator:
         self.members.authentic(channel, "server", message.shard)
         self.cuts.saved(message)
 
-    def _on_dense_saved(self, _: Channel, message: DenseSaved, frame: Frame) -> None:
-        self.cuts.dense(message, frame.payload.view(np.float32).copy())
+    def _on_dense_saved(self, channel: Channel, message: DenseSaved, frame: Frame) -> None:
+        self.cuts.dense(message, frame.payload.view(np.float32).copy(), channel.peer.index)
 
     def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
         replicated = self.now.home == "workers"

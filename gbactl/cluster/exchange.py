@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -43,11 +44,12 @@ from gbactl.cluster.messages import (
     Revive,
     Rows,
     SaveDense,
+    SaveReplica,
     Stop,
     Take,
     decode,
 )
-from gbactl.cluster.routes import Dial, Routes
+from gbactl.cluster.routes import Dial, Parked, Routes
 from gbactl.cluster.upcoming import Upcoming
 from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError, WireError
@@ -140,6 +142,9 @@ class Exchange:
         #: called by the reading thread: a batch of this step is next; another worker is gone
         self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
+        #: the same: a server is gone, and what it was asked for is asked again, but for what `more` is the answer to
+        self.on_lost: Callable[[int], None] = lambda _: None
+        self.on_save: Callable[[SaveReplica], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
     # -- the compute thread -------------------------------------------------------------------------
@@ -250,11 +255,9 @@ class Exchange:
             frame.release()
         return {shard: (state, values[shard]) for shard, (state, _) in found.items()}
 
-    def put_dense(
-        self, step: int, parts: Mapping[int, Floats], how: type[PutDense] | type[GiveReplica] = PutDense
-    ) -> None:
+    def put_dense(self, message: PutDense | GiveReplica, parts: Mapping[int, Floats]) -> None:
         """Give some shards their dense slice with its optimizer, and wait until all have it."""
-        self._ask_all(parts, lambda shard: self.servers[shard].send(how(step), parts[shard].view(np.uint8)), self._acks)
+        self._ask_all(parts, lambda shard: self.servers[shard].send(message, parts[shard].view(np.uint8)), self._acks)
         self._acks.clear()
 
     def _ask_all(self, shards: Collection[int], ask: Callable[[int], None], answers: Collection[int]) -> None:
@@ -266,10 +269,16 @@ class Exchange:
         self.until(lambda: len(answers) == len(shards))
         self._again = lambda _: None
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, or the end of the run. Raises what ended it."""
+    @contextmanager
+    def steady(self) -> Iterator[dict[int, Channel]]:
+        """shard -> channel of those that are served; none is lost or comes back inside."""
         with self._cv:
-            self._cv.wait_for(lambda: condition() or self.over())
+            yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, Parked)}
+
+    def until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait for a condition, no longer than `seconds`, or for the end of the run. Raises what ended it."""
+        with self._cv:
+            self._cv.wait_for(lambda: condition() or self.over(), seconds)
             if self.error is not None:
                 raise self.error
 
@@ -332,8 +341,11 @@ class Exchange:
         elif isinstance(message, Ping):
             self.coordinator.send(Pong(self.index, message.beat))
         elif isinstance(message, Revive):
-            self._questions.clear()  # whoever asked is gone
+            # whoever asked is gone; but batches that came after the beginning of their phase wait for it
+            self._questions = deque(each for each in self._questions if isinstance(each[0], OpenReplicas))
             self.coordinator.send(self._holdings.told(self.index, message.epoch, self._phase))
+        elif isinstance(message, SaveReplica):
+            self.on_save(message)
         elif isinstance(message, Question):
             self._questions.append((message, self._granted_items))
             self._cv.notify_all()
@@ -365,9 +377,14 @@ class Exchange:
         if shard is None or self.dial is None:
             raise error
         self.routes.lose(shard)
+        self._forsaken(shard)
         self._overdue[shard] = timer = threading.Timer(self.patience, self.fail, (error,))
         timer.daemon = True
         timer.start()
+
+    def _forsaken(self, shard: int) -> None:
+        self.on_lost(shard)
+        self._cv.notify_all()
 
     def _relocated(self, message: Relocated) -> None:
         """Ask whoever serves a shard now for all that was not answered."""
@@ -378,6 +395,7 @@ class Exchange:
         if self.routes.serves(shard, message.epoch):  # told again by another coordinator
             return
         self._have_dense[shard] = -1
+        self._forsaken(shard)  # by one that hung, and whose connection still is
         if shard in self._overdue:
             self._overdue.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:
@@ -386,6 +404,7 @@ class Exchange:
             if shard not in item.answers:
                 self._ask(ticket, item, *next(share for share in item.unique.shares() if share[0] == shard))
         self._again(shard)
+        self._cv.notify_all()
 
     def _begin(self, phase: BeginPhase) -> None:
         if self._phase is not None and phase.served_dense != self._phase.served_dense:

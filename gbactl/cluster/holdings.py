@@ -7,7 +7,7 @@ from collections import deque
 from gbactl.cluster.messages import BeginPhase, Granted, Holding, Staged
 from gbactl.store.shard import Shard
 
-LAST = 64  # grants remembered: more than a worker may have at once
+LAST = 256  # grants remembered: more than a worker may have at once
 MOST = 256  # parts remembered beyond those that wait
 
 

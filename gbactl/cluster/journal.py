@@ -3,8 +3,7 @@ log from there on.
 
 coordinator.json in the run directory is written between two phases, complete or not at all; what changes within a
 phase and is no step of it (who is gone, failures, checkpoints) stands in the log as a note. Costs a small file a phase
-and a write for each record of the log that somebody acts upon (2 us). Not in replica modes, whose threads ask for more
-batches than a log tells.
+and a write for each record of the log that somebody acts upon (2 us).
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 
 def kept(cfg: RunConfig) -> bool:
     """Whether a run goes on when its coordinator is killed."""
-    wanted = cfg.real and cfg.cluster.lost_coordinator == "replace"
-    return wanted and "replicas" not in cfg.homes
+    return cfg.real and cfg.cluster.lost_coordinator == "replace"
 
 
 @dataclass
@@ -90,7 +88,7 @@ class Journal:
         told = {
             "stage": stage, "round": number, "rest": rest, "inside": inside, "offset": c.log.bytes,
             "phase": c._phase_number, "at": c.hub.now(), "began": c.hub.now() - c.record.seconds,
-            "position": position, "switch": switcher.told(), "notes": self.notes(),
+            "position": position, "switch": switcher.told(), "replicas": c.trainers.told(), "notes": self.notes(),
         }  # fmt: skip
         partial = self.path.with_name(f".{NAME}.partial")
         partial.write_text(json.dumps(told))

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gbactl.cluster.dense import NOT_HERE
 from gbactl.cluster.exchange import Exchange, Item
-from gbactl.errors import ClusterError
 from gbactl.kernels.base import Floats
 from gbactl.models.flat import FlatModel
 from gbactl.replicas.replica import Replica
@@ -78,8 +78,8 @@ class Lane:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DenseSide. Raises ClusterError: nothing here is what a checkpoint could hold (see config/rules.py)."""
-        raise ClusterError("Replicas that differ have no checkpoint; type checkpoint=none.")
+        """See DenseSide: a replica is no part of a step of all (see TrainerDense for what is saved of it)."""
+        return NOT_HERE
 
     def leave(self) -> None:
         """See DenseSide."""

@@ -132,9 +132,10 @@ class Centre(NamedTuple):
 
 class GiveReplica(NamedTuple):
     """To a server: a trainer's slice with its optimizer after `step` steps, payload as DenseState's; answered with
-    Ack. What all gave is summed up until SettleReplicas."""
+    Ack. What all gave in one `turn` is summed up until SettleReplicas; a later turn begins anew."""
 
     step: int
+    turn: int
 
 
 class SettleReplicas(NamedTuple):
@@ -384,10 +385,17 @@ class SaveDense(NamedTuple):
     step: int
 
 
-class DenseSaved(NamedTuple):
-    """The answer to SaveDense: payload float32 (see DenseBlock.packed) with `params` parameters, after `step` steps.
+class SaveReplica(NamedTuple):
+    """To a trainer: tell the replica as it is now, with its optimizer; nobody stands still for it."""
 
-    `params` -1: it is too late."""
+    number: int
+
+
+class DenseSaved(NamedTuple):
+    """The answer to SaveDense and SaveReplica: payload float32 (see DenseBlock.packed) with `params` parameters, after
+    `step` steps.
+
+    `params` -1: it is too late, or there is none yet."""
 
     number: int
     step: int
@@ -504,7 +512,7 @@ Message = (
     Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
     | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
     | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
-    | Save | Saved | SaveDense | DenseSaved
+    | Save | Saved | SaveDense | SaveReplica | DenseSaved
     | Ping | Pong | Absent | Numbered | Arrived
     | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
     | Revive | Standing | Holding

@@ -117,6 +117,12 @@ class Revival:
             return True
         return isinstance(message, Take) and message.worker not in self._holding
 
+    @property
+    def phase_began(self) -> float:
+        """When, in seconds of the run."""
+        stood = self.found.stood
+        return float(stood["at"]) - float(stood["began"])
+
     def _on_standing(self, channel: Channel, message: Standing, _: Frame) -> None:
         self.c.members.authentic(channel, "server", message.shard)
         if message.epoch == self.found.epoch:  # else it is what one asked that is gone, too
@@ -147,6 +153,7 @@ class Revival:
         times.all = [Failed(**failed) for failed in notes["failed"]]
         times.injuries = {process: (kind, at) for process, (kind, at) in notes["injured"]}
         c.cuts.restore(notes["cuts"])
+        c.trainers.restore(stood["replicas"])
         self._place(stood)
         if self.begun is None:
             self._go_on(None, {})
@@ -183,10 +190,16 @@ class Revival:
         """The phase and the orders that a server has not heard of."""
         assert self.begun is not None
         if standing.phase != training.number:
-            channel.send(self.begun)
+            channel.send(self._begun_for_servers)
         for step, scale in rebuilt.orders:
             if step.step >= standing.version:
                 channel.send(training.told(step, scale))
+
+    @property
+    def _begun_for_servers(self) -> BeginPhase:
+        """See Coordinator._begin."""
+        assert self.begun is not None
+        return self.begun._replace(served_dense=self.c.now.home != "workers")
 
     def _missing(self, rebuilt: Rebuilt, holding: Holding) -> list[Grant]:
         """What a worker was granted and never heard of."""
@@ -203,7 +216,7 @@ class Revival:
         c.revival = None
         self._lose(training)
         if training is not None:
-            c.recovery.begun = c.returns.begun = self.begun
+            c.recovery.begun, c.returns.begun = self.begun, self._begun_for_servers
             for channel, staged in self._staged:
                 c._on_staged(channel, staged, Frame(CLOSED, b"", NO_BYTES))
             c._barrier(training.policy.step)
@@ -243,7 +256,10 @@ class Revival:
             if trains and not joins:  # it was given up at a switch
                 self.c.switcher.late.add(phase, [(worker, batch, set())])
                 self.c.members.of("worker")[worker].send(Abandon(phase))
-        return max(0, 1 + max(each.mode.prefetch for each in self.c.cfg.possible) - has)
+        may_have = 1 + max(each.mode.prefetch for each in self.c.cfg.possible) + self.c.trainers.more(worker)
+        if has > may_have:
+            self.c.trainers.too_many(worker, has - may_have)
+        return max(0, may_have - has)
 
     def _lose(self, training: Training | None) -> None:
         """Who was gone before is gone, and who has not come back is, too."""

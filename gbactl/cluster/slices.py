@@ -5,6 +5,10 @@ Servers that hold rows alone have an empty slice and are not asked. Costs the ve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import GiveReplica, PutDense
 from gbactl.store.dense import Cut, DenseBlock, held
@@ -16,12 +20,14 @@ class Slices:
     def __init__(self, exchange: Exchange, cuts: list[Cut]) -> None:
         self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)
 
-    def fetch(self, block: DenseBlock) -> None:
-        """Put into the whole vector `block` what the servers hold. Raises what ended the run meanwhile."""
-        for shard, (state, values) in self.exchange.get_dense(self.held).items():
-            block.unpack(*self.held[shard], values, state.step)
+    def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
+        """Put into the whole vector `block`, inside `still`, what the servers hold. Raises what ended the run."""
+        found = self.exchange.get_dense(self.held)
+        with still or nullcontext():
+            for shard, (state, values) in found.items():
+                block.unpack(*self.held[shard], values, state.step)
 
-    def give(self, block: DenseBlock, how: type[PutDense] | type[GiveReplica] = PutDense) -> None:
+    def give(self, block: DenseBlock, how: Callable[[int], PutDense | GiveReplica] = PutDense) -> None:
         """Give the servers what the whole vector `block` holds, and wait until all have it."""
         parts = {shard: block.packed(*cut) for shard, cut in self.held.items()}
-        self.exchange.put_dense(block.step, parts, how)
+        self.exchange.put_dense(how(block.step), parts)

@@ -7,15 +7,25 @@ mean of the replicas that they settled at the end of the phase.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import numpy as np
 
 from gbactl.cluster.dense import ServedDense
 from gbactl.cluster.elastic import ElasticExchange
 from gbactl.cluster.exchange import Item
 from gbactl.cluster.lane import Lane
-from gbactl.cluster.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas
+from gbactl.cluster.messages import (
+    ClosedReplicas,
+    CloseReplicas,
+    DenseSaved,
+    GiveReplica,
+    OpenReplicas,
+    SaveReplica,
+)
 from gbactl.cluster.slices import Slices
 from gbactl.collective.base import Collective
 from gbactl.collective.surviving import Surviving
@@ -52,6 +62,8 @@ class TrainerDense(Lane):
         self._fresh = True  # equal to all others, or trained last: not left behind as one who did not train
         self._common = True
         self._notes, self._first = Notes(), 0
+        self._opened = -1
+        self.exchange.on_save = self._save
 
     @property
     def replica(self) -> Replica:
@@ -63,7 +75,8 @@ class TrainerDense(Lane):
     def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
         if isinstance(message, OpenReplicas):
-            self.open(message)
+            if message.turn != self._opened:  # another coordinator says again what it finds no trace of
+                self.open(message)
         elif message.last:
             return self.close(message)
         elif self._drive is not None:
@@ -74,9 +87,9 @@ class TrainerDense(Lane):
 
     def open(self, message: OpenReplicas) -> None:
         """A phase begins. A worker that is no trainer in it only answers the others."""
-        self._trains, values = self.exchange.index < message.trainers, message.values
+        self._opened, self._trains, values = message.turn, self.exchange.index < message.trainers, message.values
         if self._trains and not self._fresh:
-            self.slices.fetch(self.replica.block)
+            self._fetch()
         self._fresh = self._trains
         self._notes, self._first = Notes(), self.replica.iterations
         rule = self._rule_of(message.rule, message.trainers, values)
@@ -128,14 +141,31 @@ class TrainerDense(Lane):
         self._drive.stepped(self.replica.iterations - self._first)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
-        """Answer the others until all leave, then give the servers what is theirs from now on."""
-        assert self._drive is not None
-        self._drive.close()
-        self._drive, self.exchange.lanes = None, 1
+        """Answer the others until all leave, then give the servers what is theirs from now on; perhaps once more."""
+        if self._drive is not None:
+            self._drive.close()
+            self._drive, self.exchange.lanes = None, 1
         if self._trains:
-            self.slices.give(self.replica.block, GiveReplica)
+            self.slices.give(self.replica.block, lambda step: GiveReplica(step, message.turn))
         self._notes.iterations = self.replica.iterations - self._first
         return ClosedReplicas(self.exchange.index, message.turn, self._notes.fields())
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    def _save(self, message: SaveReplica) -> None:
+        """The reading thread asks: tell the replica from a thread that nobody waits for."""
+        trains = self._drive is not None and self._trains
+        threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
+
+    def _tell(self, number: int, trains: bool) -> None:
+        coordinator = self.exchange.coordinator
+        if not trains:
+            coordinator.send(DenseSaved(number, 0, -1))
+            return
+        block = self.replica.block
+        with self.replica.still():
+            step, values = block.step, block.packed(0, self.flat.size)
+        coordinator.send(DenseSaved(number, step, block.params), values.view(np.uint8))
 
     # -- batches ------------------------------------------------------------------------------------
 
@@ -163,5 +193,8 @@ class TrainerDense(Lane):
         """See DenseSide: every trainer begins with what the servers hold."""
         if isinstance(self.collective, Surviving):
             self.collective.renew(turn)  # others may have come since it was formed, or parts been dealt
-        self.slices.fetch(self.replica.block)
+        self._fetch()
         self._fresh = self._common = True
+
+    def _fetch(self) -> None:
+        self.slices.fetch(self.replica.block, self.replica.still())

@@ -3,7 +3,9 @@
 A phase is closed when everything has arrived, since a dead trainer's batches may still be handed to one that was out
 of data. Where replicas meet in rounds in the foreground, who is out of data is told so before: it must answer those who
 are not (see replicas/meeting.py). Then every trainer gives the servers its replica, and they hold the mean of what all
-gave, or keep the centre. Who dies is in no mean from then on. Costs two or three messages to and one from every worker.
+gave, or keep the centre. Who dies is in no mean from then on. Where a server is lost meanwhile, and what it was given,
+all give again; so they do for a coordinator in the place of one that died. Costs two or three messages to and one from
+every worker.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ from gbactl.replicas.notes import summary, total
 
 
 class Trainers:
-    """Does nothing in other modes. `wait` handles messages until a condition holds; `seconds` of the run so far."""
+    """Does nothing in other modes. `wait` handles messages until a condition holds; `seconds` of the run so far; `lost`
+    counts the servers that were; `life`: how many coordinators there were before."""
 
     def __init__(
-        self, members: Members, wait: Callable[[Callable[[], bool]], Any], seconds: Callable[[], float]
-    ) -> None:
-        self.members, self.wait, self.seconds = members, wait, seconds
+        self, members: Members, wait: Callable[[Callable[[], bool]], Any], seconds: Callable[[], float],
+        lost: Callable[[], int] = lambda: 0, life: int = 0,
+    ) -> None:  # fmt: skip
+        self.members, self.wait, self.seconds, self.lost = members, wait, seconds, lost
         self._began = 0.0
-        self._turn = 0
+        self._turn = life << 20  # of a closing; no coordinator before has had it
         self._kind: type[ReplicaPolicy] | None = None
         self._told: set[int] = set()
         self._idle = False
@@ -41,10 +45,12 @@ class Trainers:
         self._last: dict[str, Any] = {}
         self._of_all: dict[str, Any] = {}
 
-    def open(self, cfg: RunConfig, waiting: deque[int]) -> None:
-        """A phase of `cfg` has begun, and nobody has a batch of it yet; `waiting` are those who ask for one.
+    def open(self, cfg: RunConfig, phase: int, waiting: deque[int], began: float | None = None) -> None:
+        """Phase number `phase`, of `cfg`, has begun, and nobody has a batch of it yet; `waiting` are those who ask for
+        one.
 
-        A trainer asks for as many more as its threads beyond the first have use for."""
+        A trainer asks for as many more as its threads beyond the first have use for. One that `began` so many seconds
+        into the run goes on: who has heard of it takes no notice, and who waits is known already."""
         kind, self._last = policy_class(cfg.mode.name), {}
         self._kind = kind if issubclass(kind, ReplicaPolicy) else None
         if self._kind is None:
@@ -52,15 +58,16 @@ class Trainers:
         options, trainers = cfg.policy_options(), cfg.cluster.workers
         assert isinstance(options, ReplicaOptions)
         values = dataclasses.asdict(options)
-        self._turn, self._began = self._turn + 1, self.seconds()
-        self._told, self._notes, self._idle = set(), {}, False
-        self.members.tell("worker", OpenReplicas(self._turn, self._kind.rule, self._kind.shadow, trainers, values))
+        self._began = self.seconds() if began is None else began
+        self._ask_anew()
+        self._idle = False
+        self.members.tell("worker", OpenReplicas(phase, self._kind.rule, self._kind.shadow, trainers, values))
         self._tell_of_the_dead()
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.of("worker") if worker < trainers]
         self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetch)) for worker in live]
-        waiting.extend(self._more)
+        waiting.extend(self._more if began is None else ())
         self._last = self._of_all = {
             "evaluated": "mean of the replicas" if self._kind.collective else "centre",
             "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
@@ -89,14 +96,27 @@ class Trainers:
                 waiting.remove(worker)
             else:
                 self._late[worker] += 1
-        self._close(self.members.of("worker"))
-        self.wait(lambda: set(self.members.of("worker")) <= set(self._notes))
+        self._give()
         self.members.tell("server", SettleReplicas(self._kind.collective))
         notes = total(self._notes.values())
         notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
         self._phases.append(notes)
         self._last = {**self._last, **summary(notes)}
         self._kind = None
+
+    def _give(self) -> None:
+        """Until every server has what every trainer gives."""
+        while True:
+            lost = self.lost()
+            self._close(self.members.of("worker"))
+            self.wait(lambda: set(self.members.of("worker")) <= set(self._notes))
+            if lost == self.lost():
+                return
+            self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        self._turn += 1
+        self._told, self._notes = set(), {}
 
     def _close(self, workers: Any) -> None:
         for worker in sorted(set(workers) - self._told):
@@ -115,10 +135,37 @@ class Trainers:
         self._late[worker] -= 1
         return True
 
+    def more(self, worker: int) -> int:
+        """For how many batches a worker's threads ask in this phase, beside those that it asks for in any mode."""
+        return self._more.count(worker)
+
+    def too_many(self, worker: int, batches: int) -> None:
+        """A worker has so many more than it may have outside of a phase: it asks in vain when they are done."""
+        self._late[worker] = batches
+
     def closed(self, message: ClosedReplicas) -> None:
         """A worker's answer."""
         if message.turn == self._turn:
             self._notes[message.worker] = message.notes
+
+    @property
+    def saved(self) -> list[int]:
+        """Those whose replicas a checkpoint needs now: every trainer, within a phase."""
+        trainers = self._last.get("trainers", 0) if self._kind is not None else 0
+        return [worker for worker in self.members.of("worker") if worker < trainers]
+
+    @property
+    def centred(self) -> bool:
+        """Whether the dense parameters of this phase are a centre, which the servers hold."""
+        return self._kind is not None and not self._kind.collective
+
+    def told(self) -> dict[str, Any]:
+        """What a coordinator that takes over between two phases has to know, as plain containers."""
+        return {"phases": self._phases, "last": self._last, "all": self._of_all}
+
+    def restore(self, told: dict[str, Any]) -> None:
+        """Go on where another one was."""
+        self._phases, self._last, self._of_all = list(told["phases"]), told["last"], told["all"]
 
     @property
     def kept(self) -> str:

@@ -123,12 +123,19 @@ class Life:
         if isinstance(collective, surviving.Surviving):
             self.exchange.on_absent = collective.leave_out
         served = ServedDense(flat, self.slices)
-        trainer = TrainerDense(flat, self.slices, served, lambda: self._block(copied(flat.initial())), collective)
+        trainer = TrainerDense(flat, self.slices, served, self._replica, collective)
         sides: dict[str, DenseSide] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None
             sides["workers"] = self._replicated(collective)
         return sides, trainer
+
+    def _replica(self) -> DenseBlock:
+        """A trainer's own, as it is at first or the checkpoint has it that a run of trainers goes on from."""
+        cfg, block = self.cfg, self._block(copied(self.flat.initial()))
+        if cfg.resume is not None and cfg.home == "replicas" and self.boot.epoch == 0:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+        return block
 
     def _replicated(self, collective: Any) -> ReplicatedDense:
         """The dense part where workers hold it, as the checkpoint had it that the run goes on from."""

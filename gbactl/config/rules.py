@@ -52,7 +52,6 @@ def _check_faults(cfg: RunConfig) -> None:
 def check_switch(cfg: RunConfig, to: RunConfig) -> None:
     """Raise ConfigError unless a run of `cfg` can go on as `to`."""
     _check_mode(to)
-    _check_saved(cfg, to)
     require(
         to.mode.sparse_divisor == cfg.mode.sparse_divisor,
         f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
@@ -105,20 +104,6 @@ def _check_checkpoint(cfg: RunConfig) -> None:
     require((c.interval_seconds or 1) > 0, "checkpoint.interval_seconds must be positive.")
     require(c.interval_steps is None or c.interval_steps >= 1, "checkpoint.interval_steps must be at least 1.")
     estimate_of(c, cfg.cluster.servers)
-
-
-def _check_saved(cfg: RunConfig, to: RunConfig) -> None:
-    """A checkpoint holds one dense part, at one step; replicas are as many as trainers, and no two the same."""
-    replicas = to.home == "replicas"
-    require(
-        not replicas or cfg.checkpoint.name == "none",
-        f"mode={to.mode.name} keeps replicas that differ, which a checkpoint cannot hold; type checkpoint=none.",
-    )
-    require(
-        not replicas or cfg.resume is None,
-        f"A run cannot go on from a checkpoint in mode={to.mode.name}, whose replicas no checkpoint holds; type "
-        "another mode.",
-    )
 
 
 def _check_hosts(cfg: RunConfig) -> None:
@@ -190,7 +175,6 @@ def check(cfg: RunConfig) -> RunConfig:
     require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
     _check_mode(cfg)
     _check_hosts(cfg)
-    _check_saved(cfg, cfg)
     _check_switches(cfg)
     _check_faults(cfg)
     _check_checkpoint(cfg)

@@ -117,7 +117,8 @@ class ReplicaPolicy(AsyncPolicy):
         if grant is None:
             return None
         share = grant.samples / self.phase.local_batch
-        return replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
+        full = replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
+        return self._lease(worker, full)  # whole, for a coordinator that tells of it again
 
 
 @register("shadow_easgd")

@@ -66,10 +66,11 @@ class Encounter:
 
 
 class CentreMeeting(Encounter):
-    """`ask(replica, alpha)` has the servers do their half, and returns f32[n], the centre before."""
+    """`ask(replica, alpha)` has the servers do their half, and returns f32[n], the centre before; None where nobody
+    is there, which is no exchange."""
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats],
+        self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats | None],
         now: Now = time.perf_counter,
     ) -> None:  # fmt: skip
         super().__init__(replica, rule, notes, now)
@@ -81,7 +82,9 @@ class CentreMeeting(Encounter):
             return True
         began = self._now()
         sent = self.send()
-        self.receive(self._ask(sent, float(self.rule.alpha)), began, 8.0 * len(sent))
+        centre = self._ask(sent, float(self.rule.alpha))
+        if centre is not None:
+            self.receive(centre, began, 8.0 * len(sent))
         return False
 
 

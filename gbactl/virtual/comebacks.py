@@ -111,7 +111,7 @@ class Comebacks:
         loss = self._count_lost(shard)
         times.all[-1].add(loss)
         state = self._state(shard)
-        with_dense = c.now.home == "servers"
+        with_dense = c.now.home != "workers"
         self.cluster.servers[shard].go_back(state, with_dense, lambda: times.useful(process))
         self.cluster.events.stall(self.spent.one_back(self.costs))
         times.loaded(process)
@@ -136,7 +136,7 @@ class Comebacks:
         if chain is None and resumed is not None:
             chain = chain_at(Path(resumed))
         if chain is not None:
-            load_shard(state, chain, self.cluster.coordinator.now.home == "servers")
+            load_shard(state, chain, self.cluster.coordinator.now.home != "workers")
         return state
 
     def _newest(self) -> Chain | None:

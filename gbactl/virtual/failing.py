@@ -49,8 +49,7 @@ class Failing:
             self._server(int(process[1:]), fields["kind"], seconds)
             return
         if process[0] != "W":
-            saves = process[0] == "S" and "replicas" not in self.cluster.cfg.homes
-            more = "; type checkpoint=cpr or full" if saves else ""
+            more = "; type checkpoint=cpr or full" if process[0] == "S" else ""
             raise ClusterError(
                 f"The fault plan hit {process} ({fields['kind']}): the run cannot go on without it{more}."
             )

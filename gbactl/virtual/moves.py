@@ -36,7 +36,7 @@ class Moves:
             channel.send(GetDense())
 
     def give(
-        self, states: list[State], then: Callable[[], None], how: type[PutDense] | type[GiveReplica] = PutDense
+        self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | GiveReplica] = PutDense
     ) -> None:
         """Give each its state (or none of them any); call `then` when all have it."""
         self._missing, self._then = len(states), then

@@ -157,7 +157,7 @@ class VirtualCluster:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
         made = Shard(self._spec(shard))
         if self.cfg.resume is not None:
-            load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home == "servers")
+            load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
         def saver(tell: Callable[[Any], None]) -> Saver | None:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
@@ -165,7 +165,7 @@ class VirtualCluster:
         server = VirtualServer(
             self.hub, made, host, self.network, norms, saver, self.comebacks.saves
         )  # fmt: skip
-        server.served_dense = self.cfg.home == "servers"
+        server.served_dense = self.cfg.home != "workers"
         server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
         return server
 
@@ -197,8 +197,22 @@ class VirtualCluster:
             ring = Ring(self.cost, cfg.processes, hosts)
             replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
         rounds = Rounds(self.events, self.cost, cfg.processes, hosts)
-        trainers = TrainerSide(self.compute, lambda: self._block(copied(flat.initial())), rounds)
+        trainers = TrainerSide(self.compute, self._replicas(), rounds)
         return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
+
+    def _replicas(self) -> Callable[[], DenseBlock]:
+        """Makes a trainer's own: see working.Life."""
+        cfg, flat = self.cfg, self.compute.flat
+        begins = cfg.resume is not None and cfg.home == "replicas"
+        state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None
+
+        def make() -> DenseBlock:
+            block = self._block(copied(flat.initial()))
+            if state is not None:
+                load_dense(block, state)
+            return block
+
+        return make
 
     def _block(self, value: Any) -> DenseBlock:
         cfg = self.cfg

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.messages import Centre, ClosedReplicas, CloseReplicas, Elastic, GiveReplica, OpenReplicas
+from gbactl.cluster.messages import (
+    Centre,
+    ClosedReplicas,
+    CloseReplicas,
+    DenseSaved,
+    Elastic,
+    GiveReplica,
+    OpenReplicas,
+    SaveReplica,
+)
 from gbactl.kernels.base import Floats
 from gbactl.replicas import Rule, make
 from gbactl.replicas.drive import IDLE_SECONDS, Pace
@@ -36,7 +45,7 @@ class VirtualTrainer:
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: Rounds) -> None:
         self.worker, self.replica, self.cuts, self.rounds = worker, Replica(block), cuts, rounds
-        self.trains = False
+        self.trains = self._begun = False
         self.fresh = self.common = True
         self._rule: tuple[tuple[str, int, dict[str, Any]], Rule] | None = None
         self._encounter: Encounter
@@ -54,7 +63,7 @@ class VirtualTrainer:
         """A phase begins; `then` when the replica is there."""
         self.trains = self.worker.index < message.trainers
         left_behind, self.fresh = self.trains and not self.fresh, self.trains
-        self._leaving = self._pausing = self._due = False
+        self._leaving = self._pausing = self._due = self._begun = False
         self._notes, self._first = Notes(), self.replica.iterations
 
         def ready() -> None:
@@ -78,7 +87,7 @@ class VirtualTrainer:
             self._encounter = Encounter(self.replica, rule, self._notes, now)
         else:
             self._encounter = RoundEncounter(self.replica, rule, self._notes, float(self.trains), now)
-        self.common = False
+        self.common, self._begun = False, True
         if self._pace.shadow:
             self._pause()
 
@@ -129,13 +138,22 @@ class VirtualTrainer:
         """Give the servers what is theirs from now on."""
         block = self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.trains else []
-        self.worker.moves.give(states, self._told, GiveReplica)
+        self.worker.moves.give(states, self._told, lambda step: GiveReplica(step, self._turn))
 
     def _told(self) -> None:
         self._notes.iterations = self.replica.iterations - self._first
         worker = self.worker
         worker.coordinator.send(ClosedReplicas(worker.index, self._turn, self._notes.fields()))
         worker.free()
+
+    def save(self, message: SaveReplica) -> None:
+        """Tell the replica as it is now."""
+        block, coordinator = self.replica.block, self.worker.coordinator
+        if not (self.trains and self._begun):
+            coordinator.send(DenseSaved(message.number, 0, -1))
+            return
+        values = block.packed(0, len(block.value))
+        coordinator.send(DenseSaved(message.number, block.step, block.params), values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from gbactl.cluster.messages import (
     Pull,
     Rows,
     SaveDense,
+    SaveReplica,
     Stop,
     Take,
 )
@@ -104,6 +105,8 @@ class VirtualWorker(Mortal):
             self._go_on()
         elif isinstance(message, Centre):
             self.crew.sides.trainer(self).centre(self._shard[id(channel)], message, frame)
+        elif isinstance(message, SaveReplica):
+            self.crew.sides.trainer(self).save(message)
         elif isinstance(message, DenseState):
             self.moves.came(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):

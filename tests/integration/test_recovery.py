@@ -76,9 +76,10 @@ def test_messages_are_lost_and_everything_counts_once(launcher: Launcher) -> Non
     assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == 12_000
 
 
-@pytest.mark.parametrize("how", [("mode=shadow_easgd",), ("mode=gba", "cluster.lost_coordinator=end")])
-def test_a_killed_coordinator_ends_the_run_with_a_sentence(launcher: Launcher, how: tuple[str, ...]) -> None:
-    done = launcher.start(*how, "data.rows_per_day=24000", "faults=kill_coordinator").finish(60)
+@pytest.mark.parametrize("mode", ["shadow_easgd", "gba"])
+def test_a_killed_coordinator_ends_a_run_that_wants_it_so_with_a_sentence(launcher: Launcher, mode: str) -> None:
+    ends = ("cluster.lost_coordinator=end", "data.rows_per_day=24000", "faults=kill_coordinator")
+    done = launcher.start(f"mode={mode}", *ends).finish(60)
     assert done.code == 1
     told = [line for line in done.err.splitlines() if line.startswith("gbactl: ")]
     assert len(told) == 1 and "gbactl: C (pid " in told[0] and "was killed by SIGKILL" in told[0]

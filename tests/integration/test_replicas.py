@@ -71,6 +71,27 @@ def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: 
     assert done.result["samples"]["trained"] == 12000 and launched.left_behind() == []
 
 
+@pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), ("fr_ma", "k=3")])
+def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(
+    launcher: Launcher, mode: str, own: str
+) -> None:
+    plans = "{kind: kill, servers: [0], step: 20}, {kind: kill, coordinator: true, step: 110}"
+    launched = launcher.start(
+        "data.rows_per_day=12000", f"mode={mode}", f"mode.{own}", "cluster.workers=3", "mode.local_batch=64",
+        "checkpoint=cpr", "checkpoint.interval_steps=10", "collective=shm", f"faults.plans=[{plans}]",
+    )  # fmt: skip
+    done = launched.finish()
+    adds_up(done, 12000)
+    result = done.result
+    assert [(failed["process"], failed["failure"]) for failed in result["recovery"]] == [("S0", "kill"), ("C", "kill")]
+    lost = result["recovery"][0]
+    assert lost["samples_lost"] > 0 and lost["pls"] == pytest.approx(lost["samples_lost"] / (2 * 12000))
+    assert all(0.0 < each["detected_s"] < each["loaded_s"] for each in result["recovery"])
+    assert result["samples"]["trained"] == 12000 and result["checkpoint"]["saved"] > 0
+    assert result["checksums"]["model"] and launched.left_behind() == []
+    assert "C is gone; another one goes on" in done.err and "S0 is back as it was at" in done.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
 def test_another_trainer_takes_the_place_of_one_that_died_or_hangs(launcher: Launcher, kind: signal.Signals) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from gbactl.checkpoint.cuts import Cuts
 from gbactl.checkpoint.folder import Folder
-from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense
+from gbactl.checkpoint.restore import dense_state
+from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from gbactl.cluster.record import RunRecord
 from gbactl.config import CheckpointConfig, RunConfig
 
@@ -43,6 +44,7 @@ class Cluster:
         self.events: list[dict[str, Any]] = []
         self.returns = SimpleNamespace(complete=True, sound=True, losses=0, missed=lambda *_: None)
         self.journal = SimpleNamespace(note=lambda: None)
+        self.trainers = SimpleNamespace(saved=[], centred=False)
         self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
         self.cuts.begin(1000)
         self.training = SimpleNamespace()
@@ -187,3 +189,58 @@ def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> N
     cluster.cuts.dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
+
+
+def trainers(run_dir: Path, mode: str = "shadow_ma") -> Cluster:
+    """Two of them, each of three parameters with Adam's moments; a checkpoint of step 2 is under way."""
+    cluster = Cluster(run_dir, mode)
+    cluster.trainers.saved, cluster.trainers.centred = [0, 1], mode == "shadow_easgd"
+    cluster.training.ordered(2)
+    return cluster
+
+
+def replica(value: float) -> Any:
+    return np.repeat(np.array([value, 10 * value, 100 * value], np.float32), 3)
+
+
+def test_trainers_are_all_asked_and_their_mean_is_saved(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path)
+    assert [cluster.nodes["worker"][worker].sent for worker in (0, 1)] == [[SaveReplica(1)]] * 2
+    assert cluster.saves() == [Save(1, 2, "cut-000001", "whole", False, cluster.saves()[0].pace)]
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(9.0), 0)  # twice counts once
+    cluster.answer(1, 0, 1)
+    assert names(tmp_path) == [], "the other trainer has not told yet"
+    cluster.cuts.dense(DenseSaved(1, 9, 3), replica(2.0), 1)
+    state = dense_state(Folder(tmp_path / "checkpoints").chain("cut-000001"))
+    assert state["value"].tolist() == [1.5] * 3 and state["step"].tolist() == [9]
+    assert sorted(values[0] for name, values in state.items() if name.startswith("moment.")) == [15.0, 150.0]
+
+
+def test_of_a_centre_trainers_tell_the_optimizers_state_alone(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path, "shadow_easgd")
+    assert cluster.saves()[0].dense, "the servers save their slices"
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)  # has not begun yet
+    cluster.answer(1, 0, 1)
+    [entry] = [each for each in Folder(tmp_path / "checkpoints").chain("cut-000001").last.files if each.shard < 0]
+    assert set(entry.sums) - {""} == {"dense.moment.first", "dense.moment.second", "dense.step"}
+
+
+def test_a_trainer_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path)
+    cluster.answer(1, 0, 1)
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.worker_lost(1)
+    assert names(tmp_path) == ["cut-000001"]
+
+
+def test_without_any_replica_there_is_no_checkpoint(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path)
+    cluster.cuts.worker_lost(0)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)
+    cluster.answer(1, 0, 1)
+    assert names(tmp_path) == [] and cluster.events[-1]["why"] == "no trainer has a replica"
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.training.ordered(4)
+    assert cluster.saves()[-1].number == 2, "the next one tries again"

@@ -80,7 +80,7 @@ def test_trainer_and_server_move_by_the_same_bits() -> None:
     ("message", "size"),
     [
         (Elastic(1, 0.5), SIZE - 1), (Elastic(1, 0.5), SIZE + 1), (Elastic(1, 1.5), SIZE), (Elastic(1, -0.5), SIZE),
-        (Elastic(1, float("nan")), SIZE), (GiveReplica(3), SIZE), (GiveReplica(-1), 3 * SIZE),
+        (Elastic(1, float("nan")), SIZE), (GiveReplica(3, 1), SIZE), (GiveReplica(-1, 1), 3 * SIZE),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_and_changes_nothing(message: Any, size: int) -> None:
@@ -101,8 +101,8 @@ def test_a_trainer_may_not_settle() -> None:
 @pytest.mark.parametrize(("value", "expected"), [(True, 3.0), (False, 8.0)])
 def test_what_all_gave_is_averaged_but_for_a_centre(value: bool, expected: float) -> None:
     at = Setting()
-    at.send(GiveReplica(5), packed(2.0, 0.5, 4.0))
-    at.send(GiveReplica(9), packed(4.0, 1.5, 8.0), trainer=1)
+    at.send(GiveReplica(5, 1), packed(2.0, 0.5, 4.0))
+    at.send(GiveReplica(9, 1), packed(4.0, 1.5, 8.0), trainer=1)
     assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(0, 0)
     assert at.block.value.tolist() == [8.0] * SIZE, "not before it is settled"
     at.coordinator.send(SettleReplicas(value))
@@ -112,6 +112,18 @@ def test_what_all_gave_is_averaged_but_for_a_centre(value: bool, expected: float
     at.coordinator.send(SettleReplicas(True))
     at.served()
     assert at.block.value.tolist() == [expected] * SIZE, "where nobody gave anything, nothing changes"
+
+
+def test_where_all_are_asked_again_what_was_given_before_counts_no_more() -> None:
+    at = Setting()
+    at.send(GiveReplica(5, 1), packed(100.0, 0.5, 4.0))
+    at.send(GiveReplica(6, 2), packed(2.0, 0.5, 4.0))
+    at.send(GiveReplica(9, 1), packed(100.0, 1.5, 8.0), trainer=1)
+    assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(0, 0), "who comes too late is answered all the same"
+    at.send(GiveReplica(7, 2), packed(4.0, 0.5, 4.0), trainer=1)
+    at.coordinator.send(SettleReplicas(True))
+    at.served()
+    assert at.block.value.tolist() == [3.0] * SIZE and at.block.step == 7
 
 
 def test_a_shard_without_a_dense_slice_refuses() -> None:

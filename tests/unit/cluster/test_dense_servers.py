@@ -39,10 +39,10 @@ from gbactl.config import (
     from_dict,
 )
 from gbactl.policies import base as policies
+from tests.support.deaths import Victim
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
 from tests.support.small_data import prepared
-from tests.support.victims import Victim
 
 SAMPLES = 1500
 OF_DENSE = {KIND[kind]: kind for kind in (Elastic, GetDense, GiveReplica, PutDense)}

@@ -12,7 +12,6 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.cluster import comeback, eventlog
-from gbactl.cluster.memory import MemoryChannel
 from gbactl.cluster.messages import (
     KIND,
     Adopt,
@@ -43,9 +42,9 @@ from gbactl.config import (
 )
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.recording import scan
+from tests.support.deaths import Orphaned, Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.small_data import prepared
-from tests.support.victims import Victim
 
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 SAMPLES = 1500
@@ -71,24 +70,6 @@ def config(
             **more,
         )
     )
-
-
-class Orphaned:
-    """The coordinator dies when it is about to send its `later`-th message since it sent one of a kind."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], later: int) -> None:
-        self.died = False
-        plain, seen = MemoryChannel.send, [-1]
-
-        def send(this: Any, message: Any, payload: Any = None) -> None:
-            if this._hub.me.role == "coordinator" and not self.died:
-                seen[0] += isinstance(message, kind) or seen[0] >= 0
-                self.died = seen[0] == later
-                if self.died:
-                    raise Killed
-            plain(this, message, payload)
-
-        monkeypatch.setattr(MemoryChannel, "send", send)
 
 
 def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:

@@ -138,14 +138,10 @@ def test_every_key_of_the_schema_is_a_scalar_or_a_list_when_flattened() -> None:
 
 
 @pytest.mark.parametrize("switched", [False, True])
-def test_replicas_have_no_checkpoint(switched: bool) -> None:
+def test_replicas_are_saved_like_others(switched: bool) -> None:
     schedule = [{"at": {"samples": 9}, "to": "shadow_easgd"}] if switched else []
     own: dict[str, Any] = {"mode": {"name": "gba" if switched else "shadow_easgd"}, "switch": {"schedule": schedule}}
-    check(from_dict(own))
-    with pytest.raises(ConfigError, match=r"mode=shadow_easgd keeps replicas .* type checkpoint=none"):
-        check(from_dict({**own, "checkpoint": {"name": "full"}}))
-    with pytest.raises(ConfigError, match=r"cannot go on from a checkpoint in mode=shadow_easgd"):
-        check(from_dict({**own, "resume": "runs/one"}))
+    check(from_dict({**own, "checkpoint": {"name": "full"}, "resume": "runs/one"}))
 
 
 @pytest.mark.parametrize("collective", ["horovod", "gloo"])

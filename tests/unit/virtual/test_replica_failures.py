@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from virtual_runs import adds_up, config, run
 
-from gbactl.config import RunConfig, check
-from gbactl.errors import ConfigError
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.resume import at
+from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 
 KILL = {"kind": "kill", "workers": [1], "step": 6}
 
@@ -57,8 +59,44 @@ def test_lost_and_doubled_messages_change_nothing_but_the_time(data: Path, tmp_p
     assert min(result["messages"].values()) > 0 and result["replicas"]["exchanges"] > 0
 
 
-def test_replicas_are_no_part_of_a_checkpoint() -> None:
-    cfg = config("shadow_ma")
-    cfg.checkpoint.name = "full"
-    with pytest.raises(ConfigError, match=r"^mode=shadow_ma keeps replicas that differ, .* checkpoint=none"):
-        check(cfg)
+SERVER = {"kind": "kill", "servers": [1], "step": 20}
+
+
+def saving(mode: str, save: str, *plans: dict[str, Any], **options: Any) -> RunConfig:
+    cfg = failing(mode, SERVER, **options)
+    cfg.faults.plans, cfg.cluster.servers = list(plans), 2
+    cfg.checkpoint = CheckpointConfig(
+        save, interval_steps=8, keep=99, target_pls=0.5, save_seconds=0.01, load_seconds=0.02, reschedule_seconds=0.03
+    )
+    return check(cfg)
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "shadow_ma", "fr_bmuf", "local_sgd"])
+@pytest.mark.parametrize("save", ["cpr", "full"])
+def test_a_server_goes_back_and_training_goes_on(data: Path, tmp_path: Path, mode: str, save: str) -> None:
+    cfg = saving(mode, save, SERVER)
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    adds_up(result, 1500)
+    told, [failed] = result["checkpoint"], result["recovery"]
+    assert failed["process"] == "S1" and told["saved"] >= 3
+    if save == "cpr":
+        assert 0 < failed["pls"] == told["pls"] and failed["samples_lost"] == round(told["pls"] * 3000)
+        assert failed["lost_updates"] > 0 and told["overhead"]["went_back_alone"] == 1
+    else:
+        assert told["pls"] == 0.0 and told["overhead"]["samples_again"] == failed["samples_again"] > 0
+    for key in ("checksums", "checkpoint", "recovery", "auc"):
+        assert again[key] == result[key]
+
+
+@pytest.mark.parametrize(("mode", "then"), [("shadow_easgd", "shadow_easgd"), ("fr_ma", "fr_ma"), ("fr_ma", "gba")])
+def test_a_run_goes_on_from_what_was_saved_of_replicas(data: Path, tmp_path: Path, mode: str, then: str) -> None:
+    run(saving(mode, "full", hogwild_threads=2), data, tmp_path / "one")
+    folder = Folder(tmp_path / "one" / "checkpoints")
+    chain = folder.verified(folder.names()[1])
+    values = {**at(chain), "resume": str(chain.folder / chain.last.name)}
+    cfg = dataclasses.replace(from_dict(values), checkpoint=CheckpointConfig())
+    if then != mode:
+        cfg = dataclasses.replace(cfg, mode=config(then, local_batch=32).mode)
+    result = run(check(cfg), data, tmp_path / "two")
+    adds_up(result, 1500)
+    assert result["checkpoint"]["resumed_at"] == chain.last.step > 0

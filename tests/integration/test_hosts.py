@@ -110,6 +110,7 @@ def test_a_short_cut_is_no_loss(site_of: Callable[..., Site]) -> None:
     assert "lost_workers" not in done.result
 
 
+@pytest.mark.slow
 def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")

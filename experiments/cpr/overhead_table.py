@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import figures  # scripts beside this folder, not a package
 from done import Done
 
 from gbactl.report.stats import Difference, paired
@@ -33,10 +34,7 @@ def mean_of(values: Sequence[float]) -> Difference:
 
 def written(values: Sequence[float], digits: int, sign: str = "", most: float | None = None) -> str:
     """Mean +- half; bold where all of the interval lies within `most` of 0."""
-    each = mean_of(values)
-    half = 0.0 if each.half is None else each.half
-    text = f"{each.mean:{sign}.{digits}f}" + ("" if each.half is None else f" +-{each.half:.{digits}f}")
-    return f"**{text}**" if most is not None and abs(each.mean) + half <= most else text
+    return figures.written(mean_of(values), digits, sign, most)
 
 
 def row(line: Results, none: Results) -> list[str]:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE.parent))
 import done as of_any  # noqa: E402  (scripts beside this folder, not a package)
 import study  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
+from figures import written  # noqa: E402
 
 from gbactl.report.stats import Difference, paired  # noqa: E402
 
@@ -36,18 +37,12 @@ def difference(cells: Sequence[Done], metric: str) -> Difference:
     return found
 
 
-def written(each: Difference, most: float | None = None) -> str:
-    """Mean +- half of a 95 % interval; bold where all of it lies within `most` of 0."""
-    text = f"{each.mean:+.5f}" + ("" if each.half is None else f" +-{each.half:.5f}")
-    return f"**{text}**" if most is not None and abs(each.mean) + (each.half or 0.0) <= most else text
-
-
 def line(name: str, mode: str, cells: Sequence[Done]) -> str:
     """A row of the table."""
     plain = [cell.result for cell in cells if cell.options["precision"] == "fp32"]
     auc, loss = (sum(result[metric] for result in plain) / len(plain) for metric in ("auc", "logloss"))
-    told = written(difference(cells, "auc"), TARGET), f"{loss:.5f}", written(difference(cells, "logloss"))
-    return f"| {name} | {mode} | {len(plain)} | {auc:.5f} | {' | '.join(told)} |"
+    off, worse = written(difference(cells, "auc"), 5, "+", TARGET), written(difference(cells, "logloss"), 5, "+")
+    return f"| {name} | {mode} | {len(plain)} | {auc:.5f} | {off} | {loss:.5f} | {worse} |"
 
 
 def table(parts: dict[str, Sequence[Done]]) -> str:

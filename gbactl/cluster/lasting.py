@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from gbactl.cluster import frames
+from gbactl.cluster.around import AroundHub
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, Channel, Hub
 from gbactl.cluster.frames import Bytes, Frame
@@ -53,14 +54,13 @@ class LastingChannel:
             inner.send(self._hello)
 
 
-class LastingHub:
+class LastingHub(AroundHub):
     """A hub whose one connection to the coordinator lasts. `first`: the node is nobody's successor, and so has its
     place as soon as it is ready; a successor, when the coordinator has given it something to do."""
 
     def __init__(self, hub: Hub, first: bool = True) -> None:
-        self.hub, self._first = hub, first
-        self.address, self.refused, self.traffic = hub.address, hub.refused, hub.traffic
-        self.counts = getattr(hub, "counts", {})
+        super().__init__(hub)
+        self._first = first
         self._lasting: LastingChannel | None = None
         self._where = ""
         self._told = self._over = False
@@ -121,11 +121,3 @@ class LastingHub:
             lasting.renew(inner)
             return True
         return False
-
-    def now(self) -> float:
-        """See channel.Hub."""
-        return self.hub.now()
-
-    def close(self) -> None:
-        """See channel.Hub."""
-        self.hub.close()

@@ -9,12 +9,12 @@ arithmetic: what a server applies is what arrived. Costs a pass over the values 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from gbactl.cluster import frames
+from gbactl.cluster.around import AroundHub
 from gbactl.cluster.channel import COORDINATOR, BufferPool, Channel, Hub
 from gbactl.cluster.frames import Bytes, Frame
 from gbactl.cluster.messages import KIND, Centre, Elastic, Push, Rows, decode
@@ -90,14 +90,12 @@ class NarrowChannel:
         return Frame(frame.kind, frame.descriptor, out[: ids + 2 * values], lambda: pool.give(out), message)
 
 
-class NarrowHub:
+class NarrowHub(AroundHub):
     """A hub whose connections between workers and servers are narrow."""
 
     def __init__(self, hub: Hub, codec: Codec) -> None:
-        self.hub, self.codec = hub, codec
-        self.address, self.refused, self.traffic = hub.address, hub.refused, hub.traffic
-        self.traffic.item = 2
-        self.counts: Mapping[str, int] = getattr(hub, "counts", {})
+        super().__init__(hub)
+        self.codec, self.traffic.item = codec, 2
         self._channels: dict[int, NarrowChannel] = {}
 
     def connect(
@@ -127,14 +125,6 @@ class NarrowHub:
         elif frame.kind in _KINDS:
             frame = channel.widened(frame)
         return channel, frame
-
-    def now(self) -> float:
-        """See channel.Hub."""
-        return self.hub.now()
-
-    def close(self) -> None:
-        """See channel.Hub."""
-        self.hub.close()
 
 
 def narrowed(hub: Hub, cfg: RunConfig) -> Hub:

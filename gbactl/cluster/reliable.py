@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster import frames
+from gbactl.cluster.around import AroundHub
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, Channel, Hub
 from gbactl.cluster.frames import Bytes, Frame
@@ -121,13 +122,13 @@ class ReliableChannel:
         return ready
 
 
-class ReliableHub:
+class ReliableHub(AroundHub):
     """A hub whose connections with workers (or, a worker's, with all nodes) are as a fault plan has them."""
 
     def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
-        self.hub, self.me, self.plan = hub, me, plan
-        self.address, self.refused, self.counts = hub.address, hub.refused, Counter[str]()
-        self.traffic = hub.traffic
+        super().__init__(hub)
+        self.me, self.plan = me, plan
+        self.counts: Counter[str] = Counter()
         self._channels: dict[int, ReliableChannel] = {}
 
     def connect(
@@ -174,14 +175,6 @@ class ReliableHub:
             frame.release()
             inner.close()
             return []
-
-    def now(self) -> float:
-        """See channel.Hub."""
-        return self.hub.now()
-
-    def close(self) -> None:
-        """See channel.Hub."""
-        self.hub.close()
 
 
 def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:

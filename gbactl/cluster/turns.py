@@ -44,6 +44,11 @@ def open_board(cores: int) -> BinaryIO:
     return board
 
 
+def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
+    """The fields of each worker's Place; empty where they need not share cores, or could not share equally."""
+    return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
+
+
 @dataclass(frozen=True)
 class Place:
     """A worker's core and where on the board its turns are counted."""

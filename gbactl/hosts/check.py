@@ -49,6 +49,11 @@ class Found:
         return [self.host, self.address or "-", cores, versions, memory + needs, self.data, state]
 
 
+def faults_of(found: Mapping[str, Found]) -> list[str]:
+    """Of all hosts, in their order."""
+    return [sentence for each in found.values() for sentence in each.faults]
+
+
 HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")
 
 

@@ -171,7 +171,7 @@ class Fleet:
     @property
     def faults(self) -> list[str]:
         """Of all hosts, in their order."""
-        return [sentence for found in self.found.values() for sentence in found.faults]
+        return check.faults_of(self.found)
 
     def close(self) -> None:
         """End every agent with all it has started, all at once."""

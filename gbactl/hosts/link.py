@@ -61,7 +61,7 @@ class Link:
             with self._writing:
                 write_all(self._in, data)
         except OSError:
-            self._lose("its agent is gone")
+            self.lose("its agent is gone")
 
     def ask(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
         """Send and wait for the answer. Raises ClusterError, which names the host."""
@@ -100,19 +100,19 @@ class Link:
             while self.gone is None:
                 if not poll.poll(1000 * LOOK_SECONDS):
                     if time.monotonic() - self._heard > self.patience:
-                        self._lose(f"it has said nothing for {self.patience:g} s")
+                        self.lose(f"it has said nothing for {self.patience:g} s")
                     continue
                 data = os.read(self._out, READ_BYTES)
                 if not data:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self._process.wait(LAST_WORDS_SECONDS)
-                    self._lose("its agent has ended")
+                    self.lose("its agent has ended")
                     return
                 self._heard = time.monotonic()
                 for name, fields in reader.feed(data):
                     self._take(name, fields)
         except (OSError, WireError) as error:
-            self._lose(str(error).rstrip("."))
+            self.lose(str(error).rstrip("."))
 
     def _take(self, name: str, fields: dict[str, Any]) -> None:
         if name == "answer":
@@ -123,8 +123,8 @@ class Link:
         elif name != "pulse":
             self.told(name, fields)
 
-    def _lose(self, why: str) -> None:
-        """The host is gone; said once."""
+    def lose(self, why: str) -> None:
+        """The host is gone, or counts as gone from now on: what it runs ends when it hears no more. Said once."""
         with self._state:
             if self.gone is not None:
                 return
@@ -135,10 +135,6 @@ class Link:
         self._kill()
         if not self._ending:
             self.on_lost(why)
-
-    def give_up(self, why: str) -> None:
-        """The host counts as gone from now on; what it runs ends when it hears no more."""
-        self._lose(why)
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -161,7 +157,7 @@ class Link:
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
-        self._lose("the run has ended")
+        self.lose("the run has ended")
         self._kill()
         self._process.wait()
         for thread in self._threads:

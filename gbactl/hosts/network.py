@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.errors import UsageError
-from gbactl.hosts.check import HEADINGS, Found
+from gbactl.hosts.check import HEADINGS, Found, faults_of
 from gbactl.hosts.fleet import Fleet
 from gbactl.hosts.placement import hosts_of
 from gbactl.hosts.remote import Reach
@@ -41,7 +41,7 @@ class Examined:
     @property
     def faults(self) -> list[str]:
         """A sentence each."""
-        return [sentence for found in self.found.values() for sentence in found.faults]
+        return faults_of(self.found)
 
     @property
     def pairs(self) -> list[tuple[str, str, float, float]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gbactl.cluster.turns import available_cores, open_board, sharing
+from gbactl.cluster.turns import available_cores, open_board, places
 from gbactl.errors import WireError
 from gbactl.hosts.pipe import PIECE
+from gbactl.launch.starting import start_node, tell
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
@@ -71,28 +70,20 @@ class Nodes:
             raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
         log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
-                stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, **environment}, pass_fds=[] if place is None else place[:1],
-            )  # fmt: skip
+        process = start_node(environment, log, [] if place is None else place[:1])
         self.all[name] = Node(name, process, log)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(line)
+        tell(process, line)
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
         """See turns.Place; None where the workers of this host need not share cores."""
-        cores = available_cores()
-        own = [] if seat is None else sharing(seat[1], cores)
-        if seat is None or seat[0] >= len(own):
+        if seat is None:
             return None
+        cores = available_cores()
         if self._board is None:
             self._board = open_board(len(cores))
-        core = own[seat[0]]
-        return self._board.fileno(), cores.index(core), core
+        own = places(seat[1], cores, self._board)
+        return own[seat[0]] if seat[0] < len(own) else None
 
     def signal(self, name: str, number: int) -> None:
         """Signal a process, if it is there. Raises WireError for a signal that nobody needs."""

@@ -61,7 +61,7 @@ class HostProcess:
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
-            self.link.give_up("it does not say that its processes have ended")
+            self.link.lose("it does not say that its processes have ended")
         code = self.poll()
         assert code is not None
         return code

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from gbactl.cluster.addresses import address_of, listen, local
 from gbactl.cluster.bootstrap import Bootstrap
 from gbactl.cluster.journal import NAME as JOURNAL
 from gbactl.cluster.journal import kept
 from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
-from gbactl.cluster.turns import available_cores, open_board, sharing
+from gbactl.cluster.turns import available_cores, open_board, places
 from gbactl.collective.meeting import Seat
 from gbactl.config import RunConfig
+from gbactl.launch.starting import start_node, tell
 
 GRACE_SECONDS = 3.0
 MOST_LIVES = 3  # coordinators one after the other that are killed before they go on
@@ -144,9 +142,8 @@ class Children:
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
         """Workers that must share the cores get a place each (see cluster/turns.py)."""
         cores, self._environments = available_cores(), environments
-        own = sharing(len(environments), cores) if self.cfg.cluster.pin == "auto" else []
         self._board = board = open_board(len(cores))
-        self._places = [(board.fileno(), cores.index(core), core) for core in own]
+        self._places = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
         for index in range(len(environments)):
             self._start_worker(index)
 
@@ -211,16 +208,10 @@ class Children:
 
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
         """Start a process of this host."""
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
-                stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
-                env={**os.environ, **environment},
-                pass_fds=[fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0],
-            )  # fmt: skip
+        fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
+        process = start_node(environment, log, fds)
         self.running.append(Child(str(boot.peer), process, log))
-        assert process.stdin is not None
-        _write(process.stdin, boot.dumps())
+        tell(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
         """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed.
@@ -267,11 +258,3 @@ class Children:
             self._board.close()
         if self._listener is not None:
             self._listener.close()
-
-
-def _write(pipe: IO[bytes], data: bytes) -> None:
-    try:
-        with pipe:
-            pipe.write(data)
-    except BrokenPipeError:
-        pass  # it died at once; failure() tells why

@@ -105,12 +105,13 @@ class VirtualCluster:
         self.hosts = place(cfg, self.events)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
-        self.hub.waits = 2 * cfg.cluster.hang_seconds if FaultPlan.of(cfg).fails else 0.0
         plan = FaultPlan.of(cfg)
-        codec = codec_of(cfg.transport.wire_dtype)
-        lossy = LossyNetwork(self.events, self.cost, plan, self.hub.counts, codec=codec, traffic=self.hub.traffic)
-        plain = Network(self.events, self.cost, codec=codec, traffic=self.hub.traffic)
-        self.network = lossy if plan.stormy else plain
+        self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
+        wire: dict[str, Any] = {"codec": codec_of(cfg.transport.wire_dtype), "traffic": self.hub.traffic}
+        if plan.stormy:
+            self.network: Network = LossyNetwork(self.events, self.cost, plan, self.hub.counts, **wire)
+        else:
+            self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failing, self.comebacks = Failing(self), Comebacks(self, before)
         self.coordinator.told = self.comebacks.told

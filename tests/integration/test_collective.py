@@ -22,6 +22,7 @@ from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.collective.memory import sum_in_rank_order
 from gbactl.collective.visitors import MOST_VISITORS
 from gbactl.errors import ClusterError, ConfigError
+from tests.support.slow import slow
 
 WORKER = Path(__file__).with_name("collective_worker.py")
 LIMIT = 60  # seconds for a whole group
@@ -85,7 +86,7 @@ def hogs(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [3, slow(4)])
 def test_two_runs_give_the_same_bits_on_every_rank_with_a_hog_beside_the_second(
     kind: str, size: int, meeting_of
 ) -> None:

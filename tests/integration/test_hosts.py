@@ -86,6 +86,7 @@ def test_three_hosts_train(site_of: Callable[..., Site], mode: str) -> None:
         assert re.search(rf"^{row} .*10\.77\.0\.\d.* sent +ok *$", done.err, re.M), done.err
 
 
+@pytest.mark.slow
 def test_sync_has_the_bits_of_one_host(site_of: Callable[..., Site]) -> None:
     site = site_of()
     overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
@@ -109,6 +110,7 @@ def test_a_short_cut_is_no_loss(site_of: Callable[..., Site]) -> None:
     assert "lost_workers" not in done.result
 
 
+@pytest.mark.slow
 def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
@@ -121,6 +123,7 @@ def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Calla
     assert (done.run_dir / "logs" / "W3-1.log").exists()
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")

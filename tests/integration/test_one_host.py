@@ -23,6 +23,7 @@ def test_it_trains(launcher: Launcher, mode: str) -> None:
     assert "localhost" in done.err and "the same" in done.err
 
 
+@pytest.mark.slow
 def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
     overrides = ("mode=sync", "train.global_batch=240", "cluster.workers=3")
     local = launcher.train(*overrides)
@@ -30,6 +31,7 @@ def test_it_has_the_bits_of_a_local_run(launcher: Launcher) -> None:
     assert hosts["checksums"] == local["checksums"]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *HERE, "data.rows_per_day=60000")
     launched.training()

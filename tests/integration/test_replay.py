@@ -16,6 +16,7 @@ import pytest
 from gbactl.cluster.eventlog import PHASE, AnnounceRecord, GrantRecord, InfoRecord, LeftRecord, read
 from tests.support.processes import Launcher, wait_for
 from tests.support.recorded import MODES, splits
+from tests.support.slow import slow
 
 HARD = (
     "data=libfm", "mode.local_batch=32", "train.epochs=2", "train.shuffle=true", "train.checksum_every=20",
@@ -49,8 +50,8 @@ def recorded(launcher: Launcher, mode: str, tmp_path: Path, *more: str, tracking
 
 
 ALWAYS = ("async", "gba", "hop_bw")
-EVERY = [*ALWAYS, *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m not in ALWAYS)]
-FEW = ["gba", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "gba")]
+EVERY = [*ALWAYS, *(slow(m) for m in MODES if m not in ALWAYS)]
+FEW = ["gba", *(slow(m) for m in MODES if m != "gba")]
 
 
 @pytest.mark.parametrize("mode", EVERY)

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.support.processes import Finished, Launched, Launcher, collective
+from tests.support.slow import slow
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=64")  # half a minute and more
 SECONDS = 20.0
@@ -57,7 +58,7 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [("mode=shadow_easgd",), ("mode=shadow_ma",), pytest.param(("mode=fr_bmuf", "mode.k=3"), marks=pytest.mark.slow)],
+    [("mode=shadow_easgd",), ("mode=shadow_ma",), slow(("mode=fr_bmuf", "mode.k=3"))],
 )
 def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
     launched = launcher.start(

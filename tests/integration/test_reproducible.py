@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Launcher, collective
+from tests.support.slow import slow
 
 PARTS = ("checksums", "auc", "logloss", "ne", "calibration", "samples", "global_step")
 COMMON = ("mode=sync", "model.dropout=0.2", "model.batch_norm=true", "data.rows_per_day=4010", "seed=11")
@@ -31,7 +32,7 @@ def bits(result: dict[str, Any]) -> dict[str, Any]:
     return {part: result[part] for part in PARTS}
 
 
-@pytest.mark.parametrize("workers", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [3, slow(4)])
 def test_twice_and_beside_a_busy_neighbour(launcher: Launcher, workers: int) -> None:
     size = (f"cluster.workers={workers}", f"train.global_batch={64 * workers}")
     overrides = (*COMMON, *size, f"collective={collective()}")

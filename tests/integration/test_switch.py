@@ -18,6 +18,7 @@ from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import InfoRecord
 from gbactl.tracking.store import connect
 from tests.support.processes import Launched, Launcher, collective, wait_for
+from tests.support.slow import slow
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
 SHORT = ("data.rows_per_day=12000", "model.hidden=[64]", "train.global_batch=64")
@@ -145,7 +146,7 @@ def draining(launched: Launched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "to"), [("end", "bsp"), pytest.param("continue", "bsp", marks=pytest.mark.slow), ("continue", "sync")]
+    ("lost", "to"), [("end", "bsp"), slow("continue", "bsp"), ("continue", "sync")]
 )
 def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
     """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it.

@@ -60,6 +60,16 @@ def nth(kind: Any, number: int, change: Callable[[Any], Record | None]) -> Edit:
     return edit
 
 
+def first(kind: Any, suits: Callable[[Any], bool], change: Callable[[Any], Record | None]) -> Edit:
+    """An edit of the first record of a class that suits: where which one it is depends on who was fast."""
+
+    def edit(records: list[Record]) -> list[Record]:
+        number = [suits(one) for one in records if isinstance(one, kind)].index(True)
+        return nth(kind, number, change)(records)
+
+    return edit
+
+
 def info(kind: int, number: int, **fields: Any) -> Edit:
     """An edit of one info record's fields."""
 

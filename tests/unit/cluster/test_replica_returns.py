@@ -457,3 +457,54 @@ def test_the_coordinator_dies_at_any_message(
     assert death.deaths == 1 and [failed["process"] for failed in result["recovery"]] == ["C"]
     assert result["samples"]["trained"] == SAMPLES and result["gradients"]["applied"] == 2 * -(-ROWS // 32)
     assert len(result["phases"]) == 2 and result["replicas"]["exchanges"] > 0 and result["auc"] > 0.5
+
+
+
+
+@pytest.mark.parametrize("mode", ["shadow_ma", "fr_easgd"])
+@pytest.mark.parametrize("turn", [20, 60, 110])
+def test_whose_trainers_have_more_threads(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
+) -> None:
+    """They ask for as many batches as before, and for no more in the mode after it."""
+    death = Death(monkeypatch, tmp_path, turn)
+    steps = [{"at": {"samples": 1200}, "to": "gba", "set": {"local_batch": 32}}]
+    result = run_in_memory(config(mode, hogwild_threads=3, switches=steps), data, tmp_path)
+    adds_up(result)
+    assert death.deaths == 1 and result["samples"]["trained"] + result["samples"]["decayed"] == SAMPLES
+
+
+@pytest.mark.parametrize("turns", [(40,), (62,), (75,), (90,), (120,), (150,), (60, 70)])
+def test_the_coordinator_dies_between_modes(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
+) -> None:
+    """On the way to trainers, and back from them."""
+    steps = [
+        {"at": {"samples": 384}, "to": "fr_ma", "set": {"local_batch": 32, "k": 3}},
+        {"at": {"samples": 768}, "to": "gba", "set": {"local_batch": 32}},
+        {"at": {"samples": 1200}, "to": "shadow_easgd", "set": {"local_batch": 32}},
+    ]
+    death = Death(monkeypatch, tmp_path, *turns)
+    result = run_in_memory(config("gba", switches=steps), data, tmp_path)
+    adds_up(result)
+    assert death.deaths == len(turns)
+    assert [phase["mode"] for phase in result["phases"]] == ["gba", "fr_ma", "gba", "gba", "shadow_easgd"]
+
+
+@pytest.mark.parametrize("mode", ["shadow_bmuf", "fr_easgd"])
+def test_a_trainer_dies_and_then_the_coordinator(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain, died = Lane.finish, []
+
+    def finish(this: Any, item: Any, gradient: Any) -> None:
+        if this.trainer.exchange.index == 1 and item.grant.batch >= 8 and not died:
+            died.append(1)
+            raise Killed
+        plain(this, item, gradient)
+
+    monkeypatch.setattr(Lane, "finish", finish)
+    Death(monkeypatch, tmp_path, 120)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert {failed["process"] for failed in result["recovery"]} == {"C", "W1"}

@@ -79,7 +79,7 @@ class VirtualServer(Server):
         self._make_saver = partial(saver_of, channel.send)
         super().__init__(hub, channel, shard, norms_every, self._make_saver())
         self.process = Process(host.cores)
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
         self._paid: Pull | None = None
         self._dense: tuple[int, Floats] | None = None
         self._packed: tuple[int, Floats] | None = None
@@ -111,7 +111,7 @@ class VirtualServer(Server):
                 self._paid = message
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
         elif isinstance(message, Push) and message.phase == self.phase:
-            self._sizes[message.batch] = message.rows
+            self._sizes[message.batch] = (message.rows, message.dense)
         elif isinstance(message, Elastic):
             seconds += self.cost.elastic(self.dense_size)
         elif isinstance(message, GetDense | PutDense | GiveReplica):
@@ -120,11 +120,11 @@ class VirtualServer(Server):
         elif isinstance(message, DropPart):
             self._sizes.pop(message.batch, None)
         elif isinstance(message, OrderStep):
-            live = [(self._sizes.pop(b, 0), w) for b, w in zip(message.batches, message.weights, strict=True)]
-            gradients = sum(weight > 0 for _, weight in live)
-            rows = sum(rows for rows, weight in live if weight > 0)
-            if gradients:
-                seconds += self.cost.apply(rows, gradients, self.dense_size)
+            found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
+            live = [size for size, weight in zip(found, message.weights, strict=True) if weight > 0]
+            if live:  # without a dense part where workers or replicas hold it: there is no dense step then
+                dense = max(dense for _, dense in live)
+                seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
         return seconds
 
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:

@@ -10,6 +10,7 @@ from virtual_runs import adds_up, config, model, run
 
 from gbactl.cluster.messages import Elastic
 from gbactl.data.prepare import prepare
+from gbactl.virtual.cost import CostModel
 from gbactl.virtual.server import VirtualServer
 
 MODES = ["shadow_easgd", "shadow_ma", "shadow_bmuf", "fr_easgd", "fr_ma", "fr_bmuf", "local_sgd"]
@@ -119,6 +120,24 @@ def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
         assert found[1]["replicas"][key] == found[None]["replicas"][key]
     assert found[1]["replicas"]["foreground_seconds"] > 1.5 * found[None]["replicas"]["foreground_seconds"]
     assert found[1]["eps"] < found[None]["eps"]
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma", "sync", "gba"])
+def test_a_server_takes_no_time_for_a_dense_step_that_is_not_its_own(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    stepped: set[int] = set()
+    plain = CostModel.apply
+
+    def apply(self: CostModel, rows: int, gradients: int, floats: int) -> float:
+        stepped.add(floats)
+        return plain(self, rows, gradients, floats)
+
+    monkeypatch.setattr(CostModel, "apply", apply)
+    cfg = config(mode, workers=4) if mode in ("sync", "gba") else replicas(mode, 4)
+    result = run(cfg, data, tmp_path)
+    held = {result["memory"][name]["dense"] // 4 for name in ("S0", "S1")}
+    assert stepped == (held if mode == "gba" else {0})
 
 
 @pytest.mark.parametrize("dense", [None, 1])

@@ -12,6 +12,7 @@ import pytest
 from gbactl.cluster import frames
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import dressed
+from gbactl.cluster.lasting import LastingHub
 from gbactl.cluster.memory import MemoryHub
 from gbactl.cluster.messages import Centre, DenseState, Elastic, Predictions, Pull, Push, PutDense, Rows, unpack
 from gbactl.cluster.narrow import NarrowHub, narrowed
@@ -111,7 +112,8 @@ def test_fp32_is_the_hub_itself() -> None:
     hub = MemoryHub({}, Peer("worker", 0))
     assert narrowed(hub, RunConfig()) is hub
     assert isinstance(narrowed(hub, with_dtype(RunConfig(), "bf16")), NarrowHub)
-    assert isinstance(dressed(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me), NarrowHub)
+    lasting = dressed(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
+    assert isinstance(lasting, LastingHub) and isinstance(lasting.hub, NarrowHub)
 
 
 def test_another_type_is_refused() -> None:

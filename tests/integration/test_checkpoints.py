@@ -56,6 +56,7 @@ def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_
     assert runs == [(done.result["run_id"], "FINISHED")]
 
 
+@pytest.mark.slow
 def test_another_mode_on_other_processes_goes_on_with_a_damaged_newest_checkpoint(launcher: Launcher) -> None:
     first = launcher.start(*MORE, "mode=gba")
     killed_after(first, "cut-000003")

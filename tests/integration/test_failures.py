@@ -129,6 +129,7 @@ def test_ctrl_c_before_the_first_step(launcher: Launcher) -> None:
     assert done.code == 130
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_come_up_is_named(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", "cluster.start_timeout=5")
     pid = launched.node("S1")

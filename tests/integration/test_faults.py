@@ -49,6 +49,7 @@ def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Laun
     assert 1.3 * batches["W1"] < min(batches[name] for name in ("W0", "W2", "W3"))
 
 
+@pytest.mark.slow
 def test_in_sync_a_slow_worker_slows_everybody(launcher: Launcher) -> None:
     result = launcher.train(*FAULTY, "mode=sync", f"collective={collective()}", "faults=one_slow")
     checked(result, "W1", 4.0, NOISE)
@@ -100,6 +101,7 @@ def test_a_hog_runs_beside_the_run_and_is_gone_after_it(launcher: Launcher) -> N
     assert all(worker["injected"] is None for worker in done.result["faults"]["workers"].values())
 
 
+@pytest.mark.slow
 @LINUX
 def test_a_hog_that_dies_fails_nobody(launcher: Launcher) -> None:
     launched = hogged(launcher)
@@ -133,6 +135,7 @@ def test_a_plan_that_cannot_be_ends_in_a_sentence(
     assert not done.run_dir.exists()
 
 
+@pytest.mark.slow
 def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", "data.rows_per_day=24000", "faults=one_slow", tracking=True)
     assert launched.finish().code == 0

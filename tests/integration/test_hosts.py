@@ -71,7 +71,7 @@ def site_of(
     assert not left, f"left behind on hosts: {left}"
 
 
-@pytest.mark.parametrize("mode", ["gba", slow("async"), "sync", slow("shadow_ma")])
+@pytest.mark.parametrize("mode", [slow("gba"), slow("async"), "sync", slow("shadow_ma")])
 def test_three_hosts_train(site_of: Callable[..., Site], mode: str) -> None:
     done = site_of().start(f"mode={mode}").finish()
     assert done.code == 0, done.err

@@ -49,9 +49,7 @@ def recorded(launcher: Launcher, mode: str, tmp_path: Path, *more: str, tracking
     return launcher.train(*hard(tmp_path, mode), *more, small=False, tracking=tracking)
 
 
-ALWAYS = ("async", "gba", "hop_bw")
-EVERY = [*ALWAYS, *(slow(m) for m in MODES if m not in ALWAYS)]
-FEW = ["gba", *(slow(m) for m in MODES if m != "gba")]
+EVERY = ["gba", *(slow(m) for m in MODES if m != "gba")]
 
 
 @pytest.mark.parametrize("mode", EVERY)
@@ -70,7 +68,7 @@ def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_pat
     assert log.stat().st_size <= 100 * 2 * 157
 
 
-@pytest.mark.parametrize("mode", FEW)
+@pytest.mark.parametrize("mode", EVERY)
 def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
     launcher: Launcher, tmp_path: Path, mode: str
 ) -> None:
@@ -102,6 +100,7 @@ def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
     assert verdict(replayed)["identical"] and verdict(replayed)["steps"] == result["global_step"]
 
 
+@pytest.mark.slow
 def test_a_run_is_found_by_its_id_and_damage_is_named(launcher: Launcher, tmp_path: Path) -> None:
     result = recorded(launcher, "gba", tmp_path, tracking=True)
     part = replay(launcher, result["run_id"][:12], "--until", "10", "--keep", str(tmp_path / "m.npz"))

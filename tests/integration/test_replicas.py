@@ -72,7 +72,7 @@ def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: 
     assert done.result["samples"]["trained"] == 12000 and launched.left_behind() == []
 
 
-@pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), ("fr_ma", "k=3")])
+@pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), slow("fr_ma", "k=3")])
 def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(
     launcher: Launcher, mode: str, own: str
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launch
     assert client.returncode == 1 and "ended" in err
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_given_up_and_does_not_keep_a_switch(launcher: Launcher) -> None:
     """After the deadline its batches are decayed; sync would need it, so the run stays where it is."""
     launched = launcher.start(

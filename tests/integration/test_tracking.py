@@ -46,6 +46,7 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1])}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_four_launchers_start_at_once_on_an_empty_store(tmp_path: Path) -> None:
     processes = [

@@ -60,7 +60,8 @@ def trained(training: Training, run_dir: Path) -> dict[str, Any]:
     counted = result["samples"]
     if not counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == ROWS:
         raise Wrong(f"the samples do not add up: {counted}")
-    struck = json.loads((run_dir / "faults.json").read_text())["injected"] if (run_dir / "faults.json").exists() else []
+    plan = run_dir / "faults.json"
+    struck = json.loads(plan.read_text()).get("injected", []) if plan.exists() else []
     if len(struck) < training.must:
         raise Wrong(f"of the plan only this was done: {struck}")
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from gbactl.hosts import network
 from tests.support.netns import LAUNCHER, Hosts, hosts, obstacle
 from tests.support.processes import Launched, Launcher, collective, wait_for
+from tests.support.readme import commands
 from tests.support.slow import slow
 
 OBSTACLE = obstacle() or (None if collective() == "horovod" else "cluster=hosts needs Horovod's launcher")
@@ -258,6 +260,28 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
     assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
     assert set(network.read(out)) == {"latency_us", "bandwidth_gbit"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_readme(site_of: Callable[..., Site]) -> None:
+    site = site_of()
+    small = ["data.days=2", "data.rows_per_day=8000", "model.dim=4", "model.hidden=[8]", "train.max_eval_samples=1000"]
+    extra = {
+        "doctor": ["--ssh", site.machines.ssh],
+        "train": [f"cluster.ssh='{site.machines.ssh}'", "cluster.forward=[GBACTL_CACHE]", *small],
+        "calibrate": ["--workers", "2,4", "--seconds", "2", f"collective={collective()}", *small[2:4]],
+    }
+    lines = commands("text", "Several machines")
+    assert [line.split()[:2] for line in lines] == [["gbactl", name] for name in extra]
+    for line in lines:
+        words = shlex.split(line)[1:]
+        done = subprocess.run(
+            [*site.launcher.before, sys.executable, "-m", "gbactl", *words, *extra[words[0]]], cwd=site.launcher.cwd,
+            env=site.launcher.environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        busy = words[0] == "calibrate" and "Nothing sensible came out" in done.stderr  # so it says
+        assert done.returncode == 0 or busy, f"{line}\n{done.stderr}"
 
 
 @pytest.mark.slow

@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.readme import README, commands
+
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
 SECONDS = 120
-
-
-def commands(language: str) -> list[str]:
-    """The command lines of the README's blocks in a language, comments cut off."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +42,13 @@ def test_command(workplace: Path, command: str) -> None:
 
 @pytest.mark.slow
 def test_own_data_commands(workplace: Path) -> None:
-    """The commands under "Your data" take the formats they name."""
+    """They take the formats they name. (Those of "Several machines" run in test_hosts.py.)"""
     from tests.support.samples import write_samples
 
     folder = workplace / "own"
     write_samples(folder)
     small = ["model.hidden=[8]", "model.dim=4", "train.global_batch=64", "cluster.workers=2", "cluster.servers=1"]
-    for command in commands("text"):
+    for command in commands("text", "Your data"):
         if not command.startswith("gbactl "):
             continue
         words = shlex.split(command)

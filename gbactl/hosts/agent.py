@@ -184,6 +184,7 @@ def main() -> None:
         print(f"gbactl agent: {error}", file=sys.stderr, flush=True)
     finally:
         agent.end()
+        shared_names.sweep()
     os._exit(0)
 
 

@@ -149,6 +149,7 @@ class Run:
             self.show.clear()
             self.hogs.stop()
             children.stop()
+            shared_names.sweep()
 
     def _children(self) -> Children:
         config = to_dict(self.cfg)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Launcher, alive, collective
+from tests.support.processes import SHM, Launcher, alive, collective
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
         "mode.local_batch=128", "train.max_eval_samples=2000")  # fmt: skip
@@ -59,6 +59,8 @@ def test_sync_with_a_killed_worker_has_the_bits_of_one_without(launcher: Launche
 def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1")
     launched.training()
+    half_open = SHM / f"gbactl-{launched.node('W2')}-{'0' * 16}"  # what it leaves that is killed while it connects
+    half_open.touch()
     launched.hangs_and_wakes_up("W2")
     done = launched.finish()
     assert done.code == 0, done.err
@@ -66,6 +68,7 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
     assert (failed["process"], failed["failure"]) == ("W2", "hang")
     assert done.result["refused_frames"] + done.result["fenced_frames"] > 0
     adds_up(done.result, 60_000)
+    assert not half_open.exists() and launched.left_behind() == []
 
 
 def test_messages_are_lost_and_everything_counts_once(launcher: Launcher) -> None:

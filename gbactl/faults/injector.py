@@ -73,10 +73,12 @@ class Injector:
         ]
 
     def due(self, step: int, seconds: float) -> list[Injection]:
-        """What comes due by a global step and a time since training began; each is told once."""
+        """What comes due by a global step and a time since training began; each is told once. The coordinator comes
+        last: it has all of them done, and its successor holds them for done."""
         if not self._due:
             return []
-        return [injection for each in self._due for injection in each.take(step, seconds)]
+        found = [injection for each in self._due for injection in each.take(step, seconds)]
+        return sorted(found, key=lambda injection: injection.process == "C")
 
     @property
     def next_seconds(self) -> float:

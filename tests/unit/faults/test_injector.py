@@ -37,6 +37,13 @@ def test_at_a_step_and_at_a_time() -> None:
     assert injector.due(99, 99.0) == [] and injector.next_seconds == math.inf
 
 
+def test_the_coordinator_strikes_all_others_of_a_moment_before_itself() -> None:
+    itself = {"kind": "kill", "coordinator": True, "step": 10}
+    others = ({"kind": "hang", "workers": [1], "step": 9}, {"kind": "kill", "servers": [0], "time": 2.0})
+    injector = Injector(plan(itself, *others))
+    assert [injection.process for injection in injector.due(10, 2.0)] == ["W1", "S0", "C"]
+
+
 def test_one_at_random_is_the_same_for_a_seed() -> None:
     def victim(seed: int) -> str:
         [injection] = Injector(plan({"kind": "kill", "workers": "random", "step": 0}, seed=seed)).due(0, 0.0)

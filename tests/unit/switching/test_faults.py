@@ -52,11 +52,11 @@ def dies_half_way(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     """It gives one server its slice, the other one nothing."""
     plain = Exchange.put_dense
 
-    def put_dense(self: Any, step: int, parts: Any, how: Any) -> None:
+    def put_dense(self: Any, message: PutDense, parts: Any) -> None:
         if self.index == victim:
-            self.servers[0].send(PutDense(step), parts[0].view("u1"))
+            self.servers[0].send(message, parts[0].view("u1"))
             raise Killed
-        plain(self, step, parts, how)
+        plain(self, message, parts)
 
     monkeypatch.setattr(Exchange, "put_dense", put_dense)
 

@@ -16,7 +16,8 @@ from tests.support.processes import Launched, Launcher, environment, wait_for
 from tests.support.slow import slow
 from tests.support.sockets import LOOPBACK, listeners
 
-TRAINING = ("mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]", "cluster.transport=tcp")
+ROWS = 240_000  # seconds of training: time to stand at every door of it
+TRAINING = ("mode=gba", f"data.rows_per_day={ROWS}", "model.hidden=[256,256]", "cluster.transport=tcp")
 ENCRYPTED = "transport.encrypt=true"
 
 
@@ -48,7 +49,7 @@ def test_a_worker_dies_while_strangers_stand_at_every_door(launcher: Launcher) -
         wait_for(lambda: (launched.run_dir / "logs" / "W1-1.log").exists())
         done = launched.finish()
     assert done.code == 0, done.err
-    assert sum(done.result["samples"][fate] for fate in ("trained", "decayed", "lost")) == 60000
+    assert sum(done.result["samples"][fate] for fate in ("trained", "decayed", "lost")) == ROWS
     assert done.result["lost_workers"][0]["process"] == "W1"
     assert done.result["refused_frames"] == sum(done.result["refused"].values()) >= 3 * (150 - 128)
 

@@ -1,8 +1,27 @@
-"""Makes this folder's helpers importable."""
+"""Makes this folder's helpers importable; what several of its tests watch."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster.server import Server
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """The shard of whoever served each index last."""
+    last: dict[int, Any] = {}
+    plain = Server.run
+
+    def run(this: Any) -> None:
+        last[this.index] = this.shard
+        plain(this)
+
+    monkeypatch.setattr(Server, "run", run)
+    return last

@@ -238,20 +238,6 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
 # -- the lost server alone goes back ----------------------------------------------------------------
 
 
-@pytest.fixture
-def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    """The shard of whoever served each index last."""
-    last: dict[int, Any] = {}
-    plain = Server.run
-
-    def run(this: Any) -> None:
-        last[this.index] = this.shard
-        plain(this)
-
-    monkeypatch.setattr(Server, "run", run)
-    return last
-
-
 @pytest.mark.parametrize("mode", CENTRE + ROUNDS)
 @pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (OrderStep, 21, True)])
 def test_training_goes_on_and_every_update_is_there_or_counted(

@@ -449,20 +449,6 @@ def test_who_loses_the_coordinator_before_a_server_is_back_ends(
 # -- exactness --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    """The shard of whoever served each index last."""
-    last: dict[int, Any] = {}
-    plain = Server.run
-
-    def run(this: Any) -> None:
-        last[this.index] = this.shard
-        plain(this)
-
-    monkeypatch.setattr(Server, "run", run)
-    return last
-
-
 def no_mixture_was_saved(run_dir: Path) -> bool:
     """Where everybody goes back, it is to what was saved before the loss: what one server has afterwards is older."""
     told = [r.fields for r in eventlog.read(run_dir / "events.log") if getattr(r, "kind", 0) == eventlog.SERVER]

@@ -17,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LIMIT_SECONDS = 300.0
+MOST_TOLD = 4000  # characters of what a side that failed said
 Side = Callable[[], dict[str, float]]
 
 
@@ -53,6 +54,7 @@ class Bench:
                 raise SideError(f"{name} took more than {LIMIT_SECONDS:.0f} s.") from None
             raise
         if process.returncode != 0 or not out.strip():
+            print(err[-MOST_TOLD:], file=sys.stderr)
             raise SideError(f"{name} failed: {(err.strip() or 'no output').splitlines()[-1]}")
         return out.strip().splitlines()[-1]
 

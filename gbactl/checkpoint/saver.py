@@ -19,14 +19,14 @@ from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.snapshot import Snapshot
 from gbactl.checkpoint.updates import RowUpdates
-from gbactl.checkpoint.writing import Writing
+from gbactl.checkpoint.writing import PIECES_AHEAD, Writing
 from gbactl.cluster.messages import Save, Saved
 from gbactl.errors import WireError
 from gbactl.kernels.base import RowPart
 from gbactl.store.shard import Shard
 
 FORMAT = "1"
-WAIT_SECONDS = 0.005
+LEAST_WAIT, MOST_WAIT = 0.005, 0.03  # seconds
 COPY = 1 << 20
 KINDS = ("whole", "rest", "chosen")
 
@@ -93,10 +93,14 @@ class Saver:
 
     @property
     def patience(self) -> float | None:
-        """Seconds that the server may wait for a message: for ever where nothing is being saved."""
+        """Seconds that the server may wait for a message: for ever where nothing is being saved, else for half as long
+        as the writing thread needs for what it has. Whoever looks more often takes the processor from the workers."""
         if self._writing is None:
             return None
-        return 0.0 if self._snapshot is not None and self._writing.room else WAIT_SECONDS
+        if self._snapshot is not None and self._writing.room:
+            return 0.0
+        pace = self._writing.pace
+        return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
 
     def begin(self, save: Save, with_dense: bool) -> None:
         """Save the shard as it is now. Raises WireError for an order that cannot be."""

@@ -12,8 +12,8 @@ import pytest
 
 PERFORMANCE = Path(__file__).resolve().parents[3] / "experiments" / "performance"
 MODULES = (
-    "curves", "growth", "kernel_copy", "lines", "pairs", "server_cpu", "shapes", "sides", "strangers", "table",
-    "tsv", "virtual_cost",
+    "curves", "growth", "kernel_copy", "lines", "pairs", "profile_run", "server_cpu", "shapes", "sides", "strangers",
+    "table", "tsv", "virtual_cost",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from links import Link  # a script beside this one, not a package
 
 CLASSES = ("dense", "rows", "ids", "control")
+RELAYED = ("cpu_seconds", "late", "frames", "dropped")
 PROMISE = 15  # per cent
 
 
@@ -42,9 +43,13 @@ class Row:
         return 100 * (self.foreseen / self.eps - 1)
 
     @property
-    def relayed(self) -> float:
-        """The relay's share of a core, in per cent; 0 where there is none."""
-        return max(100 * each.get("cpu_seconds", 0.0) / each["seconds"] for each in self.trained)
+    def relay(self) -> str:
+        """The relay's share of a core, how late it let frames go, and what it dropped."""
+        total = {name: sum(each.get(name, 0) for each in self.trained) for name in (*RELAYED, "seconds")}
+        if not total["frames"]:
+            return "-"
+        share, late = 100 * total["cpu_seconds"] / total["seconds"], 1e6 * total["late"] / total["frames"]
+        return f"{share:.0f} %, {late:.0f} us, {total['dropped']:.0f}"
 
 
 def told(line: dict[str, Any]) -> str:
@@ -57,21 +62,20 @@ def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> list[str]:
     more = relayed["latency_us"] - own["latency_us"]
     return [
         f"- Between two namespaces, nothing limited: {told(own)} one way.",
-        f"- With a relay that lets nothing wait: {told(relayed)}, of which {more:,.0f} us are the relay's. No link with",
-        "  a delay is faster, whatever `tc` allows; frames wait there for the delay that is asked for less those us.",
+        f"- With a relay that lets nothing wait: {told(relayed)}, of which {more:,.0f} us are the relay's. No link",
+        "  with a delay is faster, whatever `tc` allows. Frames wait for the delay asked for, less what this takes.",
         f"- {relayed['dropped']:.0f} of {relayed['frames']:,.0f} frames dropped.",
     ]
 
 
 def measured(rows: Sequence[Row]) -> Iterator[str]:
     """EPS on every link, and the prediction's error."""
-    yield "| link | delay, ms | as measured | mode | EPS (least - most) | predicted | error | relay's share of a core |"
-    yield "|---|---:|---|---|---:|---:|---:|---:|"
+    yield "| link | delay, ms | as measured | mode | EPS (least - most) | predicted | error | relay: of a core, late, dropped |"
+    yield "|---|---:|---|---|---:|---:|---:|---|"
     for row in rows:
-        share = f"{row.relayed:.0f} %" if row.link.delay else "-"
         yield (
             f"| {row.link.rate} | {row.link.delay:g} | {told(row.line)} | `{row.mode}` | {row.eps:,.0f} ({row.spread}) "
-            f"| {row.foreseen:,.0f} | {row.error:+.0f} % | {share} |"
+            f"| {row.foreseen:,.0f} | {row.error:+.0f} % | {row.relay} |"
         )
 
 

@@ -25,9 +25,9 @@ from networks import NAMES, ROOT, Network
 
 sys.path.append(str(ROOT / "experiments"))
 
-import study  # noqa: E402
+import study
 
-from tests.support.netns import obstacle  # noqa: E402
+from tests.support.netns import obstacle
 
 HERE = Path(__file__).resolve().parent
 FOLDER = ROOT / "runs" / "studies" / "hosts"

@@ -27,6 +27,7 @@ QUEUE_BYTES = 64 << 20  # of a direction: 5 ms at 100 Gbit/s
 SOCKET_BYTES = 32 << 20
 AT_ONCE = 32  # frames of one direction before the other has its turn
 SLACK_NS = "1000"
+EARLY = 200e-6  # a long sleep ends so much before its time and a short one follows: a halted core is late to wake up
 _EVERY_PROTOCOL = 0x0003
 _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
@@ -38,6 +39,7 @@ class Way:
     def __init__(self, source: socket.socket, target: socket.socket, seconds: float) -> None:
         self.source, self.target, self.seconds = source, target, seconds
         self.frames = self.dropped = self._held = 0
+        self.late = 0.0  # seconds, of all frames together
         self._waiting: deque[tuple[float, bytes]] = deque()
 
     @property
@@ -60,9 +62,10 @@ class Way:
 
     def give(self) -> None:
         """Send what has waited."""
-        while self.due <= time.monotonic():
+        while (late := time.monotonic() - self.due) >= 0:
             _, frame = self._waiting.popleft()
             self._held -= len(frame)
+            self.late += late
             try:
                 self.target.send(frame)
                 self.frames += 1
@@ -74,8 +77,7 @@ def carry(one: socket.socket, other: socket.socket, seconds: float) -> None:
     """Frames both ways until standard input ends."""
     ways = {one: Way(one, other, seconds), other: Way(other, one, seconds)}
     while True:
-        wait = min(way.due for way in ways.values()) - time.monotonic()
-        ready, _, _ = select.select([0, *ways], [], [], None if wait == float("inf") else max(0.0, wait))
+        ready, _, _ = select.select([0, *ways], [], [], _sleep(min(way.due for way in ways.values())))
         for source in ready:
             if source != 0:
                 ways[source].take()
@@ -87,9 +89,17 @@ def carry(one: socket.socket, other: socket.socket, seconds: float) -> None:
             way.give()
 
 
+def _sleep(due: float) -> float | None:
+    """How long to sleep at most when the next frame has to go at `due`."""
+    if due == float("inf"):
+        return None
+    left = due - time.monotonic()
+    return max(0.0, left - EARLY if left > 2 * EARLY else left)
+
+
 def _counts(ways: Collection[Way]) -> dict[str, float]:
-    frames, dropped = sum(way.frames for way in ways), sum(way.dropped for way in ways)
-    return {"frames": frames, "dropped": dropped, "cpu_seconds": time.process_time()}
+    sums = {name: sum(getattr(way, name) for way in ways) for name in ("frames", "dropped", "late")}
+    return {**sums, "cpu_seconds": time.process_time()}
 
 
 def _opened(device: str) -> socket.socket:
@@ -129,7 +139,7 @@ class Relay:
         return self._process.stdout.readline()
 
     def counts(self) -> dict[str, float]:
-        """`frames`, `dropped`, `cpu_seconds` so far."""
+        """`frames` sent, `dropped`, `late` (seconds after they should have gone, all together), `cpu_seconds` so far."""
         assert self._process.stdin is not None
         self._process.stdin.write("counts\n")
         self._process.stdin.flush()

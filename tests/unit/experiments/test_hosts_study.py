@@ -33,7 +33,8 @@ def rows(scripts: dict[str, ModuleType]) -> list[Any]:
 
     def row(link: Any, mode: str, eps: tuple[float, ...], foreseen: float, wire: str = "fp32") -> Any:
         sent = {"dense": 1000.0, "rows": 2000.0, "ids": 300.0, "control": 40.0, "other": 0.0}
-        trained = tuple({"eps": e, "seconds": 10.0, "cpu_seconds": 0.5, "bytes_per_step": sent} for e in eps)
+        relayed = {"cpu_seconds": 0.5, "late": 0.02, "frames": 800, "dropped": 3} if link.delay else {}
+        trained = tuple({"eps": e, "seconds": 10.0, "bytes_per_step": sent, **relayed} for e in eps)
         return paying.Row(link, OWN, mode, trained, foreseen, wire)
 
     short, long = links.links(["1gbit"], [0.0, 5.0])
@@ -77,7 +78,7 @@ def test_what_was_found_is_not_looked_for_again(scripts: dict[str, ModuleType], 
 def test_the_table_says_what_was_measured_and_foreseen(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
     lines = list(scripts["paying"].measured(rows))
     assert lines[2] == "| 1gbit | 0 | 20 Gbit/s, 30 us | `sync` | 100 (90 - 120) | 110 | +10 % | - |"
-    assert lines[5] == "| 1gbit | 5 | 20 Gbit/s, 30 us | `async` | 9 (9 - 9) | 30 | +233 % | 5 % |"
+    assert lines[5] == "| 1gbit | 5 | 20 Gbit/s, 30 us | `async` | 9 (9 - 9) | 30 | +233 % | 5 %, 25 us, 3 |"
     assert len({line.count("|") for line in lines}) == 1
     said = scripts["paying"].kept_promise(rows)
     assert said == "2 of 4 predictions within 15 %; the worst: +233 % (`async` at 1gbit, 5 ms)."

@@ -27,7 +27,7 @@ NAMES = ("a", "b")
 FAR = "b"
 COMMON = (
     "data=synthetic", "data.days=2", "data.rows_per_day=200000", "cluster.workers=2", "cluster.servers=2",
-    "train.global_batch=1024", "train.max_eval_samples=4096", "tracking.enabled=false", "cluster.threads=1",
+    "train.global_batch=1024", "train.max_eval_samples=4096", "tracking.enabled=false",
 )  # fmt: skip
 SHAPE = ("cost.cores=1", "cost.workers_per_host=1", "cost.servers_on=workers")
 
@@ -108,7 +108,7 @@ class Network:
 
     def trained(self, training: Training) -> dict[str, Any]:
         """What a real run came to."""
-        where = ("cluster=hosts", "cluster.hosts=[a:1,b:1]", f"cluster.ssh='{self.machines.ssh}'")
+        where = ("cluster=hosts", "cluster.hosts=[a:1,b:1]", "cluster.threads=1", f"cluster.ssh='{self.machines.ssh}'")
         before = self.relay()
         result = train(*training.overrides, *where, before=self.machines.inside(LAUNCHER))
         relay = {name: count - before[name] for name, count in self.relay().items()}

@@ -70,7 +70,8 @@ def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> list[str]:
 
 def measured(rows: Sequence[Row]) -> Iterator[str]:
     """EPS on every link, and the prediction's error."""
-    yield "| link | delay, ms | as measured | mode | EPS (least - most) | predicted | error | relay: of a core, late, dropped |"
+    head = ("link", "delay, ms", "as measured", "mode", "EPS (least - most)", "predicted", "error")
+    yield f"| {' | '.join(head)} | relay: of a core, late, dropped |"
     yield "|---|---:|---|---|---:|---:|---:|---|"
     for row in rows:
         yield (

@@ -139,7 +139,7 @@ class Relay:
         return self._process.stdout.readline()
 
     def counts(self) -> dict[str, float]:
-        """`frames` sent, `dropped`, `late` (seconds after they should have gone, all together), `cpu_seconds` so far."""
+        """So far: `frames` sent, `dropped`, `late` (seconds after their time, all together), `cpu_seconds`."""
         assert self._process.stdin is not None
         self._process.stdin.write("counts\n")
         self._process.stdin.flush()

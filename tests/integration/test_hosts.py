@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.hosts import network
-from tests.support.netns import LAUNCHER, Hosts, hosts, obstacle
-from tests.support.processes import Launched, Launcher, collective, wait_for
+from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts, obstacle
+from tests.support.processes import Launched, Launcher, alive, collective, wait_for
 from tests.support.readme import commands
 from tests.support.slow import slow
 
@@ -260,6 +260,36 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
     assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
     assert set(network.read(out)) == {"latency_us", "bandwidth_gbit"}
+
+
+def test_a_delayed_host_is_as_far_as_asked_and_leaves_nothing(tmp_path: Path) -> None:
+    delay = 0.02
+    with hosts(tmp_path, ("a", "b"), delays={"b": delay}) as at:
+        near, far = (_round_trip(at, LAUNCHER, name) for name in ("a", "b"))
+        assert near < delay < 2 * delay <= far < 3 * delay
+        assert 2 * delay <= _round_trip(at, "b", "a") < 3 * delay
+        at.limit("b", "100mbit")
+        assert 2 * delay <= _round_trip(at, "a", "b") < 3 * delay
+        counts = at.relays["b"].counts()
+        assert counts["frames"] > 10 and counts["dropped"] == 0
+        relays = at.pids("sw")
+        assert len(relays) == 1
+    assert not [path for path in NAMESPACES.glob("*") if path.name.startswith(at.ns(""))]
+    assert not [pid for pid in relays if alive(pid)]
+
+
+def _round_trip(at: Hosts, source: str, target: str) -> float:
+    """Seconds that it takes to connect to a host's sshd, at best."""
+    connect = (
+        "import socket, sys, time\n"
+        "for _ in range(5):\n"
+        "    began = time.perf_counter()\n"
+        "    with socket.create_connection((sys.argv[1], 22)):\n"
+        "        print(time.perf_counter() - began)\n"
+    )
+    asked = [*at.inside(source), sys.executable, "-c", connect, at.address(target)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+    return min(map(float, done.stdout.split()))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.processes import alive, wait_for
+from tests.support.relay import Relay
 
 LAUNCHER = "l"
 SSHD = Path("/usr/sbin/sshd")
@@ -43,14 +44,16 @@ def _ip(*arguments: str) -> None:
 
 class Hosts:
     """`names`: of the hosts; `hidden`: folders that they do not share with the launcher; `named`: a host
-    knows its own address by its name; `cores`: the one that a host keeps to."""
+    knows its own address by its name; `cores`: the one that a host keeps to; `delays`: seconds that a frame to a host
+    or from it waits on its wire (see relay.py), so two hosts are the sum of theirs apart, one way."""
 
     def __init__(
         self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
-        cores: Mapping[str, int] | None = None,
+        cores: Mapping[str, int] | None = None, delays: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.names, self.hidden, self.named = folder, tuple(names), tuple(hidden), named
-        self.cores = cores or {}
+        self.cores, self.delays = cores or {}, delays or {}
+        self.relays: dict[str, Relay] = {}
         self._prefix = f"gbt{os.getpid()}"
         self._started: list[subprocess.Popen[bytes]] = []
         self._made_run = False
@@ -90,12 +93,23 @@ class Hosts:
 
     def _host(self, name: str) -> None:
         _ip("netns", "add", self.ns(name))
-        peer = ("peer", "name", f"to-{name}", "netns", self.ns("sw"))
+        end = f"far-{name}" if name in self.delays else f"to-{name}"
+        peer = ("peer", "name", end, "netns", self.ns("sw"))
         _ip("link", "add", "eth0", "netns", self.ns(name), "type", "veth", *peer)
+        if name in self.delays:
+            self._lengthen(name)
         _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "master", "bridge", "up")
         _ip("-n", self.ns(name), "address", "add", f"{self.address(name)}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip("-n", self.ns(name), "link", "set", device, "up")
+
+    def _lengthen(self, name: str) -> None:
+        """A host's wire ends at far-NAME; a relay is between that and near-NAME, the other end of the bridge's port."""
+        near, far = f"near-{name}", f"far-{name}"
+        _ip("-n", self.ns("sw"), "link", "add", f"to-{name}", "type", "veth", "peer", "name", near)
+        for device in (near, far):
+            _ip("-n", self.ns("sw"), "link", "set", device, "up")
+        self.relays[name] = Relay(self.inside("sw"), (near, far), self.delays[name])
 
     def _keys(self) -> None:
         for key in ("host_key", "user_key"):
@@ -141,6 +155,8 @@ class Hosts:
 
     def end(self) -> None:
         """Nothing is left, whatever happened."""
+        for relay in self.relays.values():
+            relay.end()
         for name in (*self.names, LAUNCHER, "sw"):
             if (NAMESPACES / self.ns(name)).exists():
                 _remove(self.ns(name))
@@ -225,10 +241,10 @@ def _kill(pid: int) -> None:
 @contextlib.contextmanager
 def hosts(
     folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
-    cores: Mapping[str, int] | None = None,
+    cores: Mapping[str, int] | None = None, delays: Mapping[str, float] | None = None,
 ) -> Iterator[Hosts]:  # fmt: skip
     """Such hosts for a while."""
-    made = Hosts(folder, names, hidden, named, cores)
+    made = Hosts(folder, names, hidden, named, cores, delays)
     try:
         made.build()
         yield made

@@ -1,0 +1,116 @@
+"""Two hosts and the launcher on one link, the trainings there, and what the virtual cluster says of them.
+
+Host b is behind the delay; the launcher, and with it the coordinator, is beside host a, which is where the virtual
+cluster has it, too. The relay takes its time of the same two cores as the hosts; how much is kept with every training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from links import Link, Training  # noqa: E402  a script beside this one, not a package
+
+from gbactl.hosts import network  # noqa: E402
+from tests.support.netns import LAUNCHER, Hosts, hosts  # noqa: E402
+
+NAMES = ("a", "b")
+FAR = "b"
+COMMON = (
+    "data=synthetic", "data.days=2", "data.rows_per_day=200000", "cluster.workers=2", "cluster.servers=2",
+    "train.global_batch=1024", "train.max_eval_samples=4096", "tracking.enabled=false",
+)  # fmt: skip
+SHAPE = ("cost.cores=1", "cost.workers_per_host=1", "cost.servers_on=workers")
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def gbactl(*arguments: str, before: tuple[str, ...] = ()) -> str:
+    """One command's output. Raises SystemExit with what it said where it fails."""
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "gbactl", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if done.returncode:
+        raise SystemExit(f"gbactl {' '.join(arguments)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def train(*overrides: str, before: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A training's result."""
+    result: dict[str, Any] = json.loads(gbactl("train", *COMMON, *overrides, before=before).splitlines()[-1])
+    return result
+
+
+def calibrate(out: Path, seconds: float) -> None:
+    """This machine's prices, once."""
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        say("calibrating")
+        gbactl("calibrate", "--out", str(out), "--workers", "2,4", "--seconds", str(seconds), "cluster.servers=2")
+
+
+def predicted(training: Training, line: dict[str, float], prices: Path) -> dict[str, Any]:
+    """EPS of the virtual cluster's run."""
+    lines = [f"cost.{key}={line[key]}" for key in ("latency_us", "bandwidth_gbit")]
+    found = train(*training.overrides, "cluster=virtual", f"cost={prices}", *SHAPE, *lines)
+    return {"eps": found["eps"]}
+
+
+class Network:
+    """A link's two hosts, made when they are asked for. `wait`: see links.waiting."""
+
+    def __init__(self, link: Link, wait: float | None) -> None:
+        self.link, self.wait = link, wait
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def folder(self) -> Path:
+        """For what the hosts need."""
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gbactl-hosts-")))
+
+    @cached_property
+    def machines(self) -> Hosts:
+        """The hosts."""
+        delays = {} if self.wait is None else {FAR: self.wait}
+        at = self._stack.enter_context(hosts(self.folder, NAMES, cores={"a": 0, "b": 1}, delays=delays))
+        for name in NAMES if self.link.rate else ():
+            at.limit(name, self.link.rate)
+        return at
+
+    def line(self) -> dict[str, Any]:
+        """What the doctor says of the line between the hosts."""
+        out = self.folder / "network.yaml"
+        asked = ("doctor", "--hosts", ",".join(NAMES), "--ssh", self.machines.ssh, "--out", str(out))
+        gbactl(*asked, before=self.machines.inside(LAUNCHER))
+        return {**network.read(out), **self.relay()}
+
+    def relay(self) -> dict[str, float]:
+        """What the relay has done so far; nothing where there is none."""
+        return self.machines.relays[FAR].counts() if self.wait is not None else {}
+
+    def trained(self, training: Training) -> dict[str, Any]:
+        """What a real run came to."""
+        where = ("cluster=hosts", "cluster.hosts=[a:1,b:1]", "cluster.threads=1", f"cluster.ssh='{self.machines.ssh}'")
+        before = self.relay()
+        result = train(*training.overrides, *where, before=self.machines.inside(LAUNCHER))
+        relay = {name: count - before[name] for name, count in self.relay().items()}
+        seconds = result["samples"]["trained"] / result["eps"]
+        return {"eps": result["eps"], "seconds": seconds, "bytes_per_step": result["wire"]["bytes_per_step"], **relay}

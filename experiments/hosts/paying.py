@@ -1,0 +1,116 @@
+"""The tables of the study of hosts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from links import Link  # a script beside this one, not a package
+
+CLASSES = ("dense", "rows", "ids", "control")
+RELAYED = ("cpu_seconds", "late", "frames", "dropped")
+PROMISE = 15  # per cent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mode on a link: its trainings, and the EPS that the virtual cluster foresaw. `line`: the doctor's."""
+
+    link: Link
+    line: dict[str, Any]
+    mode: str
+    trained: tuple[dict[str, Any], ...]
+    foreseen: float
+    wire: str = "fp32"
+
+    @property
+    def eps(self) -> float:
+        """The median of the trainings."""
+        return statistics.median(each["eps"] for each in self.trained)
+
+    @property
+    def spread(self) -> str:
+        """Least - most."""
+        found = [each["eps"] for each in self.trained]
+        return f"{min(found):,.0f} - {max(found):,.0f}"
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, in per cent of what was measured."""
+        return 100 * (self.foreseen / self.eps - 1)
+
+    @property
+    def relay(self) -> str:
+        """The relay's share of a core, how late it let frames go, and what it dropped."""
+        total = {name: sum(each.get(name, 0) for each in self.trained) for name in (*RELAYED, "seconds")}
+        if not total["frames"]:
+            return "-"
+        share, late = 100 * total["cpu_seconds"] / total["seconds"], 1e6 * total["late"] / total["frames"]
+        return f"{share:.0f} %, {late:.0f} us, {total['dropped']:.0f}"
+
+
+def told(line: dict[str, Any]) -> str:
+    """A line as the doctor measures it."""
+    return f"{line['bandwidth_gbit']:.3g} Gbit/s, {line['latency_us']:,.0f} us"
+
+
+def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> list[str]:
+    """What the machine and the relay can do at best."""
+    more = relayed["latency_us"] - own["latency_us"]
+    return [
+        f"- Between two namespaces, nothing limited: {told(own)} one way.",
+        f"- With a relay that lets nothing wait: {told(relayed)}, of which {more:,.0f} us are the relay's. No link",
+        "  with a delay is faster, whatever `tc` allows. Frames wait for the delay asked for, less what this takes.",
+        f"- {relayed['dropped']:.0f} of {relayed['frames']:,.0f} frames dropped.",
+    ]
+
+
+def measured(rows: Sequence[Row]) -> Iterator[str]:
+    """EPS on every link, and the prediction's error."""
+    head = ("link", "delay, ms", "as measured", "mode", "EPS (least - most)", "predicted", "error")
+    yield f"| {' | '.join(head)} | relay: of a core, late, dropped |"
+    yield "|---|---:|---|---|---:|---:|---:|---|"
+    for row in rows:
+        yield (
+            f"| {row.link.rate} | {row.link.delay:g} | {told(row.line)} | `{row.mode}` | {row.eps:,.0f} ({row.spread}) "
+            f"| {row.foreseen:,.0f} | {row.error:+.0f} % | {row.relay} |"
+        )
+
+
+def kept_promise(rows: Sequence[Row]) -> str:
+    """How many predictions are near enough."""
+    near = sum(abs(row.error) <= PROMISE for row in rows)
+    worst = max(rows, key=lambda row: abs(row.error))
+    where = f"`{worst.mode}` at {worst.link.rate}, {worst.link.delay:g} ms"
+    return f"{near} of {len(rows)} predictions within {PROMISE} %; the worst: {worst.error:+.0f} % ({where})."
+
+
+def paying(rows: Sequence[Row]) -> Iterator[str]:
+    """The fastest mode of every link, measured and foreseen, in EPS of sync."""
+    yield "| link | delay, ms | fastest mode | times sync | foreseen: fastest | times sync |"
+    yield "|---|---:|---|---:|---|---:|"
+    for link, those in groupby(rows, key=lambda row: row.link):
+        found, foreseen = _fastest({row.mode: (row.eps, row.foreseen) for row in those})
+        yield f"| {link.rate} | {link.delay:g} | {found} | {foreseen} |"
+
+
+def _fastest(modes: dict[str, tuple[float, float]]) -> list[str]:
+    cells = []
+    for which in (0, 1):
+        best = max(modes, key=lambda mode: modes[mode][which])
+        ratio = f"{modes[best][which] / modes['sync'][which]:.2f}" if "sync" in modes else "-"
+        cells.append(f"`{best}` | {ratio}")
+    return cells
+
+
+def weights(rows: Sequence[Row]) -> Iterator[str]:
+    """Kilobytes a step by class."""
+    yield f"| mode | `transport.wire_dtype` | {' | '.join(f'{name}, kB' for name in CLASSES)} | all, kB | EPS |"
+    yield f"|---|---|{'---:|' * (len(CLASSES) + 2)}"
+    for row in rows:
+        sent = row.trained[0]["bytes_per_step"]
+        cells = [f"{sent[name] / 1e3:,.1f}" for name in CLASSES]
+        yield f"| `{row.mode}` | {row.wire} | {' | '.join(cells)} | {sum(sent.values()) / 1e3:,.1f} | {row.eps:,.0f} |"

@@ -1,0 +1,143 @@
+"""The study of hosts: what is kept, its tables, and the relay that delays frames."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gbactl.compose import compose
+from tests.support import relay
+
+FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "hosts"
+OWN = {"latency_us": 30.0, "bandwidth_gbit": 20.0}
+RELAYED = {"latency_us": 75.0, "bandwidth_gbit": 8.0, "frames": 12345, "dropped": 2, "cpu_seconds": 1.5}
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, ModuleType]:
+    sys.path[:0] = [str(FOLDER)]
+    return {name: importlib.import_module(name) for name in ("links", "paying")}
+
+
+@pytest.fixture
+def rows(scripts: dict[str, ModuleType]) -> list[Any]:
+    links, paying = scripts["links"], scripts["paying"]
+
+    def row(link: Any, mode: str, eps: tuple[float, ...], foreseen: float, wire: str = "fp32") -> Any:
+        sent = {"dense": 1000.0, "rows": 2000.0, "ids": 300.0, "control": 40.0, "other": 0.0}
+        relayed = {"cpu_seconds": 0.5, "late": 0.02, "frames": 800, "dropped": 3} if link.delay else {}
+        trained = tuple({"eps": e, "seconds": 10.0, "bytes_per_step": sent, **relayed} for e in eps)
+        return paying.Row(link, OWN, mode, trained, foreseen, wire)
+
+    short, long = links.links(["1gbit"], [0.0, 5.0])
+    return [
+        row(short, "sync", (90.0, 100.0, 120.0), 110.0), row(short, "async", (150.0,), 99.0),
+        row(long, "sync", (10.0,), 11.0), row(long, "async", (9.0,), 30.0, "fp16"),
+    ]  # fmt: skip
+
+
+def test_every_rate_meets_every_delay(scripts: dict[str, ModuleType]) -> None:
+    found = [str(link) for link in scripts["links"].links(["1gbit", "100mbit"], [0.0, 0.1])]
+    assert found == ["1gbit-0ms", "100mbit-0ms", "1gbit-0.1ms", "100mbit-0.1ms"]
+
+
+def test_what_the_relay_takes_itself_is_not_waited_for(scripts: dict[str, ModuleType]) -> None:
+    waiting = scripts["links"].waiting
+    assert waiting(0.0, 75.0) is None
+    assert waiting(0.1, 75.0) == pytest.approx(25e-6)
+    assert waiting(0.05, 75.0) == 0.0
+    assert waiting(5.0, 75.0) == pytest.approx(4.925e-3)
+
+
+def test_a_training_is_typed_and_kept_by_all_that_it_depends_on(scripts: dict[str, ModuleType]) -> None:
+    links = scripts["links"]
+    one = links.Training(links.Link("1gbit", 5.0), "gba", 2, "fp16")
+    cfg = compose(list(one.overrides))
+    assert (cfg.mode.name, cfg.seed, cfg.transport.wire_dtype) == ("gba", 2, "fp16")
+    assert str(one) == "1gbit-5ms-gba-fp16-s2"
+
+
+def test_what_was_found_is_not_looked_for_again(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    kept = scripts["links"].Kept(tmp_path / "new", "v1")
+    assert kept.get("x-0.1ms", lambda: {"eps": 3}) == {"eps": 3} == kept.get("x-0.1ms", lambda: {"eps": 4})
+    assert scripts["links"].Kept(tmp_path / "new", "v2").get("x-0.1ms", lambda: {"eps": 5}) == {"eps": 5}
+    with pytest.raises(SystemExit):
+        kept.get("y", lambda: sys.exit("stopped"))
+    assert kept.get("y", lambda: {"eps": 6}) == {"eps": 6}
+    assert {path.suffix for path in (tmp_path / "new").iterdir()} == {".json"}
+
+
+def test_the_table_says_what_was_measured_and_foreseen(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
+    lines = list(scripts["paying"].measured(rows))
+    assert lines[2] == "| 1gbit | 0 | 20 Gbit/s, 30 us | `sync` | 100 (90 - 120) | 110 | +10 % | - |"
+    assert lines[5] == "| 1gbit | 5 | 20 Gbit/s, 30 us | `async` | 9 (9 - 9) | 30 | +233 % | 5 %, 25 us, 3 |"
+    assert len({line.count("|") for line in lines}) == 1
+    said = scripts["paying"].kept_promise(rows)
+    assert said == "2 of 4 predictions within 15 %; the worst: +233 % (`async` at 1gbit, 5 ms)."
+
+
+def test_the_fastest_mode_of_every_network(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
+    assert list(scripts["paying"].paying(rows))[2:] == [
+        "| 1gbit | 0 | `async` | 1.50 | `sync` | 1.00 |",
+        "| 1gbit | 5 | `sync` | 1.00 | `async` | 2.73 |",
+    ]
+    assert "| `async` | - |" in list(scripts["paying"].paying(rows[1:2]))[2]
+
+
+def test_bytes_of_a_step(scripts: dict[str, ModuleType], rows: list[Any]) -> None:
+    lines = list(scripts["paying"].weights(rows))
+    assert lines[2] == "| `sync` | fp32 | 1.0 | 2.0 | 0.3 | 0.0 | 3.3 | 100 |"
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_ceiling_is_told(scripts: dict[str, ModuleType]) -> None:
+    said = " ".join(scripts["paying"].ceiling(OWN, RELAYED))
+    assert "20 Gbit/s, 30 us" in said and "8 Gbit/s, 75 us, of which 45 us" in said and "2 of 12,345" in said
+
+
+@pytest.fixture
+def wires() -> Iterator[list[socket.socket]]:
+    """Ends of two wires: a host's, the relay's to it, the relay's to the other host, that host's."""
+    pairs = [end for _ in range(2) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
+    for end in pairs:
+        end.setblocking(False)
+    yield pairs
+    for end in pairs:
+        end.close()
+
+
+def test_frames_wait_and_keep_their_order(wires: list[socket.socket]) -> None:
+    host, near, far, other = wires
+    way = relay.Way(near, far, 0.05)
+    began = time.monotonic()
+    for frame in (b"1", b"22", b"3"):
+        host.send(frame)
+    way.take()
+    way.give()
+    with pytest.raises(BlockingIOError):
+        other.recv(10)
+    assert began + 0.05 <= way.due < float("inf")
+    time.sleep(way.due - time.monotonic() + 0.01)
+    way.give()
+    assert [other.recv(10) for _ in range(3)] == [b"1", b"22", b"3"]
+    assert (way.frames, way.dropped, way.due) == (3, 0, float("inf"))
+
+
+def test_what_does_not_fit_is_dropped_and_counted(wires: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    host, near, far, other = wires
+    monkeypatch.setattr(relay, "QUEUE_BYTES", 10)
+    way = relay.Way(near, far, 0.0)
+    for frame in (b"123456", b"12345", b"1234"):
+        host.send(frame)
+    way.take()
+    way.give()
+    assert [other.recv(10) for _ in range(2)] == [b"123456", b"1234"]
+    assert (way.frames, way.dropped) == (2, 1)

@@ -90,6 +90,7 @@ def hogged(launcher: Launcher, **more: Any) -> Launched:
 
 
 @LINUX
+@pytest.mark.slow
 def test_a_hog_runs_beside_the_run_and_is_gone_after_it(launcher: Launcher) -> None:
     launched = hogged(launcher)
     pids = wait_for(lambda: hogs_of(launched.process.pid))

@@ -97,6 +97,7 @@ def test_no_process_of_a_run_imports_grpc(launcher: Launcher, tmp_path: Path) ->
     assert not {name for name in seen if name.startswith("grpc")}
 
 
+@pytest.mark.slow
 def test_four_launchers_at_once_on_an_empty_store(launcher: Launcher, tmp_path: Path) -> None:
     small = ("data.rows_per_day=1000", "cluster.workers=1", "cluster.servers=1", "cluster.start_timeout=100")
     started = [launcher.start(*small, "mode=async", f"seed={seed}", tracking=True) for seed in range(4)]

@@ -79,6 +79,7 @@ def test_csv_on_a_pipe_is_csv_alone() -> None:
     assert "vs sync" in done.stderr
 
 
+@pytest.mark.slow
 def test_plots_are_written_from_the_artifacts(tmp_path: Path) -> None:
     done = typed("--plots", str(tmp_path / "p"))
     assert len(list((tmp_path / "p").glob("*.png"))) == 4

@@ -104,6 +104,7 @@ def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
     stopped(launched)
 
 
+@pytest.mark.slow
 def test_a_schedule_within_a_day(launcher: Launcher) -> None:
     """Between the last two switches two of the four processes only join in the all-reduce."""
     entries = (

@@ -136,12 +136,12 @@ def operators(bench: Bench) -> str:
 
 def of_node(node: str, found: Sequence[Stack], us: float) -> str:
     """A node's table; `us` of CPU a sample that all processes of its role used."""
-    counts, total = own(found), sum(stack.count for stack in found)
+    shown, total = own(found).most_common(TOP), sum(stack.count for stack in found)
     lines = [f"### {node}: {NODES[node]}", "", f"{us:.2f} us of CPU a sample for its role, {total} looks.", ""]
     lines += ["| thread | function | share | us a sample |", "| --- | --- | ---: | ---: |"]
-    for (thread, function), count in counts.most_common(TOP):
+    for (thread, function), count in shown:
         lines.append(f"| {thread} | `{function}` | {count / total:.1%} | {us * count / total:.2f} |")
-    rest = total - sum(count for _, count in counts.most_common(TOP))
+    rest = total - sum(count for _, count in shown)
     lines.append(f"| | the rest | {rest / total:.1%} | {us * rest / total:.2f} |")
     return "\n".join(lines)
 

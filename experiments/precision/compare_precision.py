@@ -1,4 +1,5 @@
-"""Write results.md: AUC with the dense part in bf16 against fp32, in pairs of one seed. Part of `make precision`.
+"""Write results.md: AUC with the dense part, or what travels, in two bytes against fp32, in pairs of one seed. Part of
+`make precision`.
 
     .venv/bin/python experiments/precision/compare_precision.py
 
@@ -23,34 +24,44 @@ from gbactl.report.stats import Difference, paired  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 TARGET = 0.0003  # AUC
-HEADS = "| data | mode | n | AUC, fp32 | bf16 - fp32 | log loss, fp32 | bf16 - fp32 |"
+METRICS: dict[str, tuple[float, ...]] = {"auc": (TARGET,), "logloss": ()}
+VARIED = ("precision", "transport.wire_dtype")
+HEADS = "| data | mode | what | n | AUC, fp32 | - fp32 | log loss, fp32 | - fp32 |"
 
 
-def difference(cells: Sequence[Done], metric: str) -> Difference:
-    """bf16 minus fp32, over the seeds of both."""
-    fp32, bf16 = (
-        {cell.seed: cell.result[metric] for cell in cells if cell.options["precision"] == kind}
-        for kind in ("fp32", "bf16")
+def varied(cells: Sequence[Done]) -> str:
+    """Which setting these cells differ in."""
+    return next(name for name in VARIED if name in cells[0].options)
+
+
+def difference(cells: Sequence[Done], metric: str, kind: str) -> Difference:
+    """`kind` minus fp32, over the seeds of both."""
+    what = varied(cells)
+    fp32, other = (
+        {cell.seed: cell.result[metric] for cell in cells if cell.options[what] == each} for each in ("fp32", kind)
     )
-    found = paired([(fp32[seed], bf16[seed]) for seed in fp32])
+    found = paired([(fp32[seed], other[seed]) for seed in fp32])
     assert found is not None
     return found
 
 
-def line(name: str, mode: str, cells: Sequence[Done]) -> str:
+def line(name: str, mode: str, cells: Sequence[Done], kind: str) -> str:
     """A row of the table."""
-    plain = [cell.result for cell in cells if cell.options["precision"] == "fp32"]
+    what = varied(cells)
+    plain = [cell.result for cell in cells if cell.options[what] == "fp32"]
     auc, loss = (sum(result[metric] for result in plain) / len(plain) for metric in ("auc", "logloss"))
-    off, worse = written(difference(cells, "auc"), 5, "+", TARGET), written(difference(cells, "logloss"), 5, "+")
-    return f"| {name} | {mode} | {len(plain)} | {auc:.5f} | {off} | {loss:.5f} | {worse} |"
+    off, worse = (written(difference(cells, metric, kind), 5, "+", *bound) for metric, bound in METRICS.items())
+    return f"| {name} | {mode} | `{what}={kind}` | {len(plain)} | {auc:.5f} | {off} | {loss:.5f} | {worse} |"
 
 
 def table(parts: dict[str, Sequence[Done]]) -> str:
-    """A row for each data set and mode."""
-    rows = [HEADS, f"| --- | --- |{' ---: |' * 5}"]
+    """A row for each data set, mode and kind."""
+    rows = [HEADS, f"| --- | --- | --- |{' ---: |' * 5}"]
     for name, cells in parts.items():
         for mode in dict.fromkeys(cell.options["mode"] for cell in cells):
-            rows.append(line(name, mode, [cell for cell in cells if cell.options["mode"] == mode]))
+            of_mode = [cell for cell in cells if cell.options["mode"] == mode]
+            kinds = dict.fromkeys(cell.options[varied(cells)] for cell in of_mode)
+            rows += [line(name, mode, of_mode, kind) for kind in kinds if kind != "fp32"]
     return "\n".join(rows)
 
 
@@ -60,7 +71,7 @@ def main() -> None:
     origin = [f"{p.name}: {len(p.cells)} runs, seeds {', '.join(seeds(p.cells))}." for p in parts]
     made = f"make precision{'' if size() == 'default' else f' SIZE={size()}'}"
     notes = (
-        f"bf16 - fp32: pairs of one seed; +-: half of a 95 % t interval; bold: all of it within +-{TARGET} AUC.",
+        f"- fp32: pairs of one seed; +-: half of a 95 % t interval; bold: all of it within +-{TARGET} AUC.",
         f"code version {study.code_version()}. {' '.join(origin)}",
     )
     found = table({part.name: of_any.done(SWEEP, part.name, "precision") for part in parts})

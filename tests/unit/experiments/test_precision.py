@@ -26,8 +26,10 @@ def test_every_training_is_there_in_both(scripts: Any, size: str) -> None:
 
     for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size):
         cells = [scripts["done"].options(cell.overrides) for cell in part.cells]
-        kinds = [{(c["mode"], c["seed"]) for c in cells if c["precision"] == each} for each in ("fp32", "bf16")]
-        assert kinds[0] == kinds[1] and len(kinds[0]) >= 10
+        what, kinds = ("precision", 2) if "precision" in cells[0] else ("transport.wire_dtype", 3)
+        pairs = {each: {(c["mode"], c["seed"]) for c in cells if c[what] == each} for each in {c[what] for c in cells}}
+        assert len(pairs) == kinds and all(each == pairs["fp32"] for each in pairs.values())
+        assert len(pairs["fp32"]) >= 10
         cfg = compose([*part.cells[0].overrides, "data=synthetic"])
         assert cfg.tracking.experiment == "precision" and cfg.cluster.name == "virtual"
 
@@ -43,6 +45,18 @@ def test_bf16_is_compared_with_fp32_of_the_same_seed(scripts: Any) -> None:
             ]
     sync, gba = scripts["compare_precision"].table({"synthetic": found}).splitlines()[2:]
     assert sync == (
-        "| synthetic | sync | 2 | 0.75000 | **-0.00010 +-0.00000** | 0.40000 | +0.10000 +-0.00000 |"
+        "| synthetic | sync | `precision=bf16` | 2 | 0.75000 | **-0.00010 +-0.00000** | 0.40000 | +0.10000 +-0.00000 |"
     )
-    assert "| gba | 2 | 0.75000 | -0.00100 +-0.00000 |" in gba
+    assert "| gba | `precision=bf16` | 2 | 0.75000 | -0.00100 +-0.00000 |" in gba
+
+
+def test_each_kind_of_wire_has_its_row(scripts: Any) -> None:
+    made, found = scripts["done"].Done, []
+    for kind, off in (("fp32", 0.0), ("fp16", 0.001), ("bf16", -0.002)):
+        for seed, auc in (("1", 0.8), ("2", 0.7)):
+            options = {"mode": "gba", "seed": seed, "transport.wire_dtype": kind}
+            found.append(made(options, {"auc": auc + off, "logloss": 0.5}, Path()))
+    rows = scripts["compare_precision"].table({"wire": found}).splitlines()[2:]
+    assert [row.split(" | ")[2] for row in rows] == ["`transport.wire_dtype=fp16`", "`transport.wire_dtype=bf16`"]
+    assert "| 2 | 0.75000 | +0.00100 +-0.00000 |" in rows[0]
+    assert "| 2 | 0.75000 | -0.00200 +-0.00000 |" in rows[1]

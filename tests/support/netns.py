@@ -23,7 +23,6 @@ LAUNCHER = "l"
 SSHD = Path("/usr/sbin/sshd")
 RUN_SSHD = Path("/run/sshd")
 NAMESPACES = Path("/run/netns")
-CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
 def obstacle() -> str | None:
@@ -94,7 +93,6 @@ class Hosts:
 
     def _host(self, name: str) -> None:
         _ip("netns", "add", self.ns(name))
-        _ip("netns", "exec", self.ns(name), "sh", "-c", f"echo cubic > {CONGESTION}")  # the same wherever this runs
         end = f"far-{name}" if name in self.delays else f"to-{name}"
         peer = ("peer", "name", end, "netns", self.ns("sw"))
         _ip("link", "add", "eth0", "netns", self.ns(name), "type", "veth", *peer)

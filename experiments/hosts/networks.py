@@ -91,6 +91,7 @@ class Network:
         """The hosts."""
         delays = {} if self.wait is None else {FAR: self.wait}
         at = self._stack.enter_context(hosts(self.folder, NAMES, cores={"a": 0, "b": 1}, delays=delays))
+        at.congestion("cubic")  # Linux's own default, the same wherever this is run
         for name in NAMES if self.link.rate else ():
             at.limit(name, self.link.rate)
         return at

@@ -187,6 +187,12 @@ class Hosts:
             shaped = ["tc", "-n", ns, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate]
             subprocess.run([*shaped, "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
 
+    def congestion(self, control: str) -> None:
+        """What every host does about congestion, whatever this machine's own is (a namespace may not name every one)."""
+        for name in (*self.names, LAUNCHER):
+            here = ("dev", "eth0", "proto", "kernel", "scope", "link", "src", self.address(name))
+            _ip("-n", self.ns(name), "route", "replace", "10.77.0.0/24", *here, "congctl", control)
+
     def kill(self, name: str) -> None:
         """A host disappears: nobody hears of its end."""
         self.cut(name)

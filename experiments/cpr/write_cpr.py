@@ -2,7 +2,7 @@
 
     .venv/bin/python experiments/cpr/write_cpr.py
 
-Costs 20 seconds, for study 2; reads runs/studies/.
+Costs 20 seconds, for study 2; reads runs/studies/, and says what of it was not run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,26 @@ def done(name: str) -> list[Done]:
     return of_any.done(SWEEP, name, "cpr")
 
 
+def there(name: str) -> bool:
+    """Whether all of a part's cells are finished, and there are any."""
+    part = of_any.part(SWEEP, name)
+    return bool(part.cells) and all(study.finished(study.folder_of(cell, study.code_version())) for cell in part.cells)
+
+
+def costs(name: str) -> str:
+    """A table of study 1."""
+    if not there(name) or not there("none"):
+        return f"{name}: not run with this version of the code.\n"
+    return f"{origin(name)}\n{overhead_table.table(done(name), done('none'))}"
+
+
+def kills() -> str:
+    """Study 3."""
+    if not there("real") or not there("real_none"):
+        return "real: not run with this version of the code.\n"
+    return f"{origin('real')}\n{real_table.table(done('real'), done('real_none'))}"
+
+
 def origin(name: str) -> str:
     """How many runs of which seeds, from which code."""
     cells = of_any.part(SWEEP, name).cells
@@ -39,7 +59,9 @@ def origin(name: str) -> str:
 
 def modes() -> list[str]:
     """Study 1 in other modes, where there are cells."""
-    found = []
+    found: list[str] = []
+    if not (there("modes") and there("modes_none")):
+        return found
     for mode in sorted({cell.options["mode"] for cell in done("modes")}):
         cells, none = ([c for c in done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
         found += [f"### In `{mode}`\n", origin("modes"), overhead_table.table(cells, none)]
@@ -56,15 +78,12 @@ def priced() -> str:
 def main() -> None:
     """Write the file."""
     made = f"make cpr{'' if size() == 'default' else f' SIZE={size()}'}"
-    none = done("none")
     text = [
         f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n",
-        "## 1. What saving and failing cost\n", origin("abstract"), overhead_table.table(done("abstract"), none),
-        "### Cheaper still\n", origin("beyond"), overhead_table.table(done("beyond"), none), *modes(),
+        "## 1. What saving and failing cost\n", costs("abstract"), "### Cheaper still\n", costs("beyond"), *modes(),
         "## 2. The equations against emulated jobs\n",
         equations.against(*COUNTS.get(size(), (equations.FAILURES, equations.JOBS))),
-        "## 3. Three kills in a job of real processes\n",
-        origin("real"), real_table.table(done("real"), done("real_none")),
+        "## 3. Three kills in a job of real processes\n", kills(),
         "## 4. What each priority costs\n", priced(),
         "## 5. Other costs, other targets\n",
         equations.sensitivity(COUNTS.get(size(), (equations.FAILURES // 5, 0))[0]),

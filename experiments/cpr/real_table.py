@@ -8,8 +8,8 @@ from typing import Any
 from done import Done
 
 KINDS = {"S": "server", "W": "worker", "C": "coordinator"}  # by the first letter of a process
-HEADS = ("seconds", "longer, s", "longer %", "samples lost", "of all, %", "lost updates %", "PLS", "AUC", "AUC - none")
-FAILED_HEADS = ("noticed", "replaced", "useful", "samples lost", "lost updates")
+HEADS = ("seconds", "longer, s", "longer %", "never trained", "of all, %", "lost updates", "PLS", "AUC", "AUC - none")
+FAILED_HEADS = ("noticed", "replaced", "useful", "samples undone", "lost updates")
 
 
 def trained(result: dict[str, Any]) -> float:
@@ -24,7 +24,7 @@ def job(cell: Done, plain: Done) -> list[str]:
     return [
         f"{before:.0f}", f"{seconds - before:+.1f}", f"{100 * (seconds / before - 1):+.1f}",
         f"{samples['lost']:,}", f"{100 * samples['lost'] / samples['read']:.3f}",
-        f"{100 * result['checkpoint']['lost_updates']:.3f}", f"{result['checkpoint']['pls']:.4f}",
+        f"{sum(each['lost_updates'] for each in result['recovery']):,}", f"{result['checkpoint']['pls']:.4f}",
         f"{none['auc']:.5f}", f"{result['auc'] - none['auc']:+.5f}",
     ]  # fmt: skip
 
@@ -50,8 +50,11 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
             failed.append(f"| {mode} | {KINDS[each['process'][0]]} | {' | '.join(failure(each))} |")
     notes = (
         "seconds: the job's training, of real processes on one machine, where nothing fails and nothing is saved; "
-        "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own.",
-        "lost updates: row updates undone, of all; PLS: portion of lost samples, by shard.",
+        "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own. sync: "
+        "Horovod, from the worker's death on in shared memory.",
+        "never trained: read, but in no step (the accounting's `lost`); samples undone: trained between the last save "
+        "of the lost shard and its loss, for that shard alone; lost updates: its row updates that were undone; PLS: "
+        "samples undone as a portion of all, by shard.",
         "noticed, replaced, useful: seconds since the kill until it was missed, until another process was ready in its "
         "place, until that one had done its first work.",
     )

@@ -188,7 +188,7 @@ class Hosts:
             subprocess.run([*shaped, "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
 
     def congestion(self, control: str) -> None:
-        """What every host does about congestion, whatever this machine's own is (a namespace may not name every one)."""
+        """What every host does about congestion; by its route, as a namespace may not have every kind for its own."""
         for name in (*self.names, LAUNCHER):
             here = ("dev", "eth0", "proto", "kernel", "scope", "link", "src", self.address(name))
             _ip("-n", self.ns(name), "route", "replace", "10.77.0.0/24", *here, "congctl", control)

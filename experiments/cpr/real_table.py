@@ -50,8 +50,8 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
             failed.append(f"| {mode} | {KINDS[each['process'][0]]} | {' | '.join(failure(each))} |")
     notes = (
         "seconds: the job's training, of real processes on one machine, where nothing fails and nothing is saved; "
-        "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own. sync: "
-        "Horovod, from the worker's death on in shared memory.",
+        "longer: with three kills and a checkpoint every so often; one run each, so a second is the machine's own. "
+        "sync: Horovod, from the worker's death on in shared memory.",
         "never trained: read, but in no step (the accounting's `lost`); samples undone: trained between the last save "
         "of the lost shard and its loss, for that shard alone; lost updates: its row updates that were undone; PLS: "
         "samples undone as a portion of all, by shard.",

@@ -69,7 +69,7 @@ cpr: install ## the study in experiments/cpr (30 minutes; SIZE=full: hours; SIZE
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml
 	$(BIN)/python experiments/cpr/write_cpr.py
 
-precision: install ## the study in experiments/precision (25 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
+precision: install ## the study in experiments/precision (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml
 	$(BIN)/python experiments/precision/compare_precision.py
 

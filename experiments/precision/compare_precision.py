@@ -71,7 +71,8 @@ def main() -> None:
     origin = [f"{p.name}: {len(p.cells)} runs, seeds {', '.join(seeds(p.cells))}." for p in parts]
     made = f"make precision{'' if size() == 'default' else f' SIZE={size()}'}"
     notes = (
-        f"- fp32: pairs of one seed; +-: half of a 95 % t interval; bold: all of it within +-{TARGET} AUC.",
+        "\"- fp32\": minus fp32's, pairs of one seed; +-: half of a 95 % t interval; "
+        f"bold: all of it within +-{TARGET} AUC.",
         f"code version {study.code_version()}. {' '.join(origin)}",
     )
     found = table({part.name: of_any.done(SWEEP, part.name, "precision") for part in parts})

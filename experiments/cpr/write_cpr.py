@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -31,24 +32,13 @@ def done(name: str) -> list[Done]:
     return of_any.done(SWEEP, name, "cpr")
 
 
-def there(name: str) -> bool:
-    """Whether all of a part's cells are finished, and there are any."""
-    part = of_any.part(SWEEP, name)
-    return bool(part.cells) and all(study.finished(study.folder_of(cell, study.code_version())) for cell in part.cells)
-
-
-def costs(name: str) -> str:
-    """A table of study 1."""
-    if not there(name) or not there("none"):
+def beside(name: str, none: str, of: Callable[[Sequence[Done], Sequence[Done]], str]) -> str:
+    """A part's table beside jobs without failures, and what made it; a sentence where not all of it has run."""
+    try:
+        cells, plain = done(name), done(none)
+    except SystemExit:
         return f"{name}: not run with this version of the code.\n"
-    return f"{origin(name)}\n{overhead_table.table(done(name), done('none'))}"
-
-
-def kills() -> str:
-    """Study 3."""
-    if not there("real") or not there("real_none"):
-        return "real: not run with this version of the code.\n"
-    return f"{origin('real')}\n{real_table.table(done('real'), done('real_none'))}"
+    return f"{origin(name)}\n{of(cells, plain)}"
 
 
 def origin(name: str) -> str:
@@ -59,9 +49,7 @@ def origin(name: str) -> str:
 
 def modes() -> list[str]:
     """Study 1 in other modes, where there are cells."""
-    found: list[str] = []
-    if not (there("modes") and there("modes_none")):
-        return found
+    found = []
     for mode in sorted({cell.options["mode"] for cell in done("modes")}):
         cells, none = ([c for c in done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
         found += [f"### In `{mode}`\n", origin("modes"), overhead_table.table(cells, none)]
@@ -80,10 +68,11 @@ def main() -> None:
     made = f"make cpr{'' if size() == 'default' else f' SIZE={size()}'}"
     text = [
         f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n",
-        "## 1. What saving and failing cost\n", costs("abstract"), "### Cheaper still\n", costs("beyond"), *modes(),
+        "## 1. What saving and failing cost\n", beside("abstract", "none", overhead_table.table),
+        "### Cheaper still\n", beside("beyond", "none", overhead_table.table), *modes(),
         "## 2. The equations against emulated jobs\n",
         equations.against(*COUNTS.get(size(), (equations.FAILURES, equations.JOBS))),
-        "## 3. Three kills in a job of real processes\n", kills(),
+        "## 3. Three kills in a job of real processes\n", beside("real", "real_none", real_table.table),
         "## 4. What each priority costs\n", priced(),
         "## 5. Other costs, other targets\n",
         equations.sensitivity(COUNTS.get(size(), (equations.FAILURES // 5, 0))[0]),

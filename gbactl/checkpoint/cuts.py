@@ -170,13 +170,13 @@ class Cuts:
     def told(self) -> dict[str, Any]:
         """What a coordinator that takes over has to know, as plain containers."""
         counts = [self.done, self.failed, self.bytes, self.seconds]
-        return {"counts": counts, "tick": self._tick, "pls": [self.pls.saved_at, self.pls.of]}
+        return {"counts": counts, "tick": self._tick, "stakes": self.stakes.told()}
 
     def restore(self, told: dict[str, Any]) -> None:
         """Go on where another coordinator was; what it was saving will not be, and the next one is whole."""
         self.done, self.failed, self.bytes, self.seconds = told["counts"]
         self._tick, self._base = told["tick"], None
-        self.pls.saved_at, self.pls.of = told["pls"]
+        self.stakes.restore(told["stakes"])
 
     # -- when ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PlsCounter:
     """`samples` of the whole job, `shards` of the table. Samples are told as finished so far in the job."""
@@ -10,6 +12,14 @@ class PlsCounter:
         self.samples, self.shards = max(1, samples), shards
         self.saved_at = [0] * shards
         self.of = [0.0] * shards
+
+    def told(self) -> list[list[float]]:
+        """As plain containers."""
+        return [list(self.saved_at), list(self.of)]
+
+    def restore(self, told: list[list[Any]]) -> None:
+        """As it was when that was told."""
+        self.saved_at, self.of = (list(each) for each in told)
 
     def saved(self, at: int) -> None:
         """A checkpoint of every shard is complete, taken when `at` samples were finished."""

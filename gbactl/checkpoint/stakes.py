@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.updates import UpdateCounter
+
+MOST_SAVES = 256  # remembered: more than stay on the disk
 
 
 class Loss(NamedTuple):
@@ -23,7 +26,17 @@ class Stakes:
     def __init__(self, samples: int, shards: int, step: int = -1, finished: int = 0) -> None:
         self.pls, self.updates = PlsCounter(samples, shards), UpdateCounter(shards)
         self.pls.saved(finished)
-        self._saves = [(step, finished)]
+        self._saves = deque([(step, finished)], MOST_SAVES)
+
+    def told(self) -> dict[str, Any]:
+        """All of it but how long the job is, as plain containers."""
+        return {"pls": self.pls.told(), "updates": self.updates.told(), "saves": list(self._saves)}
+
+    def restore(self, told: dict[str, Any]) -> None:
+        """As it was when that was told."""
+        self.pls.restore(told["pls"])
+        self.updates.restore(told["updates"])
+        self._saves = deque(((step, samples) for step, samples in told["saves"]), MOST_SAVES)
 
     def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
         """A checkpoint of a step is complete, with so many updates of each shard's rows that were not saved before.

@@ -20,6 +20,14 @@ class UpdateCounter:
         self.applied_on, self.lost_on = [0] * shards, [0] * shards
         self._unsaved = [0] * shards
 
+    def told(self) -> list[list[int]]:
+        """As plain containers."""
+        return [list(self.applied_on), list(self.lost_on), list(self._unsaved)]
+
+    def restore(self, told: list[list[int]]) -> None:
+        """As it was when that was told."""
+        self.applied_on, self.lost_on, self._unsaved = (list(each) for each in told)
+
     def applied(self, shard: int, updates: int) -> None:
         """A shard has applied so many."""
         self.applied_on[shard] += updates

@@ -2,8 +2,9 @@
 
 A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body in msgpack.
 Versions are written as differences and whole numbers as integers, so a gradient takes about 75 bytes with three
-shards, 100 at most. Orders reach the file (os.write) before they are sent; the rest is buffered, or, where another
-coordinator may have to go on from the log, written ahead of what it tells of as well. Under 10 us, and 2 us a write.
+shards, 100 at most, and 3 more a shard where its rows are counted. Orders reach the file (os.write) before they are
+sent; the rest is buffered, or, where another coordinator may have to go on from the log, written ahead of what it tells
+of as well. Under 10 us, and 2 us a write.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import msgpack
 from gbactl.errors import EventLogError
 
 MAGIC = b"gbaclog\0"
-FORMAT = 4
-READ = (3, 4)  # 4 has notes, and tells when the dense part was moved for a successor
+FORMAT = 6
+READ = (3, 4, 6)  # 4 has notes, and when the dense part was moved for a successor; 6 rows of gradients (5: a bit off 4)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
@@ -42,12 +43,14 @@ class GrantRecord(NamedTuple):
 
 
 class AnnounceRecord(NamedTuple):
-    """A gradient was announced; versions pulled per shard, rows and dense apart (-1: none)."""
+    """A gradient was announced; versions pulled per shard, rows and dense apart (-1: none). `part_rows`: of its part on
+    each shard, where a successor has to know (~rows: it went to a server that is gone)."""
 
     worker: int
     batch: int
     row_versions: tuple[int, ...]
     dense_versions: tuple[int, ...]
+    part_rows: tuple[int, ...] = ()
 
 
 class DropRecord(NamedTuple):
@@ -144,17 +147,21 @@ class EventLog:
         """Note a hand-out."""
         self._tell(GRANT, (_in(worker, _WORKERS), _in(batch, _NUMBERS), _in(token, _NUMBERS)))
 
-    def announce(self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int]) -> None:
-        """Note an announced gradient and the versions it was computed from, one per shard in each list."""
-        if len(rows) != len(dense) or not rows:
-            raise ValueError(f"versions of {len(rows)} and {len(dense)} shards")
-        for version in (*rows, *dense):
-            _in(version, _VERSIONS)
+    def announce(
+        self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int], part_rows: Sequence[int] = ()
+    ) -> None:
+        """Note an announced gradient and the versions it was computed from, one per shard in each list; and how many
+        rows its parts have, if that is to be known."""
+        if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):
+            raise ValueError(f"versions of {len(rows)} and {len(dense)} shards, rows of {len(part_rows)}")
+        for number in (*rows, *dense, *part_rows):
+            _in(number, _VERSIONS)
         same = all(d == r for d, r in zip(dense, rows, strict=True))
         versions = rows if same else (*rows, *dense)
         first = versions[0]
         rest = [version - first for version in versions[1:]]
-        self._add(ANNOUNCE, (_in(worker, _WORKERS), _in(batch, _NUMBERS), len(rows), first, *rest))
+        counted = [list(part_rows)] if part_rows else []
+        self._add(ANNOUNCE, (_in(worker, _WORKERS), _in(batch, _NUMBERS), len(rows), first, *rest, *counted))
 
     def order(self, record: OrderRecord) -> None:
         """Journal a step: in the file when this returns."""
@@ -218,7 +225,7 @@ def read(path: Path) -> Iterator[Record]:
         raise EventLogError(f"{path} is not an event log.")
     version = _START.unpack_from(data)[1]
     if version not in READ:
-        raise EventLogError(f"{path} has format {version}, this gbactl reads {READ[0]} to {READ[-1]}.")
+        raise EventLogError(f"{path} has format {version}, this gbactl reads {', '.join(map(str, READ))}.")
     offset = _START.size
     while offset < len(data):
         kind, body, after = _record(path, data, offset)
@@ -283,14 +290,13 @@ def _plain(cls: Callable[..., Record]) -> Callable[[Any], Record]:
 
 
 def _decode_announce(values: Any) -> AnnounceRecord:
-    _integers(values)
+    counted: tuple[int, ...] = tuple(values.pop()) if isinstance(values[-1], list) else ()
+    _integers((*values, *counted))
     worker, batch, shards, first, *rest = values
     versions = (first, *(first + more for more in rest))
-    if len(versions) == shards:
-        return AnnounceRecord(worker, batch, versions, versions)
-    if len(versions) != 2 * shards:
-        raise ValueError("versions of another number of shards")
-    return AnnounceRecord(worker, batch, versions[:shards], versions[shards:])
+    if len(versions) not in (shards, 2 * shards) or len(counted) not in (0, shards):
+        raise ValueError("versions, or rows, of another number of shards")
+    return AnnounceRecord(worker, batch, versions[:shards], versions[-shards:], counted)
 
 
 def _decode_order(values: Any) -> OrderRecord:

@@ -38,6 +38,10 @@ class Parts:
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 
+    def take_up(self, other: Parts) -> None:
+        """What waits there waits here."""
+        self._rows.update(other._rows)
+
     @property
     def waiting(self) -> list[int]:
         """Batches announced whose fate is open."""

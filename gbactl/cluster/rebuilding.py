@@ -6,10 +6,11 @@ Costs 15 us a gradient, and the phase's steps in memory until they are not neede
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from gbactl.checkpoint.ranges import Finished
+from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import (
     AnnounceRecord,
     DropRecord,
@@ -22,6 +23,7 @@ from gbactl.cluster.eventlog import (
     Record,
     StopRecord,
 )
+from gbactl.cluster.parts import Parts
 from gbactl.cluster.statistics import Statistics
 from gbactl.policies import Drop, Grant, Policy, Step
 from gbactl.replay.decisions import Decisions, Due
@@ -32,6 +34,9 @@ MOST_JOINS = 4  # more than a worker may have at once
 class Rebuilt:
     """Feed it the records of one phase. `policy` is new; `lr_scale` as Training's; `statistics` are added to.
 
+    Row updates that shards `applied`, and parts (shard, samples, rows) that were `missed`, are those since the last
+    note, which tells of all before.
+
     Raises DivergenceError where the policy decides otherwise than the log says."""
 
     def __init__(self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics) -> None:
@@ -39,6 +44,9 @@ class Rebuilt:
         self.finished = Finished()
         self.orders: list[tuple[Step, float]] = []  # with their learning-rate factors
         self.waiting: set[int] = set()  # announced, with a fate to come
+        self.applied: Counter[int] = Counter()
+        self.missed: list[tuple[int, int, int]] = []
+        self.parts = Parts(self._hit, lambda *missed: self.missed.append(missed))
         self.joins: dict[int, deque[Grant]] = {}  # the last hand-outs of no samples, by worker
         self.reissued = 0
         self.stopped = self.begun = False
@@ -57,11 +65,25 @@ class Rebuilt:
             self.waiting.difference_update(member.batch for member in step.members)
             self.finished.settle(step)
             self.statistics.applied(step)
+            for member in step.members:
+                self.parts.applied(member.batch, member.samples, member.weight)
         elif isinstance(record, DropRecord):
             self._drop(record)
-        elif not isinstance(record, InfoRecord):
+        elif isinstance(record, InfoRecord):
+            self._told(record)
+        else:
             self._decisions.undisturbed()
             self._happened(record)
+
+    def _hit(self, shard: int, rows: int) -> None:
+        self.applied[shard] += rows
+
+    def _told(self, record: InfoRecord) -> None:
+        if record.kind == eventlog.NOTE:
+            self.applied.clear()
+            self.missed.clear()
+        elif record.kind == eventlog.SERVER and record.fields["state"] == "lost":
+            self.parts.gone(record.fields["shard"])
 
     def _drop(self, record: DropRecord) -> None:
         [due, *_] = self._decisions.due or (None,)
@@ -69,6 +91,7 @@ class Rebuilt:
         assert due is not None and isinstance(due.decision, Drop)
         self.finished.drop(due.decision)
         self.waiting.discard(record.batch)
+        self.parts.dropped(record.batch)
         self.statistics.dropped(record.batch)
 
     def _happened(self, record: Record) -> None:
@@ -99,3 +122,5 @@ class Rebuilt:
         self.statistics.noted(record.worker, record.batch, samples, pulled)
         self._decisions.announce(record)
         self.waiting.add(record.batch)
+        if record.part_rows:
+            self.parts.announced(record.batch, record.part_rows)

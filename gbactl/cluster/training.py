@@ -143,8 +143,11 @@ class Training:
         Workers that are `untold` get nothing before `tell` is called."""
         self._untold = untold
         if self.parts is not None:
-            for batch in rebuilt.waiting:
-                self.parts.announced(batch, [0] * self.shards)  # of how many rows, the log does not tell
+            self.parts.take_up(rebuilt.parts)
+            for shard, rows in rebuilt.applied.items():
+                self.parts.hit(shard, rows)
+            for missed in rebuilt.missed:
+                self.parts.missed(*missed)
         self.finished, self.reissued = rebuilt.finished, rebuilt.reissued
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if rebuilt.stopped:
@@ -233,9 +236,10 @@ class Training:
         rows, dense = [part.row_version for part in parts], [part.dense_version for part in parts]
         pulled = self._pulled(rows, dense)
         self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
-        self.log.announce(one.worker, one.batch, rows, dense)
+        part_rows = [] if self.parts is None else [part.rows for part in parts]
+        self.log.announce(one.worker, one.batch, rows, dense, part_rows if self.log.ahead else ())
         if self.parts is not None:
-            self.parts.announced(one.batch, [part.rows for part in parts])
+            self.parts.announced(one.batch, part_rows)
         self._flying[one.worker] -= 1
         self.clock.announced()
         before = self.policy.ledger.finished

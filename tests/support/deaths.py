@@ -41,17 +41,19 @@ class Victim:
 
 
 class Orphaned:
-    """The coordinator dies when it is about to send its `later`-th message since it sent one of a kind."""
+    """The coordinator dies when it is about to send its `later`-th message since it sent one of a kind; with more of
+    them each that comes in its place dies as many messages after its first one."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], later: int) -> None:
-        self.died = False
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], *later: int) -> None:
+        self.deaths = 0
         plain, seen = MemoryChannel.send, [-1]
 
         def send(this: Any, message: Any, payload: Any = None) -> None:
-            if this._hub.me.role == "coordinator" and not self.died:
-                seen[0] += isinstance(message, kind) or seen[0] >= 0
-                self.died = seen[0] == later
-                if self.died:
+            me = this._hub.me
+            if me.role == "coordinator" and me.epoch == self.deaths < len(later):
+                seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.epoch > 0
+                if seen[0] == later[me.epoch]:
+                    self.deaths, seen[0] = self.deaths + 1, -1
                     raise Killed
             plain(this, message, payload)
 

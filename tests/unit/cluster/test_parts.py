@@ -23,6 +23,16 @@ def test_parts_are_applied_missed_or_forgotten() -> None:
     assert hit == [(0, 5), (1, 7), (0, 3)] and missed == [(1, 32, 4)] and parts.waiting == []
 
 
+def test_what_waits_is_taken_up_by_another() -> None:
+    hit: list[tuple[int, int]] = []
+    old = Parts(lambda *_: None, lambda *_: None)
+    new = Parts(lambda *told: hit.append(told), lambda *_: None)
+    old.announced(4, [5, 7])
+    new.take_up(old)
+    new.applied(4, 32, 1.0)
+    assert hit == [(0, 5), (1, 7)]
+
+
 def test_a_part_without_rows_is_lost_like_any_other() -> None:
     missed: list[tuple[int, int, int]] = []
     parts = Parts(lambda *_: None, lambda *told: missed.append(told))

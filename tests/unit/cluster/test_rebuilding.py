@@ -16,6 +16,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.eventlog import DropRecord, EventLog, ForgoRecord, GrantRecord, LeftRecord, OrderRecord
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import Hello, OrderStep, Staged
+from gbactl.cluster.parts import Parts
 from gbactl.cluster.rebuilding import Rebuilt
 from gbactl.cluster.statistics import Statistics
 from gbactl.cluster.training import Training
@@ -67,6 +68,11 @@ class Run:
         self.training = Training(
             NUMBER, policy_of(mode, samples), members, self.log, self.statistics, lr_scale, deque()
         )
+        self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
+        self.training.parts = Parts(self._hit, lambda *told: self.missed.append(told))
+
+    def _hit(self, shard: int, rows: int) -> None:
+        self.applied[shard] += rows
 
     @property
     def policy(self) -> Policy:
@@ -78,12 +84,16 @@ class Run:
     def act(self, rng: random.Random, disturb: bool = True) -> None:
         """One event."""
         policy, draw = self.policy, rng.random()
-        if disturb and draw < 0.04 and len(policy.live) > 1:
+        if disturb and draw < 0.01:
+            self.note()
+        elif disturb and draw < 0.02:
+            self.lose_server(rng.randrange(SERVERS))
+        elif disturb and draw < 0.06 and len(policy.live) > 1:
             self.training.left(rng.choice(sorted(policy.live)))
-        elif disturb and draw < 0.08:
+        elif disturb and draw < 0.10:
             for worker in set(range(WORKERS)) - policy.live:
                 self.training.joined(worker)
-        elif disturb and draw < 0.09:
+        elif disturb and draw < 0.11:
             self.training.stop()
         elif draw < 0.5 or not policy.leases:
             worker = rng.choice(sorted(policy.live))
@@ -96,7 +106,19 @@ class Run:
         worker = self.policy.leases[batch][0]
         for shard in range(SERVERS):
             version = rng.randint(max(5, self.policy.step - 3), self.policy.step)
-            self.training.staged(Staged(shard, worker, NUMBER, batch, 0.5, 0.1, 1.0, version, version))
+            rows = rng.choice((rng.randint(1, 5000), ~rng.randint(1, 5000)))
+            self.training.staged(Staged(shard, worker, NUMBER, batch, 0.5, 0.1, 1.0, version, version, rows))
+
+    def note(self) -> None:
+        """It tells of all that has been counted."""
+        self.log.info(eventlog.NOTE, {})
+        self.applied.clear()
+        self.missed.clear()
+
+    def lose_server(self, shard: int) -> None:
+        """As Returns.lost has it, and what its successor is told is noted."""
+        self.training.server_gone(shard)
+        self.log.info(eventlog.SERVER, {"shard": shard, "state": "lost", "step": self.policy.step})
 
     def finish(self, rng: random.Random) -> None:
         while not self.policy.idle:
@@ -141,6 +163,8 @@ def test_the_log_alone_gives_the_state_that_was(tmp_path: Path, mode: str, seed:
     assert found.finished.ledger == training.finished.ledger
     assert (found.reissued, found.stopped) == (training.reissued, training.stopped is not None)
     assert [training.told(step, scale) for step, scale in found.orders] == run.orders()
+    assert training.parts is not None and inside(found.parts)["_rows"] == inside(training.parts)["_rows"]
+    assert (found.applied, found.missed) == (run.applied, run.missed)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -421,7 +421,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     orphaned = Orphaned(monkeypatch, Adopt, later)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
-    assert orphaned.died and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
+    assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
     assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
 
 
@@ -433,7 +433,7 @@ def test_the_coordinator_is_killed_and_then_a_server(
     orphaned = Orphaned(monkeypatch, OrderStep, 40)
     result = run_in_memory(config("gba"), data, tmp_path)
     adds_up(result)
-    assert orphaned.died and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
+    assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
 
 
 @pytest.mark.parametrize("save", ["cpr", "full"])
@@ -475,6 +475,28 @@ def test_every_update_is_there_or_counted_as_lost(
     assert len(result["recovery"]) == 3 and (lost > 0) == (save != "full")
     assert no_mixture_was_saved(tmp_path)
     assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
+
+
+@pytest.mark.parametrize("deaths", [(1,), (9,), (60,), (12, 40)])
+@pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8)])
+def test_it_is_when_the_coordinator_dies_afterwards(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int,
+    deaths: tuple[int, ...],
+) -> None:  # fmt: skip
+    """What it had counted is in its notes, and what came behind the last of them in its log."""
+    Victim(monkeypatch, Push, 8)
+    Orphaned(monkeypatch, Adopt, *deaths)
+    result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
+    adds_up(result)
+    saved, failed = result["checkpoint"], {"S0": 0, "C": 0}
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    lost = 0
+    for each in result["recovery"]:
+        failed[each["process"]] += 1
+        lost += each["lost_updates"]
+    assert failed == {"S0": 1, "C": len(deaths)} and lost > 0
+    assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
+    assert saved["pls"] == pytest.approx(sum(each["pls"] for each in result["recovery"])) != 0
 
 
 @pytest.mark.parametrize("every", [4, 1000])

@@ -1,8 +1,9 @@
 """A server's part of a checkpoint: which rows, copied piece by piece between its messages, written by a thread.
 
-A piece (1 MiB, about 0.2 ms) is copied after a message while the thread has room for it. Memory: PIECES_AHEAD + 1
-pieces, 4 bytes a row, and the rows that change before they were copied, up to `most_kept` bytes: past those the
-server copies on without serving anybody, as fast as the disk takes it.
+A piece (1 MiB, about 0.2 ms) is copied after each message, and while there is none, as soon as may be: a row that
+changes before it was copied costs more than its copy. Memory: 4 bytes a row, and `most_kept` bytes for pieces that
+wait for the disk and rows that changed before they were copied. Where those rows alone take more, the server copies on
+without serving anybody, as fast as the disk takes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.snapshot import Snapshot
 from gbactl.checkpoint.updates import RowUpdates
-from gbactl.checkpoint.writing import PIECES_AHEAD, Writing
+from gbactl.checkpoint.writing import Writing
 from gbactl.cluster.messages import Save, Saved
 from gbactl.errors import WireError
 from gbactl.kernels.base import RowPart
@@ -28,6 +29,7 @@ from gbactl.store.shard import Shard
 FORMAT = "1"
 LEAST_WAIT, MOST_WAIT = 0.005, 0.03  # seconds
 COPY = 1 << 20
+PIECES_AHEAD = 4  # pieces that may wait for the disk whatever else is held
 KINDS = ("whole", "rest", "chosen")
 
 
@@ -92,12 +94,20 @@ class Saver:
         self._watch()
 
     @property
+    def room(self) -> bool:
+        """Whether a piece may be copied now."""
+        if self._writing is None or self._snapshot is None:
+            return False
+        waiting = self._writing.waiting
+        return waiting < PIECES_AHEAD or waiting * COPY + self._snapshot.kept_bytes < self.most_kept
+
+    @property
     def patience(self) -> float | None:
         """Seconds that the server may wait for a message: for ever where nothing is being saved, else for half as long
         as the writing thread needs for what it has. Whoever looks more often takes the processor from the workers."""
         if self._writing is None:
             return None
-        if self._snapshot is not None and self._writing.room:
+        if self.room:
             return 0.0
         pace = self._writing.pace
         return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
@@ -162,7 +172,7 @@ class Saver:
         writing, snapshot = self._writing, self._snapshot
         if writing is None:
             return
-        if snapshot is not None and writing.room:
+        if snapshot is not None and self.room:
             self._copy(snapshot, writing)
         if writing.over:
             self._over(writing)
@@ -170,6 +180,7 @@ class Saver:
     def _copy_all(self) -> None:
         while self._snapshot is not None and self._writing is not None:
             self._copy(self._snapshot, self._writing)
+            self._writing.wait(PIECES_AHEAD)
 
     def _copy(self, snapshot: Snapshot, writing: Writing) -> None:
         if not snapshot.done:

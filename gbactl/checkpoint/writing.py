@@ -1,6 +1,6 @@
 """A thread that writes one file from pieces handed to it: training waits neither for the disk nor for the checksums.
 
-Memory: at most PIECES_AHEAD pieces.
+Memory: the pieces handed over and not yet written; whoever hands them over sees how many wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written
 
-PIECES_AHEAD = 4
 MOST_REST = 0.05
 Piece = Mapping[str, NDArray[Any]]
 
@@ -37,19 +36,26 @@ class Writing:
         self.seconds = 0.0
         self._began = time.monotonic()
         self._given_up = self._ended = False
-        self._pieces: queue.Queue[Piece | None] = queue.Queue(0 if inline else PIECES_AHEAD)
+        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._written = threading.Condition()
         self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
         if self._thread is not None:
             self._thread.start()
 
     @property
-    def room(self) -> bool:
-        """Whether a piece can be handed over without waiting."""
-        return not self._pieces.full()
+    def waiting(self) -> int:
+        """Pieces handed over and not yet begun."""
+        return self._pieces.qsize()
 
     def add(self, piece: Piece) -> None:
-        """Hand over a piece; it waits where there is no room."""
+        """Hand over a piece."""
         self._pieces.put(piece)
+
+    def wait(self, most: int) -> None:
+        """Until at most so many pieces wait."""
+        with self._written:
+            while self._thread is not None and self._thread.is_alive() and self.waiting > most:
+                self._written.wait(MOST_REST)
 
     def end(self) -> None:
         """That was the last piece."""
@@ -65,12 +71,9 @@ class Writing:
     def give_up(self) -> None:
         """Nobody wants it any more; comes back when nothing of it is left."""
         self._given_up = True
-        while self._thread is not None and self._thread.is_alive():
-            try:
-                self._pieces.put(None, timeout=0.01)
-            except queue.Full:
-                continue
-            self._thread.join(0.05)
+        self._pieces.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -83,6 +86,8 @@ class Writing:
     def _handed(self) -> Iterator[Piece]:
         while not self._ended:
             piece = self._pieces.get()
+            with self._written:
+                self._written.notify()
             if piece is None:
                 self._ended = True
             else:
@@ -101,6 +106,8 @@ class Writing:
         try:
             file = TensorFile(self.path, self._layout, self._told)
             for piece in self._handed():
+                if self._given_up:
+                    break
                 for name, values in piece.items():
                     file.add(name, values)
                 self._rest(file.bytes)

@@ -156,7 +156,7 @@ class CheckpointConfig:
     base_every: int = 8
     keep: int = 2
     memory_mb: int = 256
-    mb_per_second: float = 20.0
+    mb_per_second: float = 10.0
 
 
 @dataclass

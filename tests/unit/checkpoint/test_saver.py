@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.saver import Chooser, Saver
+from gbactl.checkpoint.saver import PIECES_AHEAD, Chooser, Saver
 from gbactl.cluster.messages import Save, Saved
 from gbactl.errors import WireError
 from gbactl.store.part import Order, Part
@@ -70,6 +70,33 @@ def test_what_is_saved_is_the_moment_of_the_order(
     assert saver.patience is None and shard.watcher is None
 
 
+SLOW = 20_000.0  # bytes a second: what it has takes longer than a test
+
+
+@pytest.mark.parametrize(("pieces", "most"), [(1000, 1000), (12, 12), (0, PIECES_AHEAD)])
+def test_it_copies_ahead_of_the_disk_as_much_as_it_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int, most: int
+) -> None:
+    """So rows that change are copied once; and it can be given up with all that waits."""
+    monkeypatch.setattr("gbactl.checkpoint.saver.COPY", 4000)
+    shard, saver, told = saver_of(tmp_path, 4000 * pieces)
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
+    waiting = 0
+    while saver.room:
+        assert saver.patience == 0.0
+        saver.advance()
+        assert saver._writing is not None
+        waiting = max(waiting, saver._writing.waiting)
+    assert saver.patience and not told
+    if pieces == 1000:
+        assert saver._snapshot is None and shard.watcher is None, "all is copied, and steps cost nothing more"
+    else:
+        assert most - 1 <= waiting <= most and saver._snapshot is not None
+    saver.give_up()
+    assert not list((tmp_path / "cut-000001").iterdir()) and shard.watcher is None
+
+
 def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path) -> None:
     shard, saver, told = saver_of(tmp_path)
     saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
@@ -116,6 +143,6 @@ def test_a_server_looks_as_often_as_the_pace_asks_for(
     saver.begin(Save(1, 0, "cut-000001", "whole", True, pace), True)
     assert saver.patience == 0.0, "there is room for a piece"
     with monkeypatch.context() as full:
-        full.setattr("gbactl.checkpoint.writing.Writing.room", False)
+        full.setattr("gbactl.checkpoint.saver.Saver.room", False)
         assert saver.patience == pytest.approx(seconds)
     ended(saver, told)

@@ -2,12 +2,14 @@
 
     .venv/bin/python experiments/cpr/write_cpr.py
 
-Costs 20 seconds, for study 2; reads runs/studies/, and says what of it was not run.
+Costs 20 seconds, for study 2; reads runs/studies/. What has not run with this version of the code stays as it is in
+the file, which says of which version it is.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ import real_table  # noqa: E402
 import study  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
 
-SWEEP = HERE / "sweep.yaml"
+SWEEP, OUT = HERE / "sweep.yaml", HERE / "results.md"
 COUNTS = {"tiny": (200, 20)}  # failures of the long jobs, short jobs
 
 
@@ -32,13 +34,20 @@ def done(name: str) -> list[Done]:
     return of_any.done(SWEEP, name, "cpr")
 
 
-def beside(name: str, none: str, of: Callable[[Sequence[Done], Sequence[Done]], str]) -> str:
-    """A part's table beside jobs without failures, and what made it; a sentence where not all of it has run."""
+def beside(heading: str, name: str, none: str, of: Callable[[Sequence[Done], Sequence[Done]], str]) -> str:
+    """A section: a part's table beside jobs without failures, and what made it; as it was where not all has run."""
     try:
         cells, plain = done(name), done(none)
     except SystemExit:
-        return f"{name}: not run with this version of the code.\n"
-    return f"{origin(name)}\n{of(cells, plain)}"
+        before = OUT.read_text() if OUT.exists() else ""
+        return section(before, heading) or f"{heading}\n\n{name}: not run.\n"
+    return f"{heading}\n\n{origin(name)}\n{of(cells, plain)}"
+
+
+def section(text: str, heading: str) -> str:
+    """A heading of a Markdown text and what stands below it, up to the next one; nothing where it is not there."""
+    found = re.search(rf"^{re.escape(heading)}\n.*?(?=\n^#|\Z)", text, re.DOTALL | re.MULTILINE)
+    return "" if found is None else found.group()
 
 
 def origin(name: str) -> str:
@@ -68,16 +77,16 @@ def main() -> None:
     made = f"make cpr{'' if size() == 'default' else f' SIZE={size()}'}"
     text = [
         f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n",
-        "## 1. What saving and failing cost\n", beside("abstract", "none", overhead_table.table),
-        "### Cheaper still\n", beside("beyond", "none", overhead_table.table), *modes(),
+        beside("## 1. What saving and failing cost", "abstract", "none", overhead_table.table),
+        beside("### Cheaper still", "beyond", "none", overhead_table.table), *modes(),
         "## 2. The equations against emulated jobs\n",
         equations.against(*COUNTS.get(size(), (equations.FAILURES, equations.JOBS))),
-        "## 3. Three kills in a job of real processes\n", beside("real", "real_none", real_table.table),
+        beside("## 3. Three kills in a job of real processes", "real", "real_none", real_table.table),
         "## 4. What each priority costs\n", priced(),
         "## 5. Other costs, other targets\n",
         equations.sensitivity(COUNTS.get(size(), (equations.FAILURES // 5, 0))[0]),
     ]  # fmt: skip
-    (HERE / "results.md").write_text("\n".join(text))
+    OUT.write_text("\n".join(text))
 
 
 if __name__ == "__main__":

@@ -99,9 +99,9 @@ class Rhythm:
 
 
 def costs_of(config: CheckpointConfig, servers: int) -> Costs:
-    """Of a configuration. Raises ConfigError for times that cannot be."""
-    c = config
-    return Costs(c.job_seconds, c.mtbf_seconds, servers, c.save_seconds, c.load_seconds, c.reschedule_seconds)
+    """Of a configuration, whose save_seconds are those of fp32. Raises ConfigError for times that cannot be."""
+    c, part = config, 0.5 if config.dtype == "bf16" else 1.0
+    return Costs(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
 
 
 def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:

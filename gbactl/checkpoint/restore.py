@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gbactl.checkpoint.closing import DENSE
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import Entry, Manifest
-from gbactl.checkpoint.tensorfile import PIECE
+from gbactl.checkpoint.tensorfile import HALVED, PIECE, widened
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard
@@ -71,6 +71,8 @@ def load_rows(into: Arrays, folder: Path, cut: Manifest, shard: int, shards: int
 def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any, target: Any) -> None:
     for name, array in into.items():
         values = file.get_slice(name)[piece[0] : piece[1]]
+        if values.dtype == HALVED and array.dtype == np.float32:
+            values = widened(values)
         if values.dtype != array.dtype or values.shape[1:] != array.shape[1:] or int(target.max()) >= len(array):
             raise CheckpointError(f"{path}: {name} is of another table or optimizer.")
         array[target] = values[mine]

@@ -19,6 +19,7 @@ from gbactl.checkpoint import priority
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.snapshot import Snapshot
+from gbactl.checkpoint.tensorfile import Layout, halved, layout_of
 from gbactl.checkpoint.updates import RowUpdates
 from gbactl.checkpoint.writing import Writing
 from gbactl.cluster.messages import Save, Saved
@@ -79,14 +80,15 @@ class Chooser:
 
 
 class Saver:
-    """`folder`: the checkpoints of the run; `tell` sends a message to the coordinator."""
+    """`folder`: the checkpoints of the run; `tell` sends a message to the coordinator; `dtype` of rows and moments in
+    files: fp32 or bf16."""
 
     def __init__(
         self, shard: Shard, folder: Path, chooser: Chooser, most_kept: int, tell: Callable[[Saved], None],
-        inline: bool = False,
+        inline: bool = False, dtype: str = "fp32",
     ) -> None:  # fmt: skip
         self.shard, self.folder, self.chooser, self.most_kept = shard, folder, chooser, most_kept
-        self.tell, self.inline = tell, inline
+        self.tell, self.inline, self.dtype = tell, inline, dtype
         self._save: Save | None = None
         self._snapshot: Snapshot | None = None
         self._writing: Writing | None = None
@@ -128,8 +130,8 @@ class Saver:
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
         whole = self._whole_arrays(index, with_dense)
-        layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
-        layout |= {name: (a.dtype, a.shape) for name, a in whole.items()}
+        layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
+        layout = {**(halved(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
         self._writing = Writing(path, layout, self._told(save), save.pace, self.inline)
         self._watch()

@@ -30,7 +30,7 @@ def saver_of(
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
         order = priority.make(name, shard.rows.table, spans, c.share, seed)
         chooser = Chooser(shard, order, spans, c.share)
-    return Saver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline)
+    return Saver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline, c.dtype)
 
 
 def tables(schema: Schema) -> list[tuple[int, int]]:

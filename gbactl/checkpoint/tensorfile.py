@@ -2,7 +2,8 @@
 
 The library writes what lies in memory as a whole; a shard is copied in pieces while it trains, so the pieces are
 written where they belong, a tensor's in their order, and its SHA-256 (2 GB/s) is taken on the way. A file has its
-name only once it is complete and on the disk.
+name only once it is complete and on the disk. Of float32 it may keep two bytes a value: bf16, as U16 for readers that
+do not know that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.kernels.halves import CODECS
+
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-NAMES = {"float32": "F32", "uint32": "U32", "int32": "I32", "int64": "I64"}
+NAMES = {"float32": "F32", "uint32": "U32", "int32": "I32", "int64": "I64", "uint16": "U16"}
 PIECE = 4 << 20
+HALVED = np.dtype(np.uint16)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,26 @@ class Written:
 def layout_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Of arrays that are all there."""
     return {name: (array.dtype, array.shape) for name, array in tensors.items()}
+
+
+def halved(layout: Layout, names: Iterable[str]) -> Layout:
+    """The layout with those of the tensors `names` that are float32 in bf16."""
+    small = {name for name in names if layout[name][0] == np.float32}
+    return {name: (HALVED if name in small else kind, shape) for name, (kind, shape) in layout.items()}
+
+
+def narrowed(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """float32[...] rounded to bf16, as its bits."""
+    out = np.empty(values.shape, np.uint16)
+    CODECS["bf16"].narrow(values, out)
+    return out
+
+
+def widened(values: NDArray[Any]) -> NDArray[np.float32]:
+    """And back, exactly."""
+    out = np.empty(values.shape, np.float32)
+    CODECS["bf16"].widen(values, out)
+    return out
 
 
 def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
@@ -56,6 +80,7 @@ class TensorFile:
     def __init__(self, path: Path, layout: Layout, told: Mapping[str, str]) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
         header, self._at = _header(layout, told)
+        self._halved = {name for name, (kind, _) in layout.items() if kind == HALVED}
         self._hashes = {name: hashlib.sha256() for name in layout}
         self._sums = {"": hashlib.sha256(header).hexdigest()}
         self.bytes = len(header)
@@ -67,7 +92,9 @@ class TensorFile:
             raise
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """The next piece of a tensor."""
+        """The next piece of a tensor; float32 is rounded where it is to be bf16."""
+        if name in self._halved and values.dtype == np.float32:
+            values = narrowed(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         for low in range(0, len(data), PIECE):
             piece = data[low : low + PIECE].data

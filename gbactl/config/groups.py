@@ -157,6 +157,7 @@ class CheckpointConfig:
     keep: int = 2
     memory_mb: int = 256
     mb_per_second: float = 10.0
+    dtype: str = "fp32"
 
 
 @dataclass

@@ -11,6 +11,7 @@ from gbactl.switching.auto import MODES
 from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
+SAVED_DTYPES = ("fp32", "bf16")
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:
@@ -97,6 +98,7 @@ def _check_checkpoint(cfg: RunConfig) -> None:
     require(c.base_every >= 0, "checkpoint.base_every must be 0 (never) or more.")
     require(c.mb_per_second >= 0, "checkpoint.mb_per_second must be 0 (as fast as can be) or more.")
     require(c.memory_mb >= 1, "checkpoint.memory_mb must be at least 1.")
+    choice("checkpoint.dtype", c.dtype, SAVED_DTYPES)
     require(
         c.interval_seconds is None or c.interval_steps is None,
         "checkpoint.interval_seconds and checkpoint.interval_steps exclude each other; set one of them to null.",

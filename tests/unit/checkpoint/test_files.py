@@ -48,6 +48,22 @@ def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
+def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
+    values = np.array([[1.0, 1.00390625, -3.1415927], [2.0**-100, np.inf, np.nan]], np.float32)
+    tensors = {"rows": values, "row_counts": TENSORS["row_counts"]}
+    layout = tensorfile.halved(tensorfile.layout_of(tensors), tensors)
+    file = TensorFile(tmp_path / "a.safetensors", layout, {})
+    for row in (0, 1):
+        file.add("rows", values[row : row + 1])
+    file.add("row_counts", tensors["row_counts"])
+    file.finish()
+    found = load_file(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(found["row_counts"], tensors["row_counts"])
+    assert (found["rows"].dtype, found["rows"].nbytes) == (np.uint16, values.nbytes // 2)
+    expected = np.array([[1.0, 1.0, -3.140625], [2.0**-100, np.inf, np.nan]])  # 1 + 2^-8 is half-way: to even
+    np.testing.assert_array_equal(tensorfile.widened(found["rows"]), expected)
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = 150
 

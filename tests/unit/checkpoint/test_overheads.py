@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.intervals import Rhythm, estimate, estimate_of, rhythm_of
+from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate, estimate_of, rhythm_of
 from gbactl.checkpoint.overheads import Costs, best_full_interval, expected_pls, full, interval_for, partial
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.config import CheckpointConfig
@@ -56,6 +58,12 @@ def test_full_recovery_where_partial_does_not_pay() -> None:
     assert strict.interval == best_full_interval(REFERENCE)
     assert "full recovery" in strict.sentence() and "every 7 steps" in strict.sentence(7)
     assert estimate("full", REFERENCE, 0.035).recovery == "full"
+
+
+def test_half_the_bytes_cost_half_of_a_save() -> None:
+    whole, half = (costs_of(CheckpointConfig("full", dtype=dtype), 8) for dtype in ("fp32", "bf16"))
+    assert (whole.save, half.save) == (324.0, 162.0)
+    assert replace(half, save=324.0) == whole
 
 
 def test_an_interval_that_is_set_is_taken() -> None:

@@ -9,9 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gbactl.checkpoint import tensorfile
+from gbactl.checkpoint.export import whole_rows
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.resume import at
@@ -104,6 +106,21 @@ def test_another_mode_goes_on_with_a_synchronous_run(
     assert again["samples"]["read"] == result["samples"]["read"] == 2 * ROWS
     assert [phase["day"] for phase in again["phases"]] == ["epoch 0", "epoch 0", "epoch 1"]
     assert [phase["mode"] for phase in again["phases"]] == ["sync", mode, mode]
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_what_was_rounded_is_gone_on_with_and_exported(data: dict[str, Any], tmp_path: Path, servers: int) -> None:
+    cfg = config("sync", data)
+    cfg.checkpoint.dtype = "bf16"
+    result = train(cfg, tmp_path / "first")
+    folder = Folder(tmp_path / "first" / "checkpoints")
+    again = resume(cfg, tmp_path / "first", "cut-000001", tmp_path / "second", servers=servers)
+    assert again["samples"] == result["samples"]
+    assert again["checksums"]["model"] != result["checksums"]["model"], "it was rounded once"
+    assert again["auc"] == pytest.approx(result["auc"], abs=0.02)
+    rows = whole_rows(folder.verified("cut-000001"), cfg)
+    bits = rows["rows"].view(np.uint32) & np.uint32(0xFFFF)
+    assert rows["rows"].dtype == np.float32 and not bits.any() and rows["rows"].any()
 
 
 @pytest.mark.parametrize("mode", ["gba", "async", "bsp", "hop_bs", "hop_bw"])

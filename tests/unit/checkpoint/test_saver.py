@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from gbactl.checkpoint.saver import PIECES_AHEAD, Chooser, Saver
+from gbactl.checkpoint.tensorfile import widened
 from gbactl.cluster.messages import Save, Saved
 from gbactl.errors import WireError
 from gbactl.store.part import Order, Part
@@ -45,8 +47,6 @@ def test_what_is_saved_is_the_moment_of_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_kept: int
 ) -> None:
     monkeypatch.setattr("gbactl.checkpoint.saver.COPY", 4000)
-    from safetensors.numpy import load_file
-
     shard, saver, told = saver_of(tmp_path, most_kept)
     (tmp_path / "cut-000001").mkdir()
     assert saver.patience is None
@@ -68,6 +68,28 @@ def test_what_is_saved_is_the_moment_of_the_order(
     np.testing.assert_array_equal(saved["row_moment.first"], before["first"])
     np.testing.assert_array_equal(saved["dense.value"], dense["value"])
     assert saver.patience is None and shard.watcher is None
+
+
+def test_rows_and_moments_take_half_the_bytes(tmp_path: Path) -> None:
+    """And no more is rounded than them."""
+    shard, told = Shard(spec(0, 2, ROWS)), list[Saved]()
+    fill(shard)
+    chain = []
+    for number, dtype in enumerate(("fp32", "bf16")):
+        saver = Saver(shard, tmp_path, Chooser(shard, None, (), 1.0), 1 << 30, told.append, dtype=dtype)
+        (tmp_path / f"cut-00000{number}").mkdir()
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
+        ended(saver, told)
+        chain.append(told.pop())
+    plain, small = (load_file(tmp_path / f"cut-00000{number}" / "S0.safetensors") for number in (0, 1))
+    rows = 4 * 3 * 3 * len(shard.table)
+    assert not chain[1].error and 0 <= chain[0].bytes - chain[1].bytes - rows // 2 < 64  # the header is shorter, too
+    for name, values in plain.items():
+        if name in ("rows", "row_moment.first", "row_moment.second"):
+            np.testing.assert_allclose(widened(small[name]), values, rtol=2**-8)
+            assert (widened(small[name]) != values).any()
+        else:
+            np.testing.assert_array_equal(small[name], values)
 
 
 SLOW = 20_000.0  # bytes a second: what it has takes longer than a test

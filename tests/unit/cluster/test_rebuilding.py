@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from gbactl.cluster import eventlog
 from gbactl.cluster.auth import Peer
-from gbactl.cluster.eventlog import DropRecord, EventLog, ForgoRecord, GrantRecord, LeftRecord, OrderRecord
+from gbactl.cluster.eventlog import (
+    DropRecord,
+    EventLog,
+    ForgoRecord,
+    GrantRecord,
+    InfoRecord,
+    LeftRecord,
+    OrderRecord,
+)
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import Hello, OrderStep, Staged
 from gbactl.cluster.parts import Parts
@@ -252,14 +260,16 @@ def test_who_has_not_heard_of_the_phase_gets_nothing(tmp_path: Path) -> None:
 
 
 def test_the_driver_of_these_tests_disturbs(tmp_path: Path) -> None:
-    """Deaths with batches that are handed out again, and drops: else nothing above would be seen."""
+    """Deaths with batches that are handed out again, drops, parts that are missed: else nothing above would be seen."""
     found = Counter[type]()
-    for seed in range(6):
+    for seed in range(12):
         rng, run = random.Random(seed), Run(tmp_path / f"{seed}.log", "hop_bw", 150)
         for _ in range(150):
             run.act(rng)
         records = list(eventlog.read(run.path))
         found.update(map(type, records))
         found[AsyncPolicy] += run.training.reissued
-    assert min(found[kind] for kind in (LeftRecord, DropRecord, GrantRecord, OrderRecord, AsyncPolicy)) > 2
+        found[Parts] += len(run.missed)
+    kinds = (LeftRecord, DropRecord, GrantRecord, OrderRecord, InfoRecord, AsyncPolicy, Parts)
+    assert min(found[kind] for kind in kinds) > 2
     assert not found[ForgoRecord]

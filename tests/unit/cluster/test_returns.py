@@ -477,6 +477,19 @@ def test_every_update_is_there_or_counted_as_lost(
     assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
 
 
+def test_it_is_when_saved_rows_are_rounded(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any]
+) -> None:
+    Victim(monkeypatch, Push, 30)
+    cfg = config("async", save="cpr_mfu", every=8)
+    cfg.checkpoint.dtype = "bf16"
+    result = run_in_memory(cfg, data, tmp_path)
+    adds_up(result)
+    [failed] = result["recovery"]
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    assert there + failed["lost_updates"] == result["checkpoint"]["row_updates"] and failed["lost_updates"] > 0
+
+
 @pytest.mark.parametrize("deaths", [(1,), (9,), (60,), (12, 40)])
 @pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8)])
 def test_it_is_when_the_coordinator_dies_afterwards(

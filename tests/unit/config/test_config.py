@@ -72,6 +72,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"optim": {"row_l2": "some"}}, r"optim\.row_l2= one of: touched, all"),
     ({"optim": {"schedule": {"name": "step"}}}, r"optim\.schedule\.name= one of: constant, linear"),
     ({"precision": "fp16"}, "precision= one of: fp32, bf16"),
+    ({"checkpoint": {"dtype": "fp16"}}, r"checkpoint\.dtype=fp16 is not known; type .* one of: fp32, bf16"),
     ({"train": {"epochs": 0}}, r"train\.epochs must be at least 1"),
     ({"train": {"eval_batch": 0}}, r"train\.eval_batch must be at least 1"),
     ({"train": {"patience": -1}}, r"train\.patience"),

@@ -7,8 +7,7 @@ from typing import Any
 
 import figures  # scripts beside this folder, not a package
 from done import Done
-
-from gbactl.report.stats import Difference, paired
+from figures import mean_of
 
 TARGET_OVERHEAD, TARGET_AUC = 0.0068, 0.0005  # of the abstract
 PARTS = ("saving", "loading", "rescheduling", "again")
@@ -22,13 +21,6 @@ def by_line(cells: Iterable[Done], key: str = "line") -> dict[str, Results]:
     found: dict[str, Results] = {}
     for cell in cells:
         found.setdefault(cell.options.get(key, "none"), {})[cell.seed] = cell.result
-    return found
-
-
-def mean_of(values: Sequence[float]) -> Difference:
-    """Mean and half of its 95 % interval."""
-    found = paired([(0.0, value) for value in values])
-    assert found is not None
     return found
 
 

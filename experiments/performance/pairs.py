@@ -13,6 +13,7 @@ from strangers import crowded
 BF16 = "precision=bf16"
 ADAGRAD = "optim=adagrad"
 ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
+SAVES = 3  # as many samples as others, so that a run has a whole save in it
 
 
 def pairs(bench: Bench) -> list[Pair]:
@@ -96,8 +97,10 @@ def saving_pairs(bench: Bench) -> Iterator[Pair]:
     """While a checkpoint is written, one right after the other; and what each priority costs between two saves."""
     rows = f"data.max_cardinality={max_cardinality(ONE_MILLION)}"
     never = gbactl(bench, "async", 4, 512, rows)
-    always = gbactl(bench, "async", 4, 512, rows, "checkpoint=full", "checkpoint.interval_seconds=0.001")
-    yield Pair("saving", "async 4+1, 1 M rows, checkpoints written all the time / none", always, never, 0.99)
+    long = f"data.rows_per_day={SAVES * bench.rows}"
+    saving = ("checkpoint=full", "checkpoint.interval_seconds=0.001")
+    without, always = (gbactl(bench, "async", 4, 512, rows, long, *more) for more in ((), saving))
+    yield Pair("saving", "async 4+1, 1 M rows, checkpoints written all the time / none", always, without, 0.99)
     for name in ("scar", "mfu", "ssu"):
         noting = gbactl(bench, "async", 4, 512, rows, f"checkpoint=cpr_{name}", "checkpoint.interval_seconds=1e6")
         what = f"async 4+1, 1 M rows, checkpoint=cpr_{name} between two saves / none"

@@ -10,27 +10,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import figures  # scripts beside this folder, not a package
 from done import Done
-from scipy import stats
 
 LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # the targets of the issue
 SATURATED = 95
-
-
-def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and half of its 95 % interval where there are several."""
-    if len(values) < 2:
-        return values[0], None
-    return statistics.fmean(values), float(stats.t.ppf(0.975, len(values) - 1)) * stats.sem(values)
 
 
 def written(values: Sequence[float], digits: int, bold: Callable[[float], bool] = lambda mean: False) -> str:
     """A cell; bold where its mean meets a target."""
     if not values:
         return "-"
-    mean, half = mean_and_half(values)
-    text = f"{mean:.{digits}f}" + ("" if half is None else f" +-{half:.{digits}f}")
-    return f"**{text}**" if bold(mean) else text
+    each = figures.mean_of(values)
+    text = figures.written(each, digits)
+    return f"**{text}**" if bold(each.mean) else text
 
 
 def markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str]], *notes: str) -> str:

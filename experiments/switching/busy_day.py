@@ -16,7 +16,8 @@ import yaml
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from done import Done  # noqa: E402  (a script beside this folder, not a package)
+from done import Done  # noqa: E402  (scripts beside this folder, not a package)
+from figures import written  # noqa: E402
 
 from gbactl.report.stats import Difference, paired  # noqa: E402
 
@@ -104,10 +105,7 @@ def table(cells: Sequence[Done]) -> str:
 
 
 def _auc(each: Difference | None, line: str) -> str:
-    if each is None or line == "sync":
-        return "0"
-    text = f"{each.mean:+.4f}" + ("" if each.half is None else f" +-{each.half:.4f}")
-    return f"**{text}**" if each.half is not None and abs(each.mean) + each.half <= TARGET_AUC else text
+    return "0" if each is None or line == "sync" else written(each, 4, "+", TARGET_AUC)
 
 
 def of_the_day(cell: Done) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from done import Done  # noqa: E402  (a script beside this folder, not a package)
+from done import Done  # noqa: E402  (scripts beside this folder, not a package)
+from figures import written  # noqa: E402
 
 from gbactl.report.stats import Difference, paired  # noqa: E402
 
@@ -45,12 +46,7 @@ def difference(found: Aucs, line: str, base: str, day: int) -> Difference | None
 
 def shown(each: Difference | None, bold: bool = False) -> str:
     """+.0003 +-.0001; bold where the interval lies inside the target."""
-    if each is None:
-        return "-"
-    if each.half is None:
-        return f"{each.mean:+.4f}"
-    text = f"{each.mean:+.4f} +-{each.half:.4f}"
-    return f"**{text}**" if bold and abs(each.mean) + each.half <= TARGET else text
+    return "-" if each is None else written(each, 4, "+", TARGET if bold else None)
 
 
 def table(found: Aucs) -> str:

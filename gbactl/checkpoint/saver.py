@@ -2,8 +2,8 @@
 
 A piece (1 MiB, about 0.2 ms) is copied after each message, and while there is none, as soon as may be: a row that
 changes before it was copied costs more than its copy. Memory: 4 bytes a row, and `most_kept` bytes for pieces that
-wait for the disk and rows that changed before they were copied. Where those rows alone take more, the server copies on
-without serving anybody, as fast as the disk takes it.
+wait for the disk and rows that changed before they were copied. Where those rows alone take half of it, the thread
+writes as fast as it can; where they take more than all, the server copies on without serving anybody.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ class Saver:
         else:
             for index, _, _ in parts:
                 self._snapshot.changing(index)
-        if self._snapshot.kept_bytes > self.most_kept and self._writing is not None:
+        if self._writing is not None and self._snapshot.kept_bytes > self.most_kept // 2:
             self._writing.pace = 0.0
+        if self._snapshot.kept_bytes > self.most_kept:
             self._copy_all()
 
     def advance(self) -> None:

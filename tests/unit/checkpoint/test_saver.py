@@ -119,6 +119,24 @@ def test_it_copies_ahead_of_the_disk_as_much_as_it_may_hold(
     assert not list((tmp_path / "cut-000001").iterdir()) and shard.watcher is None
 
 
+def test_before_it_holds_too_much_it_writes_as_fast_as_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And serves on; past that it does not."""
+    monkeypatch.setattr("gbactl.checkpoint.saver.COPY", 4000)
+    row = 4 * (3 * 3 + 1)
+    shard, saver, told = saver_of(tmp_path, 200 * row)
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
+    writing = saver._writing
+    assert writing is not None
+    step(shard, np.arange(ROWS - 100, ROWS))
+    assert writing.pace == SLOW
+    step(shard, np.arange(ROWS - 110, ROWS - 90))
+    assert writing.pace == 0 and saver._snapshot is not None
+    step(shard, np.arange(ROWS - 300, ROWS - 100))
+    assert saver._snapshot is None, "it did not hold more than it may"
+    assert ended(saver, told).error == ""
+
+
 def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path) -> None:
     shard, saver, told = saver_of(tmp_path)
     saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gbactl.checkpoint import priority
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
+from gbactl.checkpoint.restore import arrays_of
 from gbactl.checkpoint.snapshot import Snapshot
 from gbactl.checkpoint.tensorfile import Layout, halved, layout_of
 from gbactl.checkpoint.updates import RowUpdates
@@ -122,11 +123,7 @@ class Saver:
         self.give_up()
         index = self.chooser.rows(save.kind)
         self._safe = self.chooser.saving(index)
-        block = self.shard.rows
-        arrays: dict[str, NDArray[Any]] = {"rows": block.table}
-        arrays |= {f"row_moment.{name}": moment for name, moment in block.moments.items()}
-        if block.counts is not None:
-            arrays["row_counts"] = block.counts
+        arrays = arrays_of(self.shard)
         self._save, self._snapshot = save, Snapshot(arrays, index)
         self._rows = self._snapshot.rows
         whole = self._whole_arrays(index, with_dense)
@@ -166,7 +163,7 @@ class Saver:
             for index, _, _ in parts:
                 self._snapshot.changing(index)
         if self._writing is not None and self._snapshot.kept_bytes > self.most_kept // 2:
-            self._writing.pace = 0.0
+            self._writing.hurry()
         if self._snapshot.kept_bytes > self.most_kept:
             self._copy_all()
 

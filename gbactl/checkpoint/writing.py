@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written
 
-MOST_REST = 0.05
 Piece = Mapping[str, NDArray[Any]]
 
 
@@ -37,7 +36,7 @@ class Writing:
         self._began = time.monotonic()
         self._given_up = self._ended = False
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        self._written = threading.Condition()
+        self._changed = threading.Condition()  # a piece was taken, or there is no rest any more
         self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
         if self._thread is not None:
             self._thread.start()
@@ -53,9 +52,15 @@ class Writing:
 
     def wait(self, most: int) -> None:
         """Until at most so many pieces wait."""
-        with self._written:
-            while self._thread is not None and self._thread.is_alive() and self.waiting > most:
-                self._written.wait(MOST_REST)
+        if self._thread is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: self.waiting <= most)
+
+    def hurry(self) -> None:
+        """As fast as can be from now on."""
+        with self._changed:
+            self.pace = 0.0
+            self._changed.notify_all()
 
     def end(self) -> None:
         """That was the last piece."""
@@ -70,7 +75,9 @@ class Writing:
 
     def give_up(self) -> None:
         """Nobody wants it any more; comes back when nothing of it is left."""
-        self._given_up = True
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
         self._pieces.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -86,8 +93,8 @@ class Writing:
     def _handed(self) -> Iterator[Piece]:
         while not self._ended:
             piece = self._pieces.get()
-            with self._written:
-                self._written.notify()
+            with self._changed:
+                self._changed.notify_all()
             if piece is None:
                 self._ended = True
             else:
@@ -95,11 +102,10 @@ class Writing:
 
     def _rest(self, written: int) -> None:
         """Writing takes processor time from training: not more of it at a time than the pace allows."""
-        while self.pace > 0 and not self._given_up:
-            left = written / self.pace - (time.monotonic() - self._began)
-            if left <= 0:
-                return
-            time.sleep(min(left, MOST_REST))
+        with self._changed:
+            if self.pace > 0:
+                left = written / self.pace - (time.monotonic() - self._began)
+                self._changed.wait_for(lambda: self._given_up or self.pace <= 0, max(0.0, left))
 
     def _write(self) -> None:
         file: TensorFile | None = None

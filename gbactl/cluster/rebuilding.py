@@ -43,7 +43,6 @@ class Rebuilt:
         self.policy, self.statistics = policy, statistics
         self.finished = Finished()
         self.orders: list[tuple[Step, float]] = []  # with their learning-rate factors
-        self.waiting: set[int] = set()  # announced, with a fate to come
         self.applied: Counter[int] = Counter()
         self.missed: list[tuple[int, int, int]] = []
         self.parts = Parts(self._hit, lambda *missed: self.missed.append(missed))
@@ -62,7 +61,6 @@ class Rebuilt:
         if isinstance(record, OrderRecord):
             step, scale = self._decisions.order(record)
             self.orders.append((step, scale))
-            self.waiting.difference_update(member.batch for member in step.members)
             self.finished.settle(step)
             self.statistics.applied(step)
             for member in step.members:
@@ -90,7 +88,6 @@ class Rebuilt:
         self._decisions.drop(record)
         assert due is not None and isinstance(due.decision, Drop)
         self.finished.drop(due.decision)
-        self.waiting.discard(record.batch)
         self.parts.dropped(record.batch)
         self.statistics.dropped(record.batch)
 
@@ -121,6 +118,5 @@ class Rebuilt:
         pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
         self.statistics.noted(record.worker, record.batch, samples, pulled)
         self._decisions.announce(record)
-        self.waiting.add(record.batch)
         if record.part_rows:
             self.parts.announced(record.batch, record.part_rows)

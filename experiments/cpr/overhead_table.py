@@ -49,6 +49,7 @@ def row(line: Results, none: Results) -> list[str]:
 def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
     """A line each."""
     found, [plain] = by_line(cells), by_line(none).values()
+    plain = {seed: result for seed, result in plain.items() if any(seed in line for line in found.values())}
     lines = [f"| variant | {' | '.join(HEADS)} |", f"| --- |{' ---: |' * len(HEADS)}"]
     lines += [f"| {name} | {' | '.join(row(line, plain))} |" for name, line in found.items()]
     hours = mean_of([each["virtual_seconds"] / 3600 for each in plain.values()]).mean

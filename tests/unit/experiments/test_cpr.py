@@ -40,10 +40,11 @@ def job(scripts: Any, line: str, seed: int, hours: float, auc: float, **told: An
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes", "real_none", "real"]
+    real = ["real_none", "real", "real_others_none", "real_others"]
+    assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes", *real]
     options = scripts["done"].options
     none = {options(cell.overrides)["seed"] for cell in parts["none"].cells}
-    assert len(none) >= (2 if size == "tiny" else 5)
+    assert len(none) >= (2 if size == "tiny" else 10)
     variants = {options(cell.overrides)["checkpoint"] for cell in parts["abstract"].cells}
     assert variants == {"full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu"}
     for name in ("abstract", "beyond", "modes"):
@@ -60,10 +61,12 @@ def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size
     from gbactl.faults.spec import parse
 
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    jobs = [compose(list(cell.overrides)) for cell in parts["real"].cells]
-    plain = [compose(list(cell.overrides)) for cell in parts["real_none"].cells]
+    jobs, plain = (
+        [compose(list(cell.overrides)) for name in ("real", "real_others") for cell in parts[f"{name}{more}"].cells]
+        for more in ("", "_none")
+    )
     assert [(cfg.mode.name, cfg.seed) for cfg in jobs] == [(cfg.mode.name, cfg.seed) for cfg in plain]
-    assert {"sync", "async", "gba"} <= {cfg.mode.name for cfg in jobs}
+    assert [cfg.mode.name for cfg in jobs] == ["sync", "async", "gba", "bsp", "hop_bs", "hop_bw"]
     for cfg, none in zip(jobs, plain, strict=True):
         server, worker, coordinator = parse(cfg.faults.plans)
         assert server.servers == [0] and worker.workers == [1] and coordinator.coordinator
@@ -106,7 +109,7 @@ def test_failures_come_in_each_half_of_a_job(scripts: Any) -> None:
 
 
 def test_the_table_compares_jobs_of_the_same_seed(scripts: Any) -> None:
-    none = [job(scripts, "none", seed, hours, 0.8) for seed, hours in ((1, 56.0), (2, 112.0))]
+    none = [job(scripts, "none", seed, hours, 0.8) for seed, hours in ((1, 56.0), (2, 112.0), (3, 999.0))]
     cells = [job(scripts, "cpr_mfu", 1, 56.28, 0.8001), job(scripts, "cpr_mfu", 2, 112.56, 0.8001)]
     cells += [job(scripts, "full", 1, 61.6, 0.79, recovery="full", expected_pls=0.0, lost_updates=0.0)]
     table = scripts["overhead_table"].table(cells, none)
@@ -114,6 +117,7 @@ def test_the_table_compares_jobs_of_the_same_seed(scripts: Any) -> None:
     mfu, full = rows["cpr_mfu"], rows["full"]
     assert "| 0.65 | **0.50 +-0.00** | 0.500 +-0.000 |" in mfu and "| **+0.00010 +-0.00000** |" in mfu
     assert "| 8.20 | 10.00 |" in full and "| -0.01000 |" in full
+    assert "- none: 84.0 h, AUC 0.80000, 2 seeds;" in table, "a seed without a job to compare is left out"
 
 
 def test_equations_and_emulation_are_laid_side_by_side(scripts: Any) -> None:

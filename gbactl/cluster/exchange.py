@@ -144,6 +144,8 @@ class Exchange:
         self.on_absent: Callable[[int], None] = lambda _: None
         #: the same: a server is gone, and what it was asked for is asked again, but for what `more` is the answer to
         self.on_lost: Callable[[int], None] = lambda _: None
+        #: the same: another server is there in its place
+        self.on_back: Callable[[int], None] = lambda _: None
         self.on_save: Callable[[SaveReplica], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
 
@@ -282,6 +284,11 @@ class Exchange:
             if self.error is not None:
                 raise self.error
 
+    def look(self) -> None:
+        """Whoever waits looks again at what it waits for."""
+        with self._cv:
+            self._cv.notify_all()
+
     def pull_ahead(self) -> None:
         """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
         with self._cv:
@@ -404,6 +411,7 @@ class Exchange:
             if shard not in item.answers:
                 self._ask(ticket, item, *next(share for share in item.unique.shares() if share[0] == shard))
         self._again(shard)
+        self.on_back(shard)
         self._cv.notify_all()
 
     def _begin(self, phase: BeginPhase) -> None:

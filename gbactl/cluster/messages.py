@@ -145,6 +145,30 @@ class SettleReplicas(NamedTuple):
     value: bool
 
 
+class SumPart(NamedTuple):
+    """To the first server, of a worker whose ring is broken: its part `part` of round `number` (from 1 in a
+    `generation`) of the sum called `name`, payload float32[length]; part -1: it only wants the sum, without a payload.
+    The round has so many `parts`, dealt to whoever lives; 0: one of each of `ranks`, but for those who are `absent`.
+    Answered with Sum once that is there."""
+
+    generation: int
+    name: str
+    number: int
+    length: int
+    part: int
+    parts: int
+    ranks: int
+    absent: list[int]
+
+
+class Sum(NamedTuple):
+    """A round's sum, payload float32[length]: a server's answer, or what a worker's ring had still summed."""
+
+    generation: int
+    name: str
+    number: int
+
+
 class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
 
@@ -515,6 +539,7 @@ Message = (
     | Save | Saved | SaveDense | SaveReplica | DenseSaved
     | Ping | Pong | Absent | Numbered | Arrived
     | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
+    | SumPart | Sum
     | Revive | Standing | Holding
     | Loaded | Adopt | Reload | Relocated
 )  # fmt: skip

@@ -20,7 +20,6 @@ from gbactl.cluster.messages import Absent, BeginPhase, Inspected, MoveDense, Po
 from gbactl.cluster.recoveries import Recoveries
 from gbactl.collective import surviving
 from gbactl.collective.shm import available
-from gbactl.config import RunConfig
 from gbactl.errors import ClusterError
 from gbactl.faults.failures import Hang
 from gbactl.faults.injector import Injector
@@ -161,22 +160,10 @@ class Recovery:
         """Whether the mode at hand goes on when a worker dies, who is no member any more."""
         now = self.c.now
         trainers = [worker for worker in self.c.members.of("worker") if worker < now.cluster.workers]
-        return self.survivable_in(now) and (now.home != "replicas" or bool(trainers))
-
-    def survivable_in(self, cfg: RunConfig) -> bool:
-        """Whether a mode does: an all-reduce needs shared memory for that."""
-        return not cfg.collective_now or not cfg.real or self._shares(cfg)
-
-    def _shares(self, cfg: RunConfig) -> bool:
-        """Whether all workers have memory in common."""
-        return available() and not cfg.several_hosts
-
-    @property
-    def outside(self) -> list[int]:
-        """Successors that the all-reduce does not know: a ring takes nobody in, and nothing is under it."""
-        if not self.c.cfg.real or self._shares(self.c.cfg):
-            return []
-        return sorted(worker for worker, channel in self.c.members.of("worker").items() if channel.peer.epoch > 0)
+        if now.home == "workers" and now.real:
+            # without memory in common what the dead one had put into a step may be gone, and its rows be applied
+            return available() and not now.several_hosts
+        return now.home != "replicas" or bool(trainers)
 
     def begin(self) -> None:
         """A phase begins, of which workers are told next."""

@@ -50,6 +50,7 @@ from gbactl.cluster.messages import (
     decode,
 )
 from gbactl.cluster.scheduling import settle_garbage
+from gbactl.cluster.sums import SumSide
 from gbactl.errors import WireError
 from gbactl.faults.serving import Slowness
 from gbactl.store.part import Order, Part
@@ -83,10 +84,10 @@ class Server:
         self._held: dict[int, deque[Part]] = {}
         self._parts = Waiting()
         self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
-        centre = CentreSide(shard)
-        self._from_workers = (*FROM_WORKERS, *centre.from_workers)
+        centre, sums = CentreSide(shard), SumSide()
+        self._from_workers = (*FROM_WORKERS, *centre.from_workers, *sums.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, **Comeback(self).handlers,
+            **centre.handlers, **sums.from_workers, **Comeback(self).handlers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,

@@ -145,10 +145,7 @@ class Switcher:
         if not cfg.collective_now:
             return ""
         gone = ", ".join(f"W{worker}" for worker in self.c.losses.gone)
-        if gone and not (cfg.home == "replicas" and self.c.recovery.survivable_in(cfg)):
-            return f"{gone} died, and {cfg.mode.name} needs every worker"
-        outside = ", ".join(f"W{worker}" for worker in self.c.recovery.outside)
-        return f"{outside} came later, and no all-reduce takes one in without shared memory" if outside else ""
+        return f"{gone} died, and {cfg.mode.name} needs every worker" if gone and cfg.home != "replicas" else ""
 
     @property
     def _patience(self) -> float:

@@ -22,12 +22,14 @@ from gbactl.cluster.messages import (
     Push,
     PutDense,
     Rows,
+    Sum,
+    SumPart,
 )
 
 KINDS = ("dense", "rows", "ids", "control", "other")
 SHARED = "shared"
 PREFIX = "sent "  # of what a node tells of it among its counters
-_DENSE = frozenset((Centre, DenseSaved, DenseState, Elastic, GiveReplica, Install, PutDense))
+_DENSE = frozenset((Centre, DenseSaved, DenseState, Elastic, GiveReplica, Install, PutDense, Sum, SumPart))
 
 
 class Traffic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from gbactl.cluster.meeting import await_setup, install_dense
 from gbactl.cluster.messages import Hello, Ready
 from gbactl.cluster.slices import Slices
 from gbactl.cluster.specs import dense_cuts, optimizer, segment_bytes
+from gbactl.cluster.summing import ServedSums
 from gbactl.cluster.survival import Survival
 from gbactl.cluster.trainer import TrainerDense
 from gbactl.cluster.turns import Place, join
@@ -50,7 +52,7 @@ def work(
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     life = Life(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
-        collective = collective or connect(late=boot.epoch > 0)
+        collective = collective or connect(boot.epoch > 0, functools.partial(ServedSums, life.exchange))
     sides, trainer = life.sides(collective)
     if boot.epoch > 0:
         warm_up(life.computer, dataset, cfg)

@@ -3,12 +3,15 @@
 launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
                spawn(env={**os.environ, **meeting.environment(rank)})
 worker:    collective = connect()
+
+A ring has something under it that goes on where a rank dies: shared memory, or where there is none in common what the
+worker brings itself (see cluster/summing.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gbactl.collective.base import Collective, Single
@@ -17,6 +20,7 @@ from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.meeting import Meeting, Seat
 from gbactl.collective.rendezvous import HorovodRendezvous
 from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting, available
+from gbactl.collective.surviving import Beneath
 from gbactl.errors import ConfigError
 
 NAMES = ("horovod", "gloo", "shm")
@@ -33,7 +37,7 @@ def open_rendezvous(
     seats: Sequence[Seat] | None = None,
 ) -> Meeting:
     """Start the launcher's side for `size` ranks; `timeout` is in seconds. `seats`: on which hosts those are (Horovod
-    alone); None: all on this one. `survives`: where a rank dies the sums go on, in shared memory if there is any.
+    alone); None: all on this one. `survives`: where a rank dies the sums go on.
 
     Raises MissingDependencyError when Horovod is asked for and is not there, ConfigError for an unknown
     name, ClusterError when `bind` cannot be bound.
@@ -43,25 +47,44 @@ def open_rendezvous(
     if name == "shm":
         return SharedMemoryMeeting(size)
     made: Meeting
-    if name == "horovod" and seats is not None:
-        return HorovodRendezvous(size, bind, cycle_time_ms, timeout, seats)
     if name == "horovod":
-        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout)
+        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, seats)
     else:
         made = GlooRendezvous(size, bind, run_dir, timeout)
-    return FallingMeeting(made, SharedMemoryMeeting(size)) if survives and available() else made
+    if not survives:
+        return made
+    return FallingMeeting(made, SharedMemoryMeeting(size) if seats is None and available() else Elsewhere(size))
 
 
-def connect(late: bool = False) -> Collective:
+class Elsewhere(Meeting):
+    """Ranks that have no memory in common, and know themselves what is under their ring."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """See Meeting.environment."""
+        return {"GBACTL_SUM_ELSEWHERE": "1", "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
+
+
+def connect(late: bool = False, elsewhere: Callable[[int, int], Beneath] | None = None) -> Collective:
     """Join the group described by this process's environment. A process outside any group is alone.
 
-    `late`: in the place of another one, whose ring is broken. Raises ClusterError when the ring does not form.
+    `late`: in the place of another one, whose ring is broken. `elsewhere(rank, size)`: what is under the ring of those
+    who have no memory in common. Raises ClusterError when the ring does not form.
     """
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
-    if folder is None:
+    rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
+    under: Beneath | None = None
+    if folder is not None:
+        under = SharedMemoryCollective(Path(folder), rank, size)
+    elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
+        under = elsewhere(rank, size)
+    if name == "shm" and under is not None:
+        return under
+    if under is None:
         return Single() if late else _ring(name)
-    slots = SharedMemoryCollective(Path(folder), int(os.environ["GBACTL_RANK"]), int(os.environ["GBACTL_SIZE"]))
-    return slots if name == "shm" else FallingCollective(None if late else _ring(name), slots)
+    return FallingCollective(None if late else _ring(name), under)
 
 
 def _ring(name: str) -> Ring:

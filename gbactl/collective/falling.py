@@ -1,9 +1,10 @@
-"""A ring (Horovod, Gloo) that may break, with shared memory under it: when a rank dies the sums go on there.
+"""A ring (Horovod, Gloo) that may break, with something under it: when a rank dies the sums go on there.
 
-Every rank also lays its part into shared memory before the ring takes it: one copy of the vector a step. As soon as
-a rank is gone the ring is used no more, to the end of the run. The last sum of the ring may have reached some ranks
-and not others, who then sum in another order: so where workers hold the same dense parameters, they are made the same
-again (see cluster/recovery.py); replicas differ anyway. What the dead one had laid counts for either. Linux, one host.
+Every rank also lays its part down before the ring takes it: one copy of the vector a step. As soon as a rank is gone
+the ring is used no more, to the end of the run. Under it is shared memory on one host (shm.py): there the last sum of
+the ring may have reached some ranks and not others, who then sum in another order: so where workers hold the same dense
+parameters, they are made the same again (see cluster/recovery.py); replicas differ anyway. What the dead one had laid
+counts for either. On several hosts it is the first server (cluster/summing.py).
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any, Protocol
 
 from gbactl.collective.base import Collective
 from gbactl.collective.meeting import Meeting
-from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting
-from gbactl.collective.surviving import Surviving
+from gbactl.collective.surviving import Beneath, Surviving
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -31,64 +31,68 @@ class Ring(Collective, Protocol):
 
 @dataclass(frozen=True)
 class _Handle:
-    ring: Any
-    slots: Any
+    ring: Ring | None
+    of_ring: Any
+    laid: Any
 
 
 class FallingCollective(Surviving):
     """`ring` is None for a rank that comes when others have left it."""
 
-    def __init__(self, ring: Ring | None, slots: SharedMemoryCollective) -> None:
-        self.ring, self.slots = ring, slots
-        self.rank, self.size = slots.rank, slots.size
+    def __init__(self, ring: Ring | None, under: Beneath) -> None:
+        self.ring, self.under = ring, under
+        self.rank, self.size = under.rank, under.size
         self._room = True
+        if ring is None:
+            under.fall()
 
     @property
     def wanted(self) -> Callable[[], bool]:
         """See Surviving."""
-        return self.slots.wanted
+        return self.under.wanted
 
     @wanted.setter
     def wanted(self, wanted: Callable[[], bool]) -> None:
-        self.slots.wanted = wanted
+        self.under.wanted = wanted
 
     def deal(self, number: int, part: int | None, parts: int) -> None:
         """See Surviving."""
-        self.slots.deal(number, part, parts)
+        self.under.deal(number, part, parts)
 
     def without_the_dead(self) -> None:
         """See Surviving."""
-        self.slots.without_the_dead()
+        self.under.without_the_dead()
 
     def leave_out(self, rank: int) -> None:
         """See Surviving."""
         self._break(f"rank {rank} is gone")
-        self.slots.leave_out(rank)
+        self.under.leave_out(rank)
 
     def interrupt(self) -> None:
         """See Surviving."""
-        self.slots.interrupt()
+        self.under.interrupt()
 
     def renew(self, generation: int) -> None:
         """See Surviving."""
-        self.slots.renew(generation)
+        self.under.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
-        slots, ring = self._laid(name, buffer), None
-        if self.ring is not None:
+        laid, ring, of_ring = self._laid(name, buffer), self.ring, None
+        if ring is not None:
             try:
-                ring = self.ring.start(name, buffer)
+                of_ring = ring.start(name, buffer)
             except ClusterError as error:
+                ring = None
                 self._break(str(error))
-        return _Handle(ring, slots)
+        return _Handle(ring, of_ring, laid)
 
     def _laid(self, name: str, buffer: Any) -> Any:
-        """The part in shared memory; None where there is no room for it, and then a death ends the run."""
+        """The part beside the ring; None where there is no room for it, and then a death ends the run."""
         if not self._room:
             return None
         try:
-            return self.slots.start(name, buffer)
+            return self.under.start(name, buffer)
         except ClusterError as error:
             if self.ring is None:
                 raise
@@ -97,40 +101,39 @@ class FallingCollective(Surviving):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
-        ring = self.ring
-        if handle.ring is not None and ring is not None:
+        """See Collective.wait. One that began in the ring is waited for there, if not for long: it may write."""
+        if handle.ring is not None:
             try:
-                ring.wait(handle.ring)
-                if handle.slots is not None:
-                    self.slots.passed(handle.slots)
-                return
+                handle.ring.wait(handle.of_ring)
+                if handle.laid is None or self.under.passed(handle.laid):
+                    return
             except ClusterError as error:
-                if handle.slots is None:
+                if handle.laid is None:
                     raise
                 self._break(str(error))
-        if handle.slots is None:
+        if handle.laid is None:
             raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
-        self.slots.wait(handle.slots)
+        self.under.wait(handle.laid)
 
     def _break(self, why: str) -> None:
         ring, self.ring = self.ring, None
         if ring is not None:
-            log.warning("%s: from now on this run sums in shared memory", why)
+            log.warning("%s: from now on this run sums without its ring", why)
             ring.abandon()
+            self.under.fall()
 
     def close(self) -> None:
         """See Collective.close. A broken ring is left as it is: its end could wait for the dead."""
         if self.ring is not None:
             self.ring.close()
-        self.slots.close()
+        self.under.close()
 
 
 class FallingMeeting(Meeting):
     """Both meeting points in one."""
 
-    def __init__(self, ring: Meeting, slots: SharedMemoryMeeting) -> None:
-        self.ring, self.slots = ring, slots
+    def __init__(self, ring: Meeting, under: Meeting) -> None:
+        self.ring, self.under = ring, under
 
     def turned_away(self) -> int:
         """See Meeting.turned_away."""
@@ -138,9 +141,9 @@ class FallingMeeting(Meeting):
 
     def environment(self, rank: int) -> dict[str, str]:
         """See Meeting.environment."""
-        return {**self.slots.environment(rank), **self.ring.environment(rank)}
+        return {**self.under.environment(rank), **self.ring.environment(rank)}
 
     def close(self) -> None:
         """See Meeting.close."""
         self.ring.close()
-        self.slots.close()
+        self.under.close()

@@ -30,7 +30,7 @@ import numpy as np
 from gbactl import shared_names
 from gbactl.collective.base import Vector, as_array
 from gbactl.collective.meeting import Meeting
-from gbactl.collective.surviving import InterruptedSum, Surviving
+from gbactl.collective.surviving import Beneath, InterruptedSum
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
 
@@ -91,7 +91,7 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-class SharedMemoryCollective(Surviving):
+class SharedMemoryCollective(Beneath):
     """One rank of a group on this host. `folder` is private to the group and starts out empty.
 
     Where parts are dealt a rank that dies breaks nothing: what it had put in counts, the rest others put in. Without
@@ -167,11 +167,15 @@ class SharedMemoryCollective(Surviving):
             np.add(handle.buffer, part, out=handle.buffer)
         self.passed(handle)
 
-    def passed(self, handle: _Handle) -> None:
+    def fall(self) -> None:
+        """See Beneath: whatever was put in is there."""
+
+    def passed(self, handle: _Handle) -> bool:
         """This rank has the round's sum, and will read nothing of it any more."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
+        return True
 
     def _forget_name(self, bucket: _Bucket) -> None:
         """Unlink a bucket's file once everyone has it mapped."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 NAME = "shm"  # collective=
 
@@ -44,3 +45,32 @@ class Surviving(ABC):
     @abstractmethod
     def renew(self, generation: int) -> None:
         """Nothing is in flight: begin anew, nothing dealt, with all ranks that are there, some of which may be new."""
+
+
+class Beneath(Surviving):
+    """What a ring that may break has under it (see falling.py): sums as a Collective does, and hears of every round
+    while the ring still sums."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def start(self, name: str, buffer: Any) -> Any:
+        """See Collective.start; the ring has not begun to change the buffer."""
+
+    @abstractmethod
+    def wait(self, handle: Any) -> None:
+        """See Collective.wait: the ring is broken."""
+
+    @abstractmethod
+    def passed(self, handle: Any) -> bool:
+        """The ring has put the sum into the buffer. Whether that counts: where others were told before that this rank
+        has it not, all take another one."""
+
+    @abstractmethod
+    def fall(self) -> None:
+        """From any thread: the ring is broken, or this rank never had one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See Collective.close."""

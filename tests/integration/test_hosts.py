@@ -126,6 +126,23 @@ def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Calla
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_easgd", "fr_bmuf"])
+def test_trainers_go_on_without_a_lost_host(site_of: Callable[..., Site], mode: str) -> None:
+    """Also where their ring breaks: a server sums then, for the successor too."""
+    site = site_of()
+    launched = site.start(f"mode={mode}", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
+    launched.training()
+    site.machines.kill("c")
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
+    assert "Host c is gone" in done.err
+    samples = done.result["samples"]
+    assert samples["read"] == samples["trained"] + samples["decayed"] + samples["lost"] and not samples["lost"]
+    assert (done.run_dir / "logs" / "W3-1.log").exists()
+
+
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_ends_by_itself(site_of: Callable[..., Site]) -> None:
     site = site_of()
     launched = site.start("mode=gba", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")

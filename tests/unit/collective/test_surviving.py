@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,42 @@ from gbactl.collective.memory import MemoryGroup, sum_in_rank_order
 from gbactl.collective.shm import SharedMemoryCollective, available
 from gbactl.collective.surviving import InterruptedSum
 from gbactl.errors import ClusterError
+from tests.support.serving import Serving
 
-KINDS = ("memory", pytest.param("shm", marks=pytest.mark.skipif(not available(), reason="no shared memory")))
+SHM = pytest.param("shm", marks=pytest.mark.skipif(not available(), reason="no shared memory"))
+KINDS = ("memory", SHM, "served")
 N = 100
+SERVING: list[Serving] = []  # of the test that runs
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    while SERVING:
+        SERVING.pop().close()
 
 
 def group(kind: str, size: int, folder: Path) -> list[Any]:
     if kind == "shm":
         return [SharedMemoryCollective(folder, rank, size) for rank in range(size)]
+    if kind == "served":
+        SERVING.append(Serving(size))
+        return [served(rank) for rank in range(size)]
     made = MemoryGroup(size, timeout=5)
     return [made.member(rank) for rank in range(size)]
+
+
+def served(rank: int, epoch: int = 0) -> Any:
+    made = SERVING[-1].member(rank, epoch)
+    made.fall()
+    return made
+
+
+def another(kind: str, ranks: list[Any], folder: Path) -> Any:
+    """One in the place of rank 1 of two."""
+    if kind == "memory":
+        return ranks[0].group.member(1)
+    return served(1, 1) if kind == "served" else SharedMemoryCollective(folder, 1, 2)
 
 
 def part(number: int, position: int) -> np.ndarray:
@@ -176,11 +203,19 @@ def test_another_one_in_its_place_takes_part_in_the_next_generation(kind: str, t
         rank.without_the_dead()
     assert both(ranks) == [3.0, 3.0]
     ranks[0].leave_out(1)
-    successor = ranks[0].group.member(1) if kind == "memory" else SharedMemoryCollective(tmp_path, 1, 2)
+    successor = another(kind, ranks, tmp_path)
     for rank in (ranks[0], successor):
         rank.renew(7)
         rank.without_the_dead()
     assert both([ranks[0], successor]) == [3.0, 3.0]
+
+
+def under(kind: str, folder: Path) -> list[Any]:
+    """Two ranks, of which the first has a ring."""
+    if kind == "shm":
+        return group(kind, 2, folder)
+    SERVING.append(Serving(2))
+    return [SERVING[-1].member(0), served(1)]
 
 
 class Brittle:
@@ -206,9 +241,9 @@ class Brittle:
         self.closed = True
 
 
-@pytest.mark.skipif(not available(), reason="no shared memory")
-def test_a_ring_that_breaks_leaves_the_sum_to_shared_memory(tmp_path: Path) -> None:
-    ring, slots = Brittle(), group("shm", 2, tmp_path)
+@pytest.mark.parametrize("kind", [SHM, "served"])
+def test_a_ring_that_breaks_leaves_the_sum_to_what_is_under_it(kind: str, tmp_path: Path) -> None:
+    ring, slots = Brittle(), under(kind, tmp_path)
     one = FallingCollective(ring, slots[0])
     assert summed(one, 1, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
     put(slots[1], 1, 1, 2)
@@ -220,9 +255,9 @@ def test_a_ring_that_breaks_leaves_the_sum_to_shared_memory(tmp_path: Path) -> N
     assert not ring.closed
 
 
-@pytest.mark.skipif(not available(), reason="no shared memory")
-def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(tmp_path: Path) -> None:
-    ring, slots = Brittle(), group("shm", 2, tmp_path)
+@pytest.mark.parametrize("kind", [SHM, "served"])
+def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(kind: str, tmp_path: Path) -> None:
+    ring, slots = Brittle(), under(kind, tmp_path)
     one = FallingCollective(ring, slots[0])
     one.without_the_dead()
     buffer = part(1, 0)

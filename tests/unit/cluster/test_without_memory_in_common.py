@@ -1,0 +1,268 @@
+"""Runs whose workers share no memory and whose ring is gone: the first server sums, whoever dies, that one too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.cluster import working
+from gbactl.cluster.exchange import Exchange
+from gbactl.cluster.messages import KIND, Event, Sum, SumPart
+from gbactl.cluster.server import Server
+from gbactl.cluster.sums import SumSide
+from gbactl.collective.base import as_array
+from gbactl.collective.falling import FallingCollective
+from gbactl.collective.memory import MemoryGroup
+from gbactl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    CollectiveConfig,
+    ModeConfig,
+    ModelConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+)
+from tests.support import memory_cluster, small_data
+from tests.support.memory_cluster import Killed, run_in_memory
+
+SAMPLES = 1500
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), SAMPLES)
+
+
+def config(mode: str, lost: str = "replace", name: str = "gloo", workers: int = 3, **more: Any) -> RunConfig:
+    own = {"k": 2} if mode.startswith("fr_") else {}
+    return check(
+        RunConfig(
+            mode=ModeConfig(mode, 32 if own or mode.startswith("shadow") else None, options=own),
+            model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
+            cluster=ClusterConfig(workers=workers, servers=2, lost_worker=lost, hang_seconds=10.0),
+            collective=CollectiveConfig(name=name),
+            train=TrainConfig(global_batch=96, eval_batch=200),
+            seed=5,
+            **more,
+        )
+    )
+
+
+class Ring:
+    """One of memory, that breaks for all with the first that leaves it."""
+
+    def __init__(self, group: MemoryGroup, rank: int) -> None:
+        self.of_memory = group.member(rank)
+        self.rank, self.size = rank, group.size
+        self.sums = 0
+
+    def start(self, name: str, buffer: Any) -> Any:
+        return self.of_memory.start(name, as_array(buffer))
+
+    def wait(self, handle: Any) -> None:
+        self.of_memory.wait(handle)
+        self.sums += 1
+
+    def abandon(self) -> None:
+        """Who is gone has left it."""
+
+    def close(self) -> None:
+        self.of_memory.close()
+
+
+class NoGroup:
+    """Workers bring what they sum with."""
+
+    def __init__(self, size: int) -> None:
+        pass
+
+    def member(self, rank: int) -> None:
+        return None
+
+
+Rings = Callable[..., list[Ring]]
+
+
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
+    """Workers' rings, or none from the beginning, with the server under them."""
+
+    def make(size: int = 3, broken: bool = False) -> list[Ring]:
+        group, made = MemoryGroup(size, timeout=20), []
+
+        def connect(late: bool, elsewhere: Any) -> FallingCollective:
+            [exchange] = elsewhere.args
+            ring = None if late or broken else Ring(group, exchange.index)
+            made.extend([] if ring is None else [ring])
+            return FallingCollective(ring, elsewhere(exchange.index, size))
+
+        monkeypatch.setattr(memory_cluster, "MemoryGroup", NoGroup)
+        monkeypatch.setattr(working, "connect", connect)
+        return made
+
+    return make
+
+
+def dies(monkeypatch: pytest.MonkeyPatch, index: int, turn: int, when: str = "before") -> None:
+    """A worker, in its first life, dies when it pushes for the `turn`-th time: before, in the middle, after."""
+    plain, plain_init, first, count = Exchange.push, Exchange.__init__, dict[int, Any](), [0]
+
+    def init(this: Any, *args: Any) -> None:
+        plain_init(this, *args)
+        first.setdefault(this.index, this)
+
+    def push(this: Any, *told: Any) -> None:
+        if first.get(index) is this:
+            count[0] += 1
+            if count[0] == turn:
+                if when == "half":
+                    this.servers[1].send = lambda *_: None
+                if when != "before":
+                    plain(this, *told)
+                raise Killed
+        plain(this, *told)
+
+    monkeypatch.setattr(Exchange, "__init__", init)
+    monkeypatch.setattr(Exchange, "push", push)
+
+
+def adds_up(result: dict[str, Any]) -> None:
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == SAMPLES
+    assert result["refused_frames"] == 0
+
+
+def model(result: dict[str, Any]) -> Any:
+    return result["checksums"]["model"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_in_memory(config("sync", name="shm"), data, tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_sums_of_a_server_have_the_bits_of_all_others(
+    data: Path, tmp_path: Path, rings: Rings, undisturbed: dict[str, Any]
+) -> None:
+    rings(broken=True)
+    result = run_in_memory(config("sync", name="shm"), data, tmp_path)
+    adds_up(result)
+    assert model(result) == model(undisturbed) and result["auc"] == undisturbed["auc"]
+
+
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("turn", [1, 3, 16])
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_and_so_they_have_where_somebody_dies(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], victim: int,
+    when: str, turn: int, lost: str,
+) -> None:  # fmt: skip
+    rings(broken=True)
+    dies(monkeypatch, victim, turn, when)
+    result = run_in_memory(config("sync", lost, "shm"), data, tmp_path)
+    adds_up(result)
+    assert model(result) == model(undisturbed)
+    assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
+
+
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("turn", [1, 4, 16])
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], when: str,
+    turn: int, lost: str,
+) -> None:  # fmt: skip
+    """Its last sum may have reached some: all get the same parameters again, with a new phase."""
+    made = rings()
+    dies(monkeypatch, 1, turn, when)
+    result = run_in_memory(config("sync", lost), data, tmp_path)
+    adds_up(result)
+    assert result["global_step"] == undisturbed["global_step"] and abs(result["auc"] - undisturbed["auc"]) < 0.02
+    assert len(made) == 3 and all(ring.sums >= turn - 1 for ring in made)
+
+
+@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf"])
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str
+) -> None:
+    rings()
+    dies(monkeypatch, 1, 8)
+    told: list[Event] = []
+    result = run_in_memory(config(mode, lost), data, tmp_path, told=told)
+    adds_up(result)
+    assert result["samples"]["trained"] == SAMPLES
+    names = [event.name for event in told if event.name in ("lost", "joined")]
+    assert names == ["lost", "joined"][: 1 + (lost == "replace")]
+
+
+@pytest.mark.parametrize("mode", ["sync", "shadow_ma", "fr_bmuf"])
+def test_the_server_that_sums_may_die_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str
+) -> None:
+    """In its first life, with some parts of a round."""
+    rings(broken=True)
+    plain, parts = SumSide._part, [0]
+
+    def part(this: Any, channel: Any, message: SumPart, frame: Any) -> None:
+        parts[0] += 1
+        if parts[0] == 20:
+            raise Killed
+        plain(this, channel, message, frame)
+
+    monkeypatch.setattr(SumSide, "_part", part)
+    saves = CheckpointConfig(name="cpr", interval_steps=4, mb_per_second=0)
+    result = run_in_memory(config(mode, name="shm", checkpoint=saves), data, tmp_path)
+    adds_up(result)
+    assert [failed["process"] for failed in result["recovery"]] == ["S0"]
+
+
+def test_a_successor_is_in_the_sums_after_a_switch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
+) -> None:
+    """It came while servers held everything, and never had a ring. The others wait for it before they go on."""
+    made = rings()
+    dies(monkeypatch, 1, 2)
+    there, plain, warm = threading.Event(), Exchange.push, working.warm_up
+
+    def warm_up(*args: Any) -> None:
+        warm(*args)
+        there.set()
+
+    def push(self: Any, item: Any, *rest: Any) -> None:
+        if item.grant.batch > 5:
+            assert there.wait(30)
+        plain(self, item, *rest)
+
+    monkeypatch.setattr(working, "warm_up", warm_up)
+    monkeypatch.setattr(Exchange, "push", push)
+    told: list[Event] = []
+    cfg = config("gba", switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": "sync"}]))
+    result = run_in_memory(cfg, data, tmp_path, told=told)
+    adds_up(result)
+    assert [event.name for event in told if event.name in ("lost", "joined")] == ["lost", "joined"]
+    assert [phase["mode"] for phase in result["phases"]] == ["gba", "sync"]
+    assert not any(ring.sums for ring in made)
+
+
+def test_nothing_goes_to_the_server_while_the_ring_holds(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
+) -> None:
+    heard: list[int] = []
+    plain = Server.handle
+
+    def handle(this: Any, channel: Any, frame: Any) -> None:
+        heard.append(frame.kind)
+        plain(this, channel, frame)
+
+    monkeypatch.setattr(Server, "handle", handle)
+    made = rings()
+    adds_up(run_in_memory(config("sync"), data, tmp_path))
+    assert not {KIND[SumPart], KIND[Sum]} & set(heard) and all(ring.sums for ring in made)

@@ -65,7 +65,7 @@ switching: install ## the studies in experiments/switching (30 minutes; SIZE=ful
 	$(BIN)/python experiments/switching/pauses.py
 	$(BIN)/python experiments/switching/write_up.py
 
-cpr: install ## the study in experiments/cpr (two and a half hours; SIZE=full: hours; SIZE=tiny: tries it out)
+cpr: install ## the study in experiments/cpr (four and a half hours; SIZE=full: hours; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/cpr/sweep.yaml
 	$(BIN)/python experiments/cpr/write_cpr.py
 

@@ -83,6 +83,7 @@ def main() -> None:
         equations.against(*COUNTS.get(size(), (equations.FAILURES, equations.JOBS))),
         beside("## 3. Three kills in a job of real processes", "real", "real_none", real_table.table),
         beside("### In the baselines", "real_others", "real_others_none", real_table.table),
+        beside("### With replicas", "real_replicas", "real_replicas_none", real_table.table),
         "## 4. What each priority costs\n", priced(),
         "## 5. Other costs, other targets\n",
         equations.sensitivity(COUNTS.get(size(), (equations.FAILURES // 5, 0))[0]),

@@ -13,6 +13,7 @@ import pytest
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "cpr"
+KINDS = ("", "_others", "_replicas")  # of real jobs' modes
 MODULES = ("done", "study", "equations", "failure_times", "overhead_table", "priorities", "real_table", "write_cpr")
 
 
@@ -40,7 +41,7 @@ def job(scripts: Any, line: str, seed: int, hours: float, auc: float, **told: An
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    real = ["real_none", "real", "real_others_none", "real_others"]
+    real = [f"real{each}{none}" for each in KINDS for none in ("_none", "")]
     assert list(parts) == ["none", "abstract", "beyond", "modes_none", "modes", *real]
     options = scripts["done"].options
     none = {options(cell.overrides)["seed"] for cell in parts["none"].cells}
@@ -62,11 +63,11 @@ def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size
 
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
     jobs, plain = (
-        [compose(list(cell.overrides)) for name in ("real", "real_others") for cell in parts[f"{name}{more}"].cells]
-        for more in ("", "_none")
+        [compose(list(cell.overrides)) for each in KINDS for cell in parts[f"real{each}{none}"].cells]
+        for none in ("", "_none")
     )
     assert [(cfg.mode.name, cfg.seed) for cfg in jobs] == [(cfg.mode.name, cfg.seed) for cfg in plain]
-    assert [cfg.mode.name for cfg in jobs] == ["sync", "async", "gba", "bsp", "hop_bs", "hop_bw"]
+    assert {cfg.mode.name for cfg in jobs} == {path.stem for path in Path("conf/mode").glob("*.yaml")}
     for cfg, none in zip(jobs, plain, strict=True):
         server, worker, coordinator = parse(cfg.faults.plans)
         assert server.servers == [0] and worker.workers == [1] and coordinator.coordinator

@@ -18,6 +18,7 @@ import numpy as np
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Sum, SumPart
+from gbactl.collective.base import sum_in_rank_order
 from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
 
@@ -123,7 +124,7 @@ class Sums:
         for label, name in self._names.items():
             for number, each in sorted(name.rounds.items()):
                 if each.total is None and each.complete(self._ranks, self._absent):
-                    each.total = in_order(each.parts)
+                    each.total = sum_in_rank_order([values for _, values in sorted(each.parts.items())])
                 if each.total is None:
                     continue
                 each.parts.clear()
@@ -136,15 +137,6 @@ class Sums:
     def _all_have_come(self, name: _Name, number: int) -> bool:
         living = set(range(self._ranks)) - self._absent
         return all(name.come.get(rank, 0) >= number for rank in living)
-
-
-def in_order(parts: dict[int, Floats]) -> Floats:
-    """((p0 + p1) + p2) + ... in float32, by the parts' numbers."""
-    first, *others = (values for _, values in sorted(parts.items()))
-    total = first.copy()
-    for values in others:
-        np.add(total, values, out=total)
-    return total
 
 
 class SumSide:

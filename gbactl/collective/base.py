@@ -116,6 +116,14 @@ def as_tensor(buffer: Any) -> Any:
     return torch.from_numpy(as_array(buffer))
 
 
+def sum_in_rank_order(parts: list[Vector]) -> Vector:
+    """((p0 + p1) + p2) + ... in float32."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        np.add(total, part, out=total)
+    return total
+
+
 def rank_gone(name: str, rank: int) -> ClusterError:
     """What an all-reduce that fails half-way means."""
     return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")

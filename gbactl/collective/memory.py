@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from gbactl.collective.base import Vector, as_array
+from gbactl.collective.base import Vector, as_array, sum_in_rank_order
 from gbactl.collective.surviving import InterruptedSum, Surviving
 from gbactl.errors import ClusterError
 
@@ -122,14 +120,6 @@ class MemoryGroup:
         with self.changed:
             self.gone.add(rank)
             self.changed.notify_all()
-
-
-def sum_in_rank_order(parts: list[Vector]) -> Vector:
-    """((p0 + p1) + p2) + ... in float32."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        np.add(total, part, out=total)
-    return total
 
 
 class MemoryCollective(Surviving):

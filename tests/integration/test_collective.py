@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from gbactl.collective import open_rendezvous
+from gbactl.collective.base import sum_in_rank_order
 from gbactl.collective.meeting import Meeting, interface_of
-from gbactl.collective.memory import sum_in_rank_order
 from gbactl.collective.visitors import MOST_VISITORS
 from gbactl.errors import ClusterError, ConfigError
 from tests.support.slow import slow

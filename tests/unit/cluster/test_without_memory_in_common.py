@@ -13,7 +13,6 @@ from gbactl.cluster import working
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import KIND, Event, Sum, SumPart
 from gbactl.cluster.server import Server
-from gbactl.cluster.sums import SumSide
 from gbactl.collective.base import as_array
 from gbactl.collective.falling import FallingCollective
 from gbactl.collective.memory import MemoryGroup
@@ -29,6 +28,7 @@ from gbactl.config import (
     check,
 )
 from tests.support import memory_cluster, small_data
+from tests.support.deaths import Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 
 SAMPLES = 1500
@@ -207,15 +207,7 @@ def test_the_server_that_sums_may_die_too(
 ) -> None:
     """In its first life, with some parts of a round."""
     rings(broken=True)
-    plain, parts = SumSide._part, [0]
-
-    def part(this: Any, channel: Any, message: SumPart, frame: Any) -> None:
-        parts[0] += 1
-        if parts[0] == 20:
-            raise Killed
-        plain(this, channel, message, frame)
-
-    monkeypatch.setattr(SumSide, "_part", part)
+    Victim(monkeypatch, SumPart, 20)
     saves = CheckpointConfig(name="cpr", interval_steps=4, mb_per_second=0)
     result = run_in_memory(config(mode, name="shm", checkpoint=saves), data, tmp_path)
     adds_up(result)

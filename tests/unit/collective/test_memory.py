@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gbactl.collective.base import Buckets, all_reduce_sum
-from gbactl.collective.memory import MemoryGroup, sum_in_rank_order
+from gbactl.collective.base import Buckets, all_reduce_sum, sum_in_rank_order
+from gbactl.collective.memory import MemoryGroup
 from gbactl.errors import ClusterError
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.collective.base import sum_in_rank_order
 from gbactl.collective.falling import FallingCollective
-from gbactl.collective.memory import MemoryGroup, sum_in_rank_order
+from gbactl.collective.memory import MemoryGroup
 from gbactl.collective.shm import SharedMemoryCollective, available
 from gbactl.collective.surviving import InterruptedSum
 from gbactl.errors import ClusterError

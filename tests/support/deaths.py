@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gbactl.cluster import journal
+from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.memory import MemoryChannel
 from gbactl.cluster.messages import KIND
 from gbactl.cluster.server import Server
@@ -78,3 +80,37 @@ class Death:
             plain(this, message, payload)
 
         monkeypatch.setattr(MemoryChannel, "send", send)
+
+
+class DyingWorker:
+    """Worker `index`, in its first life, dies when it pushes for the `turn`-th time: before, in the middle, after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, index: int, turn: int, when: str) -> None:
+        self.index, self.turn, self.when = index, turn, when
+        self.pushes = 0
+        plain, plain_init = Exchange.push, Exchange.__init__
+        first: dict[int, Exchange] = {}
+
+        def init(this: Any, *args: Any) -> None:
+            plain_init(this, *args)
+            first.setdefault(this.index, this)
+
+        def push(this: Any, item: Any, row_gradient: Any, dense: Any) -> None:
+            if this.index != self.index or first[self.index] is not this:
+                return plain(this, item, row_gradient, dense)
+            self.pushes += 1
+            if self.pushes == self.turn:
+                self.die(this, lambda: plain(this, item, row_gradient, dense))
+            else:
+                plain(this, item, row_gradient, dense)
+            return None
+
+        monkeypatch.setattr(Exchange, "__init__", init)
+        monkeypatch.setattr(Exchange, "push", push)
+
+    def die(self, exchange: Any, push: Callable[[], None]) -> None:
+        if self.when == "half":  # one server learns of it
+            exchange.servers[1].send = lambda *_: None
+        if self.when != "before":
+            push()
+        raise Killed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gbactl.config import (
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.replay.command import replay, sentence
 from tests.support import small_data
+from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
@@ -48,40 +49,6 @@ def config(mode: str, workers: int = 3, lost: str = "replace", hang: float = 10.
             **more,
         )
     )
-
-
-class Victim:
-    """Worker `index`, in its first life, dies when it pushes for the `turn`-th time: before, in the middle, after."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, index: int, turn: int, when: str) -> None:
-        self.index, self.turn, self.when = index, turn, when
-        self.pushes = 0
-        plain, plain_init = Exchange.push, Exchange.__init__
-        first: dict[int, Exchange] = {}
-
-        def init(this: Any, *args: Any) -> None:
-            plain_init(this, *args)
-            first.setdefault(this.index, this)
-
-        def push(this: Any, item: Any, row_gradient: Any, dense: Any) -> None:
-            if this.index != self.index or first[self.index] is not this:
-                return plain(this, item, row_gradient, dense)
-            self.pushes += 1
-            if self.pushes == self.turn:
-                self.die(this, lambda: plain(this, item, row_gradient, dense))
-            else:
-                plain(this, item, row_gradient, dense)
-            return None
-
-        monkeypatch.setattr(Exchange, "__init__", init)
-        monkeypatch.setattr(Exchange, "push", push)
-
-    def die(self, exchange: Any, push: Callable[[], None]) -> None:
-        if self.when == "half":  # one server learns of it
-            exchange.servers[1].send = lambda *_: None
-        if self.when != "before":
-            push()
-        raise Killed
 
 
 def adds_up(result: dict[str, Any], samples: int = 1500) -> None:

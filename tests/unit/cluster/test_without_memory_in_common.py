@@ -28,8 +28,8 @@ from gbactl.config import (
     check,
 )
 from tests.support import memory_cluster, small_data
-from tests.support.deaths import Victim
-from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.deaths import DyingWorker, Victim
+from tests.support.memory_cluster import run_in_memory
 
 SAMPLES = 1500
 
@@ -109,29 +109,6 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     return make
 
 
-def dies(monkeypatch: pytest.MonkeyPatch, index: int, turn: int, when: str = "before") -> None:
-    """A worker, in its first life, dies when it pushes for the `turn`-th time: before, in the middle, after."""
-    plain, plain_init, first, count = Exchange.push, Exchange.__init__, dict[int, Any](), [0]
-
-    def init(this: Any, *args: Any) -> None:
-        plain_init(this, *args)
-        first.setdefault(this.index, this)
-
-    def push(this: Any, *told: Any) -> None:
-        if first.get(index) is this:
-            count[0] += 1
-            if count[0] == turn:
-                if when == "half":
-                    this.servers[1].send = lambda *_: None
-                if when != "before":
-                    plain(this, *told)
-                raise Killed
-        plain(this, *told)
-
-    monkeypatch.setattr(Exchange, "__init__", init)
-    monkeypatch.setattr(Exchange, "push", push)
-
-
 def adds_up(result: dict[str, Any]) -> None:
     counted = result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == SAMPLES
@@ -164,7 +141,7 @@ def test_and_so_they_have_where_somebody_dies(
     when: str, turn: int, lost: str,
 ) -> None:  # fmt: skip
     rings(broken=True)
-    dies(monkeypatch, victim, turn, when)
+    DyingWorker(monkeypatch, victim, turn, when)
     result = run_in_memory(config("sync", lost, "shm"), data, tmp_path)
     adds_up(result)
     assert model(result) == model(undisturbed)
@@ -179,7 +156,7 @@ def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
 ) -> None:  # fmt: skip
     """Its last sum may have reached some: all get the same parameters again, with a new phase."""
     made = rings()
-    dies(monkeypatch, 1, turn, when)
+    DyingWorker(monkeypatch, 1, turn, when)
     result = run_in_memory(config("sync", lost), data, tmp_path)
     adds_up(result)
     assert result["global_step"] == undisturbed["global_step"] and abs(result["auc"] - undisturbed["auc"]) < 0.02
@@ -192,7 +169,7 @@ def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str
 ) -> None:
     rings()
-    dies(monkeypatch, 1, 8)
+    DyingWorker(monkeypatch, 1, 8, "before")
     told: list[Event] = []
     result = run_in_memory(config(mode, lost), data, tmp_path, told=told)
     adds_up(result)
@@ -219,7 +196,7 @@ def test_a_successor_is_in_the_sums_after_a_switch(
 ) -> None:
     """It came while servers held everything, and never had a ring. The others wait for it before they go on."""
     made = rings()
-    dies(monkeypatch, 1, 2)
+    DyingWorker(monkeypatch, 1, 2, "before")
     there, plain, warm = threading.Event(), Exchange.push, working.warm_up
 
     def warm_up(*args: Any) -> None:

@@ -200,7 +200,7 @@ class Coordinator:
     def _phase(self, part: Round, rest: Ranges) -> int:
         """Train in one mode on the `rest` of a day; returns how many samples it was given."""
         cfg = self.now
-        if self.revival is None or cfg.home != "replicas":  # else within a phase, of which all know
+        if self.revival is None:  # else within a phase, of which all know
             self.recovery.rejoin()
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
         phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import working
+from gbactl.cluster.eventlog import MOVED, InfoRecord, OrderRecord, read
 from gbactl.cluster.exchange import Exchange
-from gbactl.cluster.messages import KIND, Event, Sum, SumPart
+from gbactl.cluster.messages import KIND, Absent, Event, Sum, SumPart
 from gbactl.cluster.server import Server
 from gbactl.collective.base import as_array
 from gbactl.collective.falling import FallingCollective
@@ -28,7 +29,7 @@ from gbactl.config import (
     check,
 )
 from tests.support import memory_cluster, small_data
-from tests.support.deaths import DyingWorker, Victim
+from tests.support.deaths import DyingWorker, Orphaned, Victim
 from tests.support.memory_cluster import run_in_memory
 
 SAMPLES = 1500
@@ -161,6 +162,25 @@ def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
     adds_up(result)
     assert result["global_step"] == undisturbed["global_step"] and abs(result["auc"] - undisturbed["auc"]) < 0.02
     assert len(made) == 3 and all(ring.sums >= turn - 1 for ring in made)
+
+
+@pytest.mark.parametrize("later", [1, 3, 6, 10])
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+def test_another_coordinator_goes_on_where_the_ring_is_broken(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
+) -> None:
+    """All workers get the same parameters when the phase ends, not in the middle of its steps."""
+    rings()
+    DyingWorker(monkeypatch, 1, 4, "before")
+    death = Orphaned(monkeypatch, Absent, later)
+    result = run_in_memory(config("sync", lost), data, tmp_path)
+    assert death.deaths == 1  # a successor that had said hello to the dead one is turned away, and another one comes
+    assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
+    ended = [record for record in read(tmp_path / "events.log") if isinstance(record, (InfoRecord, OrderRecord))]
+    moves = [place for place, record in enumerate(ended) if isinstance(record, InfoRecord) and record.kind == MOVED]
+    assert moves
+    for place in moves:
+        assert ended[place].fields["step"] == sum(isinstance(record, OrderRecord) for record in ended[:place])
 
 
 @pytest.mark.parametrize("mode", ["shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf"])

@@ -25,6 +25,7 @@ from gbactl.cluster.eventlog import EventLog
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.journal import EVALUATE, OVER, TRAIN, Found, Journal
 from gbactl.cluster.losses import Losses
+from gbactl.cluster.lost_parts import LostParts
 from gbactl.cluster.members import Members
 from gbactl.cluster.messages import (
     Absent,
@@ -113,7 +114,8 @@ class Coordinator:
             Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
             Saved: self._on_saved, DenseSaved: self._on_dense_saved, Loaded: self._on_loaded,
         }  # fmt: skip
-        self.recovery = Recovery(self)
+        self.recovery, self.lost_parts = Recovery(self), LostParts(self)
+        self._handlers |= self.lost_parts.handlers
         self.returns = Returns(self)
         self._switcher: Switcher | None = None
         self.cuts = Cuts(self, run_dir)
@@ -205,6 +207,7 @@ class Coordinator:
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
         phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
+        self.lost_parts.phase = phase
         stop_at = self.switcher.begin(policy)
         if self.revival is None:
             self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
@@ -229,7 +232,7 @@ class Coordinator:
         self.switcher.drain(training)
         self.trainers.close(self._waiting)
         training.finish()
-        self.step = policy.step
+        self.step, self.lost_parts.phase = policy.step, policy.phase
         self._barrier()
         self._training = None
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])

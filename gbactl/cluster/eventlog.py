@@ -22,13 +22,15 @@ import msgpack
 from gbactl.errors import EventLogError
 
 MAGIC = b"gbaclog\0"
-FORMAT = 6
-READ = (3, 4, 6)  # 4 has notes, and when the dense part was moved for a successor; 6 rows of gradients (5: a bit off 4)
+FORMAT = 8
+# 4 has notes, and when the dense part was moved for a successor; 6 rows of gradients; 8 tells of dense gradients that
+# are gone (5 and 7 are a bit off others)
+READ = (3, 4, 6, 8)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
-SERVER, NOTE, MOVED = 14, 15, 16
-INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED)
+SERVER, NOTE, MOVED, DENSE_LOST = 14, 15, 16, 17
+INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED, DENSE_LOST)
 FLUSH_BYTES = 1 << 16
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
@@ -265,7 +267,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
-    if kind not in range(HEADER, MOVED + 1):
+    if kind not in range(HEADER, DENSE_LOST + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
         values = msgpack.unpackb(body)

@@ -149,7 +149,8 @@ class SumPart(NamedTuple):
     """To the first server, of a worker whose ring is broken: its part `part` of round `number` (from 1 in a
     `generation`) of the sum called `name`, payload float32[length]; part -1: it only wants the sum, without a payload.
     The round has so many `parts`, dealt to whoever lives; 0: one of each of `ranks`, but for those who are `absent`.
-    Answered with Sum once that is there."""
+    `after` > 0: with this the worker has told all parts it has so far, and the round's step is in rows from that
+    version on. Answered with Sum once that is there."""
 
     generation: int
     name: str
@@ -159,6 +160,7 @@ class SumPart(NamedTuple):
     parts: int
     ranks: int
     absent: list[int]
+    after: int
 
 
 class Sum(NamedTuple):
@@ -167,6 +169,13 @@ class Sum(NamedTuple):
     generation: int
     name: str
     number: int
+
+
+class PartsLost(NamedTuple):
+    """To the coordinator, of the server that sums: a step's dense gradient is without these parts of it."""
+
+    step: int
+    parts: list[int]
 
 
 class GetDense(NamedTuple):
@@ -539,7 +548,7 @@ Message = (
     | Save | Saved | SaveDense | SaveReplica | DenseSaved
     | Ping | Pong | Absent | Numbered | Arrived
     | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
-    | SumPart | Sum
+    | SumPart | Sum | PartsLost
     | Revive | Standing | Holding
     | Loaded | Adopt | Reload | Relocated
 )  # fmt: skip

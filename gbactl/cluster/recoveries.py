@@ -19,7 +19,7 @@ class Failed:
     detected: float
     loaded: float | None = None
     useful: float | None = None
-    samples_lost: int = 0
+    samples_lost: int = 0  # that a server's shard lacks, or the dense part where workers hold it
     pls: float = 0.0
     lost_updates: int = 0
     samples_again: int = 0  # trained once more, where everybody went back
@@ -77,6 +77,12 @@ class Recoveries:
         failed = self.last(process)
         if failed is not None and failed.loaded is not None and failed.useful is None:
             failed.useful = self.now()
+
+    def dense_lost(self, samples: int) -> None:
+        """The dense part of so many samples' gradients is gone with a worker: with the last one, as far as is known."""
+        failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
+        if failed is not None:
+            failed.samples_lost += samples
 
     def last(self, process: str) -> Failed | None:
         """A process's last failure."""

@@ -161,8 +161,7 @@ class Recovery:
         now = self.c.now
         trainers = [worker for worker in self.c.members.of("worker") if worker < now.cluster.workers]
         if now.home == "workers" and now.real:
-            # without memory in common what the dead one had put into a step may be gone, and its rows be applied
-            return available() and not now.several_hosts
+            return now.several_hosts or available()  # else they have nowhere to sum when their ring breaks
         return now.home != "replicas" or bool(trainers)
 
     def begin(self) -> None:

@@ -28,6 +28,7 @@ from gbactl.cluster.messages import (
     Hello,
     Holding,
     MoveDense,
+    PartsLost,
     Revive,
     Staged,
     Standing,
@@ -65,6 +66,7 @@ class Revival:
         self._standing: dict[int, Standing] = {}
         self._holding: dict[int, Holding] = {}
         self._staged: list[tuple[Channel, Staged]] = []
+        self._lost: list[tuple[Channel, PartsLost]] = []
         self.handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
             Standing: self._on_standing, Holding: self._on_holding,
         }  # fmt: skip
@@ -115,6 +117,9 @@ class Revival:
             if message.shard in self._standing:
                 self._staged.append((channel, message))
             return True
+        if isinstance(message, PartsLost):
+            self._lost.append((channel, message))
+            return True
         return isinstance(message, Take) and message.worker not in self._holding
 
     @property
@@ -153,6 +158,7 @@ class Revival:
         times.all = [Failed(**failed) for failed in notes["failed"]]
         times.injuries = {process: (kind, at) for process, (kind, at) in notes["injured"]}
         c.cuts.restore(notes["cuts"])
+        c.lost_parts.restore(notes["dense_lost"])
         c.trainers.restore(stood["replicas"])
         self._place(stood)
         if self.begun is None:
@@ -232,6 +238,8 @@ class Revival:
         if training is not None:
             training.tell()
         c.switcher.settle(self.found.notes["moves"])
+        for channel, lost in self._lost:
+            c.lost_parts.handlers[PartsLost](channel, lost, Frame(CLOSED, b"", NO_BYTES))
         self._back()
 
     def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:

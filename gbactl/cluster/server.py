@@ -84,10 +84,10 @@ class Server:
         self._held: dict[int, deque[Part]] = {}
         self._parts = Waiting()
         self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
-        centre, sums = CentreSide(shard), SumSide()
-        self._from_workers = (*FROM_WORKERS, *centre.from_workers, *sums.from_workers)
+        centre, self._sums = CentreSide(shard), SumSide(shard, coordinator)
+        self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, **sums.from_workers, **Comeback(self).handlers,
+            **centre.handlers, **self._sums.from_workers, **Comeback(self).handlers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
@@ -212,6 +212,7 @@ class Server:
             self.coordinator.send(Checked(self.index, order.step, self.shard.step_digest(touched)))
         else:
             self.shard.apply(order)
+        self._sums.stepped()
         self._wake()
 
     def _get_dense(self, channel: Channel, _: GetDense, frame: Frame) -> None:
@@ -288,6 +289,7 @@ class Server:
         """Another coordinator: nobody waits any more for what the one before asked for."""
         self._barriers.clear()
         self.coordinator.send(Standing(self.index, revive.epoch, self.shard.version, self.phase))
+        self._sums.revive()
         for part in self._parts.waiting(self.shard):
             self.coordinator.send(part)
 

@@ -2,8 +2,9 @@
 
 While the ring holds, every rank keeps a copy of its part of a round and of the last sum: two copies of the vector a
 step, and nothing is sent. Once it breaks, every rank tells the server both, so that a sum which reached some ranks
-reaches all. From then on a round costs the vector to that server and back, over the connections that are there. A
-server that takes its place is told again. See sums.py for what the server makes of it.
+reaches all. What a dead rank had put into one that reached nobody else is gone with it. From then on a round costs the
+vector to that server and back, over the connections that are there. A server that takes its place is told again. See
+sums.py for what the server makes of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class _Round:
 
     number: int
     dealt: int  # parts in all; 0: one of every rank
+    after: int  # of a dealt one's step: the first version of rows that has it
     length: int
     parts: dict[int, Vector] = field(default_factory=dict)  # its own
     total: Vector | None = None
@@ -51,7 +53,7 @@ class ServedSums(Beneath):
         self.wanted: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()  # taken inside the exchange's, never around it
         self._generation, self._fallen = 0, False
-        self._dealt: tuple[int, int | None, int] | None = None
+        self._dealt: tuple[int, int | None, int, int] | None = None
         self._absent: set[int] = set()
         self._now: dict[str, _Round] = {}
         self._before: dict[str, _Round] = {}
@@ -65,9 +67,9 @@ class ServedSums(Beneath):
         """See Surviving."""
         self._dealt = None
 
-    def deal(self, number: int, part: int | None, parts: int) -> None:
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
         """See Surviving."""
-        self._dealt = (number, part, parts)
+        self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
         """See Surviving."""
@@ -103,9 +105,9 @@ class ServedSums(Beneath):
         array = as_array(buffer)
         with self._lock:
             now = self._now.get(name)
-            number, part, parts = self._dealt or (1 if now is None else now.number + 1, self.rank, 0)
+            number, part, parts, after = self._dealt or (1 if now is None else now.number + 1, self.rank, 0, 0)
             if now is None or now.number != number:
-                now = self._next(name, _Round(number, parts, len(array)))
+                now = self._next(name, _Round(number, parts, after, len(array)))
             if part is not None and part not in now.parts:
                 now.parts[part] = self._copied(array)
             if self._fallen:
@@ -160,15 +162,15 @@ class ServedSums(Beneath):
                 self._bring(name, each)
             elif each is self._now.get(name):
                 for part in each.parts:
-                    self._put(name, each, part)
+                    self._put(name, each, part, more=True)
                 self._ask(name, each)
 
     def _ask(self, name: str, each: _Round) -> None:
         if each.total is None:
             self._put(name, each, -1)
 
-    def _put(self, name: str, each: _Round, part: int) -> None:
-        told = (part, each.dealt, self.size, sorted(self._absent))
+    def _put(self, name: str, each: _Round, part: int, more: bool = False) -> None:
+        told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
         self._send(SumPart(self._generation, name, each.number, each.length, *told), each.parts.get(part))
 
     def _bring(self, name: str, each: _Round) -> None:

@@ -47,7 +47,7 @@ class Survival:
         self._first = grant.token if self._first is None else self._first
         self._token = grant.token
         part = grant.batch - turn * width if grant.samples else None
-        self.collective.deal(grant.token - self._first + 1, part, parts)
+        self.collective.deal(grant.token - self._first + 1, part, parts, grant.token + 1)
         return True
 
     def forward(self) -> None:

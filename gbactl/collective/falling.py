@@ -55,9 +55,9 @@ class FallingCollective(Surviving):
     def wanted(self, wanted: Callable[[], bool]) -> None:
         self.under.wanted = wanted
 
-    def deal(self, number: int, part: int | None, parts: int) -> None:
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
         """See Surviving."""
-        self.under.deal(number, part, parts)
+        self.under.deal(number, part, parts, after)
 
     def without_the_dead(self) -> None:
         """See Surviving."""

@@ -110,7 +110,7 @@ class SharedMemoryCollective(Beneath):
         """See Surviving."""
         self._dealt, self._spares = None, True
 
-    def deal(self, number: int, part: int | None, parts: int) -> None:
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
         """See Surviving."""
         self._dealt = (number, part, parts)
 

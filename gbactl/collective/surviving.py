@@ -23,8 +23,9 @@ class Surviving(ABC):
     wanted: Callable[[], bool]
 
     @abstractmethod
-    def deal(self, number: int, part: int | None, parts: int) -> None:
-        """What is started from now on is part `part` (None: no part) of round `number`, which has `parts` parts.
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+        """What is started from now on is part `part` (None: no part) of round `number`, which has `parts` parts and
+        belongs to the step that rows have taken from version `after` on.
 
         Rounds of a generation are numbered from 1, one after the other, the same on every rank; a part may be put in
         twice, with the same numbers. A wait sums the parts in their order."""

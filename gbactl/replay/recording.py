@@ -151,6 +151,11 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
             f"{recording.path} is that of a run in which a server was lost (S{fields.get('shard')}, step "
             f"{fields.get('step')}); such a run cannot be replayed: what that server had not saved is gone."
         )
+    elif record.kind == eventlog.DENSE_LOST:
+        raise EventLogError(
+            f"{recording.path} is that of a run in which a worker died with dense parts of step {fields.get('step')}; "
+            "such a run cannot be replayed: which buckets of them had been summed before is not known."
+        )
     elif record.kind == eventlog.END:
         if fields.get("step") != recording.steps:
             raise EventLogError(f"{recording.path} ends at step {fields.get('step')} after {recording.steps} orders.")

@@ -126,9 +126,9 @@ def test_a_host_disappears_and_its_workers_are_replaced_elsewhere(site_of: Calla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_easgd", "fr_bmuf"])
-def test_trainers_go_on_without_a_lost_host(site_of: Callable[..., Site], mode: str) -> None:
-    """Also where their ring breaks: a server sums then, for the successor too."""
+@pytest.mark.parametrize("mode", ["sync", "shadow_ma", "shadow_easgd", "fr_bmuf"])
+def test_workers_go_on_without_a_lost_host(site_of: Callable[..., Site], mode: str) -> None:
+    """Where their ring breaks a server sums then, for the successor too."""
     site = site_of()
     launched = site.start(f"mode={mode}", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
     launched.training()
@@ -232,9 +232,10 @@ def test_no_key_is_on_a_command_line_or_in_an_environment(site_of: Callable[...,
 
 
 @pytest.mark.slow
-def test_a_lost_worker_of_a_ring_ends_the_run_with_its_host_s_name(site_of: Callable[..., Site]) -> None:
+def test_a_lost_worker_ends_the_run_with_its_host_s_name_where_that_is_wanted(site_of: Callable[..., Site]) -> None:
     site = site_of()
-    launched = site.start("mode=sync", "cluster.placement=packed", "cluster.hang_seconds=3", *LONG, "data.days=3")
+    how = ("cluster.lost_worker=end", "cluster.placement=packed", "cluster.hang_seconds=3")
+    launched = site.start("mode=sync", *how, *LONG, "data.days=3")
     launched.training()
     site.machines.kill("c")
     done = launched.finish(60)

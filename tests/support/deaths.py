@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.memory import MemoryChannel
 from gbactl.cluster.messages import KIND
 from gbactl.cluster.server import Server
+from gbactl.cluster.training import Training
 from tests.support.memory_cluster import Killed
 
 
@@ -83,11 +85,13 @@ class Death:
 
 
 class DyingWorker:
-    """Worker `index`, in its first life, dies when it pushes for the `turn`-th time: before, in the middle, after."""
+    """Worker `index`, in its first life, dies when it pushes for the `turn`-th time: before, half-way, after, or when
+    that gradient is announced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, index: int, turn: int, when: str) -> None:
         self.index, self.turn, self.when = index, turn, when
-        self.pushes = 0
+        self.pushes = self.announcements = 0
+        self.announced = threading.Event()
         plain, plain_init = Exchange.push, Exchange.__init__
         first: dict[int, Exchange] = {}
 
@@ -106,11 +110,22 @@ class DyingWorker:
             return None
 
         monkeypatch.setattr(Exchange, "__init__", init)
+        plain_announce = Training._announce
+
+        def announce(this: Any, parts: Any, samples: int) -> None:
+            plain_announce(this, parts, samples)
+            self.announcements += parts[0].worker == self.index
+            if self.announcements == self.turn:
+                self.announced.set()
+
         monkeypatch.setattr(Exchange, "push", push)
+        monkeypatch.setattr(Training, "_announce", announce)
 
     def die(self, exchange: Any, push: Callable[[], None]) -> None:
         if self.when == "half":  # one server learns of it
             exchange.servers[1].send = lambda *_: None
         if self.when != "before":
             push()
+        if self.when == "announced":
+            assert self.announced.wait(30)
         raise Killed

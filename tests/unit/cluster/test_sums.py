@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.messages import Sum, SumPart
+from gbactl.cluster.messages import PartsLost, Sum, SumPart
 from gbactl.cluster.sums import OPEN, Sums, SumSide
 from gbactl.errors import WireError
+from gbactl.store.shard import Shard
+from tests.support.serving import SPEC
 
 RANKS, ROUNDS = 4, 4
 OF_RING = 1000.0  # what a ring's sum is: no other one
@@ -26,8 +28,18 @@ def values(*numbers: float) -> Any:
 
 
 def part(number: int = 1, which: int = 0, parts: int = 0, absent: tuple[int, ...] = (), **more: Any) -> SumPart:
-    told = {"generation": 0, "name": "d", "length": 1, "ranks": 2, **more}
+    told = {"generation": 0, "name": "d", "length": 1, "ranks": 2, "after": 0, **more}
     return SumPart(number=number, part=which, parts=parts, absent=list(absent), **told)
+
+
+class Told:
+    """A channel to a coordinator."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
 
 
 def told(answers: Any) -> list[tuple[int, int, float]]:
@@ -55,6 +67,136 @@ def test_what_the_ring_had_summed_counts_for_all() -> None:
     assert told(sums.brought(1, Sum(0, "d", 7), values(OF_RING))) == [(0, 7, OF_RING)]
     assert told(sums.part(1, part(8, which=1), values(2))) == []
     assert told(sums.part(0, part(8), values(1))) == [(0, 8, 3.0), (1, 8, 3.0)]
+
+
+def test_a_part_that_is_gone_is_waited_for_until_its_step_is_ordered() -> None:
+    """Rank 1 died with part 1: it is handed out again, unless its rows were announced."""
+    sums = Sums()
+    assert told(sums.part(0, part(which=0, parts=3, after=5), values(1))) == []
+    assert told(sums.part(0, part(which=2, parts=3, after=5), values(4))) == []
+    assert told(sums.part(0, part(which=-1, parts=3, after=5, absent=(1,)), None)) == []
+    assert told(sums.reached(4)) == [] and not sums.lost
+    assert told(sums.reached(5)) == [(0, 1, 5.0)] and sums.lost == {4: {1}}
+
+
+def test_who_lives_and_has_not_told_everything_is_waited_for() -> None:
+    sums = Sums()
+    sums.version = 7
+    one = {"parts": 4, "ranks": 3, "absent": (2,)}
+    assert told(sums.part(0, part(which=0, after=5, **one), values(1))) == []
+    assert told(sums.part(1, part(which=1, **one), values(2))) == []  # another one of its own comes
+    assert told(sums.part(1, part(which=3, after=5, **one), values(8))) == [(0, 1, 11.0), (1, 1, 11.0)]
+    assert sums.lost == {4: {2}}
+
+
+def test_a_sum_of_which_nothing_is_left_is_zero() -> None:
+    """The last step had one batch, and its worker is gone."""
+    sums = Sums()
+    assert told(sums.part(0, part(which=-1, parts=1, after=3), None)) == []
+    assert told(sums.part(0, part(which=-1, parts=1, after=3, absent=(1,)), None)) == []
+    assert told(sums.reached(3)) == [(0, 1, 0.0)] and sums.lost == {2: {0}}
+
+
+def test_the_coordinator_is_told_once_of_what_is_gone_and_each_new_one_again() -> None:
+    coordinator, worker = Told(), SimpleNamespace(peer=Peer("worker", 0), sent=[])
+    worker.reserve = lambda size: np.zeros(size, np.uint8)
+    worker.send = lambda message, payload: worker.sent.append((message.name, float(payload.view(np.float32)[0])))
+    shard = SimpleNamespace(version=5)
+    side = SumSide(shard, coordinator)  # type: ignore[arg-type]
+    for name in ("dense.1", "dense.0"):  # buckets of one gradient
+        message = part(name=name, parts=2, after=5, absent=(1,))
+        side.from_workers[SumPart](worker, message, Frame(1, b"", values(3).view(np.uint8)))
+    assert worker.sent == [("dense.1", 3.0), ("dense.0", 3.0)]
+    assert coordinator.messages == [PartsLost(4, [1])]
+    side.stepped()
+    assert len(coordinator.messages) == 1
+    side.revive()
+    assert coordinator.messages == 2 * [PartsLost(4, [1])]
+
+
+@dataclass
+class Dealt:
+    """A rank in one round of dealt parts: what it has computed, and which of that a server has been told."""
+
+    parts: list[int]
+    todo: list[int] = field(default_factory=list)
+    absent: tuple[int, ...] = ()
+    total: float | None = None
+
+
+AFTER = 9  # of the step
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_step_s_sum_lacks_what_died_alone_and_no_part_of_who_lives(data: st.DataObject) -> None:
+    """Rank 2 dies: its batch was announced or not, its part was told or not. If not announced, somebody else computes
+    it. Rows are announced after their part is told; the server may be lost, and told again by each in its own time."""
+    sums, ranks = Sums(), {0: Dealt([], [0]), 1: Dealt([], [1])}
+    announced, dead_told = data.draw(st.booleans()), data.draw(st.booleans())
+    pushed: set[int] = {2} if announced else set()
+    version, behind, dealt_again, restarts = AFTER - 1, set[int](), announced, 1
+
+    def tell(index: int, which: int, more: bool = False) -> None:
+        message = part(1, which, 3, ranks[index].absent, ranks=3, after=0 if more else AFTER)
+        heard(sums.part(index, message, None if which < 0 else values(2**which)))
+
+    def heard(answers: Any) -> None:
+        for index, _, total in told(answers):
+            if index in ranks:
+                assert ranks[index].total in (None, total)
+                ranks[index].total = total
+
+    def tell_again(index: int) -> None:
+        rank = ranks[index]
+        if rank.total is not None:
+            heard(sums.brought(index, Sum(0, "d", 1), values(rank.total)))
+        elif rank.parts:
+            for which in rank.parts:
+                tell(index, which, more=True)
+            tell(index, -1)
+
+    if dead_told:
+        heard(sums.part(2, part(1, 2, 3, ranks=3, after=AFTER), values(4)))
+    while True:
+        todo: list[tuple[str, int]] = [("again", index) for index in behind]
+        for index, rank in ranks.items():
+            todo += [("compute", index)] if rank.todo and index not in behind else []
+            todo += [("know", index)] if not rank.absent and index not in behind else []
+        todo += [] if dealt_again else [("deal", 0), ("deal", 1)]
+        todo += [("order", 0)] if len(pushed) == 3 and version < AFTER else []
+        if not todo:
+            break
+        todo += [("restart", 0)] if restarts and not behind else []
+        what, index = data.draw(st.sampled_from(todo))
+        rank = ranks[index]
+        if what == "compute":
+            rank.parts.append(rank.todo.pop(0))
+            tell(index, rank.parts[-1])
+            pushed.add(rank.parts[-1])
+        elif what == "know":
+            rank.absent = (2,)
+            if rank.parts:
+                tell(index, -1)
+        elif what == "deal":
+            dealt_again = True
+            if rank.total is None:
+                rank.todo.append(2)
+            else:
+                pushed.add(2)  # its rows alone
+        elif what == "order":
+            version = AFTER
+            heard(sums.reached(version))
+        elif what == "restart":
+            restarts, dead_told, sums, behind = 0, False, Sums(), {0, 1}
+            sums.version = version
+        else:
+            behind.discard(index)
+            tell_again(index)
+    assert ranks[0].total == ranks[1].total is not None
+    assert int(ranks[0].total) & 3 == 3
+    if ranks[0].total != 7:
+        assert announced and not dead_told
 
 
 @dataclass
@@ -153,7 +295,7 @@ def test_a_new_generation_knows_nothing_of_the_one_before() -> None:
 
 
 def test_a_frame_that_does_not_fit_is_refused() -> None:
-    side, channel = SumSide(), SimpleNamespace(peer=Peer("worker", 0))
+    side, channel = SumSide(Shard(SPEC), Told()), SimpleNamespace(peer=Peer("worker", 0))
     for message in (part(length=2), part(which=-1), part(which=5), Sum(0, "d", 0)):
         with pytest.raises(WireError):
             side.from_workers[type(message)](channel, message, Frame(1, b"", values(1).view(np.uint8)))

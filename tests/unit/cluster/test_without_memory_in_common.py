@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import working
-from gbactl.cluster.eventlog import MOVED, InfoRecord, OrderRecord, read
+from gbactl.cluster.eventlog import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
 from gbactl.cluster.exchange import Exchange
+from gbactl.cluster.lost_parts import LostParts
 from gbactl.cluster.messages import KIND, Absent, Event, Sum, SumPart
 from gbactl.cluster.server import Server
 from gbactl.collective.base import as_array
@@ -28,11 +29,14 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
+from gbactl.errors import ClusterError, EventLogError
+from gbactl.replay.command import replay
 from tests.support import memory_cluster, small_data
 from tests.support.deaths import DyingWorker, Orphaned, Victim
-from tests.support.memory_cluster import run_in_memory
+from tests.support.memory_cluster import Killed, run_in_memory
 
 SAMPLES = 1500
+BUCKETS = CollectiveConfig().buckets
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +60,19 @@ def config(mode: str, lost: str = "replace", name: str = "gloo", workers: int = 
 
 
 class Ring:
-    """One of memory, that breaks for all with the first that leaves it."""
+    """One of memory, that breaks for all with the first that leaves it, and gives nobody more sums than it `has`."""
 
-    def __init__(self, group: MemoryGroup, rank: int) -> None:
+    def __init__(self, group: MemoryGroup, rank: int, has: int) -> None:
         self.of_memory = group.member(rank)
         self.rank, self.size = rank, group.size
-        self.sums = 0
+        self.sums, self.has = 0, has
 
     def start(self, name: str, buffer: Any) -> Any:
         return self.of_memory.start(name, as_array(buffer))
 
     def wait(self, handle: Any) -> None:
+        if self.sums == self.has:
+            raise ClusterError("The ring is broken.")
         self.of_memory.wait(handle)
         self.sums += 1
 
@@ -94,12 +100,12 @@ Rings = Callable[..., list[Ring]]
 def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     """Workers' rings, or none from the beginning, with the server under them."""
 
-    def make(size: int = 3, broken: bool = False) -> list[Ring]:
+    def make(size: int = 3, broken: bool = False, has: int = -1) -> list[Ring]:
         group, made = MemoryGroup(size, timeout=20), []
 
         def connect(late: bool, elsewhere: Any) -> FallingCollective:
             [exchange] = elsewhere.args
-            ring = None if late or broken else Ring(group, exchange.index)
+            ring = None if late or broken else Ring(group, exchange.index, has)
             made.extend([] if ring is None else [ring])
             return FallingCollective(ring, elsewhere(exchange.index, size))
 
@@ -164,6 +170,26 @@ def test_a_ring_that_breaks_leaves_its_sums_to_the_server(
     assert len(made) == 3 and all(ring.sums >= turn - 1 for ring in made)
 
 
+@pytest.mark.parametrize(("lost", "turn"), [("continue", 4), ("replace", 4), ("replace", 16)])
+@pytest.mark.parametrize("when", ["before", "half", "after", "announced"])
+def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, when: str, turn: int, lost: str
+) -> None:
+    """The dead one's batch is computed again, rows and dense part, unless its rows were announced: then its dense part
+    is gone, which is said. Turn 16 is the last step."""
+    rings(has=BUCKETS * (turn - 1))
+    DyingWorker(monkeypatch, 1, turn, when)
+    result = run_in_memory(config("sync", lost), data, tmp_path)
+    adds_up(result)
+    assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
+    [failed] = result["recovery"]
+    told = [each for each in read(tmp_path / "events.log") if isinstance(each, InfoRecord) and each.kind == DENSE_LOST]
+    lost_samples = (28 if turn == 16 else 32) if told else 0
+    assert failed["samples_lost"] == lost_samples and [each.fields["step"] for each in told] in ([], [turn - 1])
+    if when != "after":  # then it may have been announced or not
+        assert bool(told) == (when == "announced")
+
+
 @pytest.mark.parametrize("later", [1, 3, 6, 10])
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_another_coordinator_goes_on_where_the_ring_is_broken(
@@ -181,6 +207,41 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
     assert moves
     for place in moves:
         assert ended[place].fields["step"] == sum(isinstance(record, OrderRecord) for record in ended[:place])
+
+
+@pytest.mark.parametrize("turn", [4, 16])
+@pytest.mark.parametrize("counted", [False, True])
+def test_another_coordinator_counts_what_is_gone_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, turn: int, counted: bool
+) -> None:
+    """The one before dies when it hears of it, before or after it has noted that. Turn 16: in the evaluation."""
+    rings(has=BUCKETS * (turn - 1))
+    DyingWorker(monkeypatch, 1, turn, "announced")
+    plain, deaths = LostParts._heard, [0]
+
+    def heard(this: Any, *args: Any) -> None:
+        if counted or deaths[0]:
+            plain(this, *args)
+        if not deaths[0]:
+            deaths[0] += 1
+            raise Killed
+
+    monkeypatch.setattr(LostParts, "_heard", heard)
+    result = run_in_memory(config("sync", "continue"), data, tmp_path)
+    adds_up(result)
+    assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
+    lost = {failed["process"]: failed["samples_lost"] for failed in result["recovery"]}
+    assert lost == {"W1": 28 if turn == 16 else 32, "C": 0}
+
+
+def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
+) -> None:
+    rings(size=2, has=BUCKETS * 3)
+    DyingWorker(monkeypatch, 1, 4, "announced")
+    adds_up(run_in_memory(config("sync", workers=2), data, tmp_path))
+    with pytest.raises(EventLogError, match="a worker died with dense parts of step 3; such a run cannot be replayed"):
+        replay(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf"])

@@ -58,7 +58,8 @@ def calibrate(out: Path, seconds: float) -> None:
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         say("calibrating")
-        gbactl("calibrate", "--out", str(out), "--workers", "2,4", "--seconds", str(seconds), "cluster.servers=2")
+        own = ("cluster.servers=2", "cluster.transport=tcp")  # as between hosts
+        gbactl("calibrate", "--out", str(out), "--workers", "2,4", "--seconds", str(seconds), *own)
 
 
 def predicted(training: Training, line: dict[str, float], prices: Path) -> dict[str, Any]:
@@ -112,6 +113,8 @@ class Network:
         where = ("cluster=hosts", "cluster.hosts=[a:1,b:1]", "cluster.threads=1", f"cluster.ssh='{self.machines.ssh}'")
         before = self.relay()
         result = train(*training.overrides, *where, before=self.machines.inside(LAUNCHER))
+        if result.get("lost_workers") or result.get("recovery"):
+            raise SystemExit(f"{training}: somebody was lost, so that this is no measurement; type it again.")
         relay = {name: count - before[name] for name, count in self.relay().items()}
         seconds = result["samples"]["trained"] / result["eps"]
         return {"eps": result["eps"], "seconds": seconds, "bytes_per_step": result["wire"]["bytes_per_step"], **relay}

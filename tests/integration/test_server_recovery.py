@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import eventlog
-from tests.support.processes import Launched, Launcher, alive
+from tests.support.processes import SECONDS, Launched, Launcher, alive
 
 KILL = "faults.plans=[{kind: kill, servers: [0], step: 7}]"
 SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
 LONG = ("data.rows_per_day=60000", "model.hidden=[256,256]", "train.global_batch=256", "train.max_eval_samples=2000")
 
 
-def ended(launched: Launched, rows: int = 4_000) -> dict[str, Any]:
-    """The result of a run that ended well, whose samples all have a fate, with nothing left behind."""
-    done = launched.finish()
+def ended(launched: Launched, rows: int = 4_000, within: float = SECONDS) -> dict[str, Any]:
+    """The result of a run that ended well and in time, whose samples all have a fate, with nothing left behind."""
+    done = launched.finish(within)
     assert done.code == 0, done.err
     counted = done.result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == rows
@@ -76,3 +76,18 @@ def test_the_ready_made_plans(launcher: Launcher, plan: str, mode: str) -> None:
     options = ("experiment=smoke", "data.days=2", f"mode={mode}", f"faults={plan}", "cluster.hang_seconds=2")
     result = ended(launcher.start(*options, small=False), 40_000)
     assert [failed["process"] for failed in result["recovery"]] == ["S0"]
+
+
+READY_MADE = {
+    "kill_worker": "W1", "hang_worker": "W1", "kill_server": "S0", "hang_server": "S0", "kill_coordinator": "C",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma"])
+@pytest.mark.parametrize("plan", READY_MADE)
+def test_a_ready_made_failure_in_the_smoke_experiment_as_it_is(launcher: Launcher, plan: str, mode: str) -> None:
+    launched = launcher.start("experiment=smoke", f"mode={mode}", f"faults={plan}", small=False)
+    result = ended(launched, 80_000, within=40)
+    failure = plan.partition("_")[0]
+    assert [(failed["process"], failed["failure"]) for failed in result["recovery"]] == [(READY_MADE[plan], failure)]

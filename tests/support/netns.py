@@ -23,6 +23,7 @@ LAUNCHER = "l"
 SSHD = Path("/usr/sbin/sshd")
 RUN_SSHD = Path("/run/sshd")
 NAMESPACES = Path("/run/netns")
+BURST_SECONDS = 2e-3
 
 
 def obstacle() -> str | None:
@@ -185,7 +186,7 @@ class Hosts:
         """No more than `rate` (as tc writes it) goes to a host, and as much comes from it."""
         for ns, device in ((self.ns("sw"), f"to-{name}"), (self.ns(name), "eth0")):
             shaped = ["tc", "-n", ns, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate]
-            subprocess.run([*shaped, "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
+            subprocess.run([*shaped, "burst", _burst(rate), "latency", "50ms"], check=True, capture_output=True)
 
     def congestion(self, control: str) -> None:
         """What every host does about congestion; by its route, as a namespace may not have every kind for its own."""
@@ -214,6 +215,13 @@ class Hosts:
             if "-m gbactl." in line and "sh -c" not in line:
                 found.append(line.strip())
         return found
+
+
+def _burst(rate: str) -> str:
+    """What may go at once after a pause: 2 ms of the rate, and no less than the kernel hands over in one piece."""
+    number, unit = re.fullmatch(r"(\d+)([kmg]?)bit", rate).groups()  # type: ignore[union-attr]
+    bytes_a_second = int(number) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[unit] / 8
+    return f"{max(64 << 10, int(bytes_a_second * BURST_SECONDS))}b"
 
 
 def _pids(ns: str) -> list[int]:

@@ -55,6 +55,9 @@ class NarrowChannel:
     def send(self, message: Any, payload: Bytes | None = None) -> None:
         """See channel.Channel."""
         if payload is None or not isinstance(message, VALUES):
+            if payload is not None:  # it goes as it is: the memory is the connection's until it is written
+                with self._lock:
+                    self._lent.pop(payload.ctypes.data, None)
             self.inner.send(message, payload)
             return
         ids = ids_of(message)

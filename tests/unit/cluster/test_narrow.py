@@ -14,7 +14,18 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.bootstrap import dressed
 from gbactl.cluster.lasting import LastingHub
 from gbactl.cluster.memory import MemoryHub
-from gbactl.cluster.messages import Centre, DenseState, Elastic, Predictions, Pull, Push, PutDense, Rows, unpack
+from gbactl.cluster.messages import (
+    Centre,
+    DenseState,
+    Elastic,
+    Predictions,
+    Pull,
+    Push,
+    PutDense,
+    Rows,
+    SumPart,
+    unpack,
+)
 from gbactl.cluster.narrow import NarrowHub, narrowed
 from gbactl.config import RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
@@ -54,6 +65,14 @@ class Narrow:
         found: np.ndarray = frame.payload.copy()
         frame.release()
         return found
+
+
+def test_what_goes_as_it_is_keeps_no_memory() -> None:
+    narrow = Narrow("fp16")
+    for number in range(1, 4):
+        message = SumPart(0, "d", number, len(FLOATS), 0, 1, 1, [], 0)
+        assert (narrow.arrives(message, FLOATS.view(np.uint8), narrow.far) == FLOATS.view(np.uint8)).all()
+        assert not narrow.channel._lent
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))

@@ -207,7 +207,7 @@ class Coordinator:
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
         phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
         policy = make(cfg.mode.name, phase, cfg.policy_options())
-        self.lost_parts.phase = phase
+        self.lost_parts.begins(phase)
         stop_at = self.switcher.begin(policy)
         if self.revival is None:
             self._begin(True, part.split, part.epoch, policy.phase.samples, cfg.local_batch, rest)
@@ -232,7 +232,8 @@ class Coordinator:
         self.switcher.drain(training)
         self.trainers.close(self._waiting)
         training.finish()
-        self.step, self.lost_parts.phase = policy.step, policy.phase
+        self.step = policy.step
+        self.lost_parts.ends(policy.phase)
         self._barrier()
         self._training = None
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])

@@ -23,23 +23,27 @@ class LostParts:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
-        self.phase: Phase | None = None  # the last one that trained
+        self._phases: list[Phase] = []  # the last one that trained, and the one before: what is late may be of that
         self.handlers = {PartsLost: self._heard}
         self._known: dict[int, set[int]] = {}
 
+    def begins(self, phase: Phase) -> None:
+        """A phase trains; perhaps once more, by another coordinator or after all went back."""
+        self._phases = [*[each for each in self._phases if each.first_step < phase.first_step][-1:], phase]
+
+    def ends(self, phase: Phase) -> None:
+        """It has become what it is now: a switch may have cut it short."""
+        self._phases[-1] = phase
+
     def told(self) -> list[Any]:
         """As plain containers, for a successor."""
-        each = self.phase
-        phase = [] if each is None else [each.samples, each.local_batch, each.global_batch, each.first_step]
-        return [phase, [[step, sorted(parts)] for step, parts in sorted(self._known.items())]]
+        phases = [[each.samples, each.local_batch, each.global_batch, each.first_step] for each in self._phases]
+        return [phases, [[step, sorted(parts)] for step, parts in sorted(self._known.items())]]
 
     def restore(self, told: list[Any]) -> None:
         """What another coordinator told."""
-        phase, known = told
-        self.phase = None
-        if phase:
-            samples, local_batch, global_batch, first_step = phase
-            self.phase = Phase(samples, local_batch, global_batch, first_step, ())
+        phases, known = told
+        self._phases = [Phase(samples, local, whole, first, ()) for samples, local, whole, first in phases]
         self._known = {step: set(parts) for step, parts in known}
 
     def _heard(self, channel: Channel, message: PartsLost, _: Frame) -> None:
@@ -48,16 +52,24 @@ class LostParts:
         known = self._known.setdefault(message.step, set())
         new = set(message.parts) - known
         known |= new
-        if new and self.phase is not None:
-            batches = sorted(self._batch(self.phase, message.step, part) for part in new)
+        if new:
+            phase = self._phase(message.step)
+            batches = sorted(self._batch(phase, message.step, part) for part in new)
             self.c.log.info(eventlog.DENSE_LOST, {"step": message.step, "batches": batches})
-            self.c.recovery.times.dense_lost(sum(self.phase.size(batch) for batch in batches))
+            self.c.recovery.times.dense_lost(sum(phase.size(batch) for batch in batches))
             self.c.journal.note()
+
+    def _phase(self, step: int) -> Phase:
+        """The one that a step is of. Raises WireError where it is of none that is known."""
+        for phase in reversed(self._phases):
+            if step >= phase.first_step:
+                return phase
+        raise WireError(f"a part of step {step}, which is of no phase that is known")
 
     def _batch(self, phase: Phase, step: int, part: int) -> int:
         """See Survival.begin. Raises WireError for one that is not in this phase."""
         width = phase.gradients_per_step
         batch = (step - phase.first_step) * width + part
         if not 0 <= part < width or not phase.size(batch):
-            raise WireError(f"part {part} of step {step}, which is none of the phase at hand")
+            raise WireError(f"part {part} of step {step}, which is none of its phase")
         return batch

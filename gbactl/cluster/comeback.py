@@ -46,6 +46,7 @@ class Comeback:
         if message.fresh:
             shard.reset_optimizer()
         shard.adopt(message.version, message.lost)
+        self.server.stepped()  # workers may have asked before
 
     def _reload(self, channel: Channel, message: Reload, frame: Frame) -> None:
         server, shard = self.server, self.server.shard

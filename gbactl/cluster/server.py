@@ -212,6 +212,10 @@ class Server:
             self.coordinator.send(Checked(self.index, order.step, self.shard.step_digest(touched)))
         else:
             self.shard.apply(order)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """The shard is of another version."""
         self._sums.stepped()
         self._wake()
 

@@ -13,6 +13,7 @@ from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.memory import MemoryChannel, MemoryHub
 from gbactl.cluster.messages import (
+    Adopt,
     Barrier,
     BeginPhase,
     Checked,
@@ -28,6 +29,8 @@ from gbactl.cluster.messages import (
     Rows,
     Staged,
     Stop,
+    Sum,
+    SumPart,
     Take,
     unpack,
 )
@@ -206,6 +209,17 @@ def test_pulls_wait_for_their_version_and_are_served_in_its_order(at: Setting) -
     at.order(1, 1)
     assert at.tickets(0) == [(1, 2)]
     assert at.tickets(1) == [(3, 2)]
+
+
+def test_who_asks_before_a_server_has_taken_a_place_is_answered_then(at: Setting) -> None:
+    """Rows of a version that it does not have yet, and a sum without the part of a rank that died."""
+    at.pull(1, [0], after=5)
+    part = SumPart(0, "d", 1, 1, 0, 2, 2, [0], 5)
+    at.workers[1].send(part, np.ones(1, np.float32).view(np.uint8))
+    at.served()
+    at.coordinator.send(Adopt(5, [], False))
+    assert at.tickets() == [(1, 5)]
+    assert Sum(0, "d", 1) in at.told(at.w_hubs[1])
 
 
 def test_a_barrier_is_answered_when_everything_ordered_is_applied(at: Setting) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.members import Members
-from gbactl.cluster.messages import Fence, Fenced
+from gbactl.cluster.messages import Absent, Fence, Fenced
 
 
 class Losses:
@@ -27,6 +27,11 @@ class Losses:
         self._closed[worker] = set()
         self._epochs[worker] = epoch
         self.members.tell("server", Fence(worker, phase, batches, epoch))
+
+    def tell_workers(self) -> None:
+        """Those who form a new group know nobody who died before."""
+        for worker in self.gone:
+            self.members.tell("worker", Absent(worker))
 
     def tell(self, server: Channel) -> None:
         """A server that takes another's place learns to whom doors are closed."""

@@ -16,7 +16,7 @@ from gbactl.cluster import eventlog
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
-from gbactl.cluster.messages import Absent, BeginPhase, Inspected, MoveDense, Pong, Stop
+from gbactl.cluster.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
 from gbactl.cluster.recoveries import Recoveries
 from gbactl.collective import surviving
 from gbactl.collective.shm import available
@@ -186,9 +186,9 @@ class Recovery:
         mover = c.switcher.mover
         mover.move("servers", home)
         self.admit(None, "servers")
-        mover.move(home, "servers")
-        for worker in c.losses.gone:  # in the new generation nobody knows yet who is missing
-            c.members.tell("worker", Absent(worker))
+        while not mover.move(home, "servers"):  # somebody died meanwhile: once more, without it
+            pass
+        c.losses.tell_workers()
 
     def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
         """Let successors in that are ready. `begun`: the phase at hand, of which they do not know; `home`: who holds

@@ -20,7 +20,7 @@ from gbactl.cluster import eventlog
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.comeback import BEGINNING
 from gbactl.cluster.heartbeat import Heartbeat
-from gbactl.cluster.messages import Absent, Adopt, BeginPhase, Inspect, Loaded, Pong, Reload, Relocated, Staged
+from gbactl.cluster.messages import Adopt, BeginPhase, Inspect, Loaded, Pong, Reload, Relocated, Staged
 from gbactl.errors import CheckpointError, ClusterError
 
 if TYPE_CHECKING:
@@ -278,5 +278,4 @@ class Returns:
         if c.now.home == "servers":
             return
         c.switcher.mover.fetch_again(c.now.home)
-        for worker in c.losses.gone:
-            c.members.tell("worker", Absent(worker))
+        c.losses.tell_workers()

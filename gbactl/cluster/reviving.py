@@ -238,6 +238,7 @@ class Revival:
         if training is not None:
             training.tell()
         c.switcher.settle(self.found.notes["moves"])
+        c.losses.tell_workers()
         for channel, lost in self._lost:
             c.lost_parts.handlers[PartsLost](channel, lost, Frame(CLOSED, b"", NO_BYTES))
         self._back()

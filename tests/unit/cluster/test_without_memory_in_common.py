@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import working
+from gbactl.cluster.dense import ReplicatedDense
 from gbactl.cluster.eventlog import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.lost_parts import LostParts
-from gbactl.cluster.messages import KIND, Absent, Event, Sum, SumPart
+from gbactl.cluster.messages import KIND, Absent, Event, MoveDense, Sum, SumPart
 from gbactl.cluster.server import Server
 from gbactl.collective.base import as_array
 from gbactl.collective.falling import FallingCollective
@@ -207,6 +208,45 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
     assert moves
     for place in moves:
         assert ended[place].fields["step"] == sum(isinstance(record, OrderRecord) for record in ended[:place])
+
+
+@pytest.mark.parametrize("later", range(6))
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+def test_a_coordinator_that_dies_while_all_get_the_same_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, lost: str, later: int
+) -> None:
+    """Who forms the new group has to learn from the next one who is missing."""
+    rings()
+    DyingWorker(monkeypatch, 1, 4, "before")
+    death = Orphaned(monkeypatch, MoveDense, later)
+    result = run_in_memory(config("sync", lost), data, tmp_path)
+    adds_up(result)
+    assert death.deaths == 1 and (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
+
+
+@pytest.mark.parametrize(("name", "lost"), [("gloo", "continue"), ("gloo", "replace"), ("shm", "replace")])
+def test_another_one_that_dies_while_all_get_the_same_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, undisturbed: dict[str, Any], name: str,
+    lost: str,
+) -> None:  # fmt: skip
+    """Where sums never were a ring's, no bit of them changes."""
+    rings(broken=name == "shm")
+    dying = DyingWorker(monkeypatch, 1, 4, "before")
+    plain, deaths = ReplicatedDense.take_over, [0]
+
+    def take_over(this: Any, turn: int) -> None:
+        if this.exchange.index == 2 and dying.pushes == dying.turn and not deaths[0]:
+            deaths[0] += 1
+            raise Killed
+        plain(this, turn)
+
+    monkeypatch.setattr(ReplicatedDense, "take_over", take_over)
+    result = run_in_memory(config("sync", lost, name), data, tmp_path)
+    adds_up(result)
+    assert deaths == [1] and (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
+    assert {failed["process"] for failed in result["recovery"]} == {"W1", "W2"}
+    assert abs(result["auc"] - undisturbed["auc"]) < 0.02
+    assert name != "shm" or model(result) == model(undisturbed)
 
 
 @pytest.mark.parametrize("turn", [4, 16])

@@ -56,6 +56,11 @@ class Recovery:
         """Whether a dead worker gets a successor."""
         return self.c.cfg.cluster.lost_worker == "replace"
 
+    @property
+    def so_far(self) -> tuple[int, float]:
+        """Global step and seconds of training; both below 0 before it begins."""
+        return (self.c._now_step, self.c.record.seconds) if self.c.members.settled else (-1, -1.0)
+
     # -- while the coordinator waits ----------------------------------------------------------------
 
     def left(self, seconds: float) -> float:
@@ -70,7 +75,7 @@ class Recovery:
         c = self.c
         if not c.members.settled or c.stopped:
             return
-        at = (c._now_step, c.record.seconds)
+        at = self.so_far
         for injection in self.injector.due(*at) if self._fails else ():
             if self._lives(injection.process):
                 self.times.injected(injection.process, injection.kind)

@@ -3,11 +3,14 @@
 Only where a fault plan has a kind `messages`, between a worker and a server or the coordinator: every message is
 numbered, kept until the other side has said up to where it has all, and sent again until then; what comes twice is
 dropped, what comes too early waits. So everything behind it has its effect exactly once, and the protocol above
-knows nothing of it. A lost connection is told as before. Costs a copy of every payload and one more message each.
+knows nothing of it; that is so all through the run, whether a storm is on or not. A lost connection is told as before.
+Costs a copy of every payload and one more message each.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,13 +24,48 @@ from gbactl.cluster.around import AroundHub
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import COORDINATOR, Channel, Hub
 from gbactl.cluster.frames import Bytes, Frame
-from gbactl.cluster.messages import Arrived, Numbered, decode, kind_of, pack
+from gbactl.cluster.messages import KIND, Arrived, Granted, Numbered, Rows, Staged, decode, kind_of, pack
 from gbactl.errors import WireError
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.weather import Weather
 
 RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
 MOST_EARLY = 4096  # messages that may wait for one before them
+#: messages that tell a worker, a server and the coordinator of a step, and in which field (none: that training goes on)
+_STEPS: dict[type[Any], str | None] = {Granted: None, Rows: "version", Staged: "row_version"}
+_TELLING = frozenset(KIND[message] for message in _STEPS)
+
+
+class Progress:
+    """How far training is, as one end of connections knows: seconds since the first batch or rows that it saw, and the
+    highest step in a message. So each end knows when a storm is on, and nothing travels for that; one in the place of
+    another process counts from when it came, as its slowness does. Several threads tell and ask."""
+
+    def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
+        self.now, self._storms, self._lock = now, plan.storms(), threading.Lock()
+        self._began, self._step = math.inf, -1
+
+    def told(self, message: Any) -> None:
+        """A message is sent or has come."""
+        if type(message) in _STEPS:
+            name = _STEPS[type(message)]
+            with self._lock:
+                self._began = min(self._began, self.now())
+                self._step = max(self._step, 0 if name is None else getattr(message, name))
+
+    def heard(self, frame: Frame) -> Frame:
+        """One has come; if it cannot be read, whoever handles it says so."""
+        if frame.kind in _TELLING:
+            with contextlib.suppress(WireError):
+                frame.message = decode(frame)
+                self.told(frame.message)
+        return frame
+
+    @property
+    def storms(self) -> frozenset[int]:
+        """The places in the plan that are at work now."""
+        with self._lock:
+            return self._storms.on(self._step, self.now() - self._began)
 
 
 @dataclass
@@ -40,10 +78,11 @@ class _Sent:
 
 
 class ReliableChannel:
-    """See the module. `inner` is the connection; `weather` is what its outgoing transmissions meet."""
+    """See the module. `inner` is the connection; `weather` is what its outgoing transmissions meet in a storm."""
 
-    def __init__(self, inner: Channel, weather: Weather, now: Callable[[], float], counts: Counter[str]) -> None:
-        self.inner, self.weather, self.now, self.counts = inner, weather, now, counts
+    def __init__(self, inner: Channel, weather: Weather, progress: Progress, counts: Counter[str]) -> None:
+        self.inner, self.weather, self.progress, self.counts = inner, weather, progress, counts
+        self.now = progress.now
         self.peer = inner.peer
         self._lock = threading.RLock()
         self._next = self._expected = 0
@@ -57,6 +96,7 @@ class ReliableChannel:
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
         """See channel.Channel."""
+        self.progress.told(message)
         with self._lock:
             numbered = Numbered(self._next, kind_of(message), pack(message))
             self._sent[self._next] = sent = _Sent(numbered, None if payload is None else payload.copy(), 0.0)
@@ -88,7 +128,7 @@ class ReliableChannel:
 
     def _expose(self, message: Any, payload: Bytes | None) -> None:
         """One transmission, as the weather has it."""
-        fate = self.weather.draw()
+        fate = self.weather.draw(self.progress.storms)
         self.counts.update(fate.names)
         for delay in fate.delays:
             if delay:
@@ -129,6 +169,7 @@ class ReliableHub(AroundHub):
         super().__init__(hub)
         self.me, self.plan = me, plan
         self.counts: Counter[str] = Counter()
+        self.progress = Progress(plan, hub.now)
         self._channels: dict[int, ReliableChannel] = {}
 
     def connect(
@@ -145,7 +186,7 @@ class ReliableHub(AroundHub):
         weather = weather_of(self.plan, self.me, inner.peer)
         if weather is None:
             return inner
-        made = ReliableChannel(inner, weather, self.hub.now, self.counts)
+        made = ReliableChannel(inner, weather, self.progress, self.counts)
         self._channels[id(inner)] = made
         return made
 
@@ -163,13 +204,13 @@ class ReliableHub(AroundHub):
     def _received(self, inner: Channel, frame: Frame) -> list[tuple[Channel, Frame]]:
         channel = self._of(inner)
         if not isinstance(channel, ReliableChannel):
-            return [(channel, frame)]
+            return [(channel, self.progress.heard(frame))]
         if frame.kind == frames.CLOSED:
             channel.close()
             del self._channels[id(inner)]
             return [(channel, frame)]
         try:
-            return [(channel, ready) for ready in channel.received(frame)]
+            return [(channel, self.progress.heard(ready)) for ready in channel.received(frame)]
         except WireError as error:
             self.refused[type(error).__name__] += 1
             frame.release()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gbactl.faults.draws import key_of, uniform
 from gbactl.faults.failures import Failure, Hang
+from gbactl.faults.moments import Due
 from gbactl.faults.plan import FaultPlan
 
 _FAILURES = 3  # keeps these draws apart from the plan's others
@@ -25,37 +26,24 @@ class Injection:
     seconds: float | None = None
 
 
-class _Due:
-    """One plan's next failure: at a `step`, or at a time in `seconds`."""
+class _Strike(Due):
+    """One plan's next failure, and of which `processes`."""
 
     def __init__(self, fault: Failure, processes: tuple[str, ...], key: int) -> None:
-        self.fault, self.processes, self.key = fault, processes, key
-        self.step = math.inf if fault.step is None else float(fault.step)
-        self.seconds = math.inf if fault.time is None else fault.time
-        self._left = 1 if fault.mtbf is None else math.inf if fault.times is None else fault.times
-        self._turn = 0
-        if fault.mtbf is not None:
-            self.seconds = fault.interval(uniform(key, 0))
+        super().__init__(fault, key)
+        self.processes = processes
 
     def take(self, step: int, seconds: float) -> list[Injection]:
         found: list[Injection] = []
-        while self._left and (step >= self.step or seconds >= self.seconds):
-            self._left -= 1
+        while self.there(step, seconds):
             found += [self._injection(process) for process in self._victims()]
-            self._next()
+            self.next()
         return found
 
     def _victims(self) -> tuple[str, ...]:
         if self.fault.mtbf is None:
             return self.processes
-        return (self.processes[int(uniform(self.key, 2 * self._turn + 1) * len(self.processes))],)
-
-    def _next(self) -> None:
-        self._turn += 1
-        if self.fault.mtbf is not None:
-            self.seconds += self.fault.interval(uniform(self.key, 2 * self._turn))
-        if not self._left:
-            self.step = self.seconds = math.inf
+        return (self.processes[int(uniform(self.key, 2 * self.turn + 1) * len(self.processes))],)
 
     def _injection(self, process: str) -> Injection:
         seconds = self.fault.seconds if isinstance(self.fault, Hang) else None
@@ -67,7 +55,7 @@ class Injector:
 
     def __init__(self, plan: FaultPlan) -> None:
         self._due = [
-            _Due(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES))
+            _Strike(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES))
             for place, fault in enumerate(plan.faults)
             if isinstance(fault, Failure) and _processes(plan, place)
         ]

@@ -12,12 +12,12 @@ from gbactl.faults import failures
 from gbactl.faults.choice import choose
 from gbactl.faults.draws import key_of
 from gbactl.faults.spec import Fault, Hog, parse
-from gbactl.faults.weather import Messages
+from gbactl.faults.weather import Messages, Storm, Storms
 
 if TYPE_CHECKING:
     from gbactl.config import FaultsConfig, RunConfig
 
-_SERVERS = 2  # keeps the servers' draws apart from those of the workers
+_SERVERS, _STORMS = 2, 5  # keep the draws of servers and of storms apart from those of the workers
 
 
 class FaultPlan:
@@ -78,13 +78,23 @@ class FaultPlan:
         pairs = zip(self.faults, self.chosen, strict=True)
         return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, Hog)]
 
-    def messages(self, worker: int) -> list[tuple[Messages, int]]:
-        """What happens to a worker's messages: plans, each with a key of the worker's own."""
+    def messages(self, worker: int) -> list[tuple[int, Messages, int]]:
+        """What happens to a worker's messages: places and plans, each with a key of the worker's own."""
         return [
-            (fault, key_of(self.seed, place, worker))
+            (place, fault, key_of(self.seed, place, worker))
             for place, fault in enumerate(self.faults)
             if isinstance(fault, Messages) and worker in self.chosen[place]
         ]
+
+    def storms(self) -> Storms:
+        """When that happens, to all workers at the same time: for one who asks again and again how things stand."""
+        return Storms(
+            {
+                place: Storm(fault, key_of(self.seed, place, _STORMS))
+                for place, fault in enumerate(self.faults)
+                if isinstance(fault, Messages)
+            }
+        )
 
     @property
     def stormy(self) -> bool:

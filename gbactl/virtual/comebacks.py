@@ -22,6 +22,7 @@ from gbactl.cluster.messages import Event, Save
 from gbactl.config import RunConfig, from_dict
 from gbactl.errors import CheckpointError
 from gbactl.faults.injector import Injector
+from gbactl.faults.weather import Storms
 from gbactl.store.shard import Shard
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Before:
     now: float
     stalled: float
     injector: Injector
+    storms: Storms
     failed: list[Failed]
     spent: Spent
     cuts: dict[str, float]
@@ -172,8 +174,9 @@ class Comebacks:
         c.log.close(step=c._now_step)
         aside(cluster.run_dir)
         return Before(
-            cfg, c.record.began, cluster.events.now, cluster.events.stalled, c.recovery.injector, c.recovery.times.all,
-            self.spent, {name: getattr(c.cuts, name) for name in COUNTED}, self._row_updates, self._resumed_at,
+            cfg, c.record.began, cluster.events.now, cluster.events.stalled, c.recovery.injector, cluster.storms,
+            c.recovery.times.all, self.spent, {name: getattr(c.cuts, name) for name in COUNTED}, self._row_updates,
+            self._resumed_at,
         )  # fmt: skip
 
     @property

@@ -7,6 +7,7 @@ twice. Not modelled: the confirmations, and repetitions of what is only late.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gbactl.cluster.frames import CLOSED, Frame
@@ -17,11 +18,14 @@ from gbactl.virtual.network import Network, Node, VirtualChannel
 
 
 class LossyChannel(VirtualChannel):
-    """One end: its outgoing transmissions meet `weather`."""
+    """One end: its outgoing transmissions meet `weather` while storms are `on`."""
 
-    def __init__(self, network: Network, near: Node, far: Node, weather: Weather, counts: Counter[str]) -> None:
+    def __init__(
+        self, network: Network, near: Node, far: Node, weather: Weather, on: Callable[[], frozenset[int]],
+        counts: Counter[str],
+    ) -> None:  # fmt: skip
         super().__init__(network, near, far)
-        self.weather, self.counts = weather, counts
+        self.weather, self.on, self.counts = weather, on, counts
         self._next = self._expected = 0
         self._early: dict[int, Frame] = {}
 
@@ -36,7 +40,7 @@ class LossyChannel(VirtualChannel):
     def _transmit(self, number: int, frame: Frame, nbytes: int) -> None:
         if self.other is None:
             return
-        fate = self.weather.draw()
+        fate = self.weather.draw(self.on())
         self.counts.update(fate.names)
         for delay in fate.delays:
             self.network.events.after(delay, self._send_copy, number, frame, nbytes)
@@ -60,9 +64,11 @@ class LossyChannel(VirtualChannel):
 
 @dataclass(frozen=True)
 class LossyNetwork(Network):
-    """A network whose connections are as a fault plan has them. `counts`: what happened to transmissions."""
+    """A network whose connections are as a fault plan has them. `on`: the storms that are; `counts`: what happened to
+    transmissions."""
 
     plan: FaultPlan
+    on: Callable[[], frozenset[int]]
     counts: Counter[str]
 
     def connect(self, near: Node, far: Node) -> VirtualChannel:
@@ -75,4 +81,4 @@ class LossyNetwork(Network):
         weather = weather_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)
-        return LossyChannel(self, near, far, weather, self.counts)
+        return LossyChannel(self, near, far, weather, self.on, self.counts)

@@ -108,8 +108,9 @@ class VirtualCluster:
         plan = FaultPlan.of(cfg)
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
         wire: dict[str, Any] = {"codec": codec_of(cfg.transport.wire_dtype), "traffic": self.hub.traffic}
+        self.storms = plan.storms() if before is None else before.storms
         if plan.stormy:
-            self.network: Network = LossyNetwork(self.events, self.cost, plan, self.hub.counts, **wire)
+            self.network: Network = LossyNetwork(self.events, self.cost, plan, self._storms_on, self.hub.counts, **wire)
         else:
             self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
@@ -130,6 +131,9 @@ class VirtualCluster:
             worker.coordinator.send(Ready("worker", worker.index))
             worker.start(self.ahead)
         self.coordinator.run()
+
+    def _storms_on(self) -> frozenset[int]:
+        return self.storms.on(*self.coordinator.recovery.so_far)
 
     @property
     def ahead(self) -> int:

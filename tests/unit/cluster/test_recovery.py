@@ -12,6 +12,9 @@ import pytest
 from gbactl.cluster import working
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import Event
+from gbactl.cluster.recovery import FATES
+from gbactl.cluster.reliable import ReliableHub
+from gbactl.cluster.training import Training
 from gbactl.config import (
     ClusterConfig,
     CollectiveConfig,
@@ -24,6 +27,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.errors import ClusterError, PeerGoneError
+from gbactl.faults.weather import Weather
 from gbactl.replay.command import replay, sentence
 from tests.support import small_data
 from tests.support.deaths import DyingWorker as Victim
@@ -241,16 +245,51 @@ def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, 
     adds_up(result)
     assert sum(result["gradients"].values()) == -(-1500 // 32)
     assert result["refused_frames"] == 0
+    assert set(result["messages"]) == set(FATES)
 
 
 def test_sync_has_the_same_bits_in_a_storm(data: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     result = run_in_memory(config("sync", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
-    assert model(result) == model(undisturbed)
+    assert model(result) == model(undisturbed) and set(result["messages"]) == set(FATES)
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_a_storm_begins_at_a_step(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], mode: str
+) -> None:
+    """The servers' end, the workers' and the coordinator's, each by what it hears; none before that step is ordered."""
+    ordered, met, hubs = [0], list[int](), list[ReliableHub]()
+    order, draw, init = Training._order, Weather.draw, ReliableHub.__init__
+
+    def orders(this: Any, step: Any, scale: float) -> None:
+        ordered[0] = step.step + 1
+        order(this, step, scale)
+
+    def draws(this: Any, on: Any) -> Any:
+        now, fate = ordered[0], draw(this, on)
+        met.extend([now] if fate.names else ())
+        return fate
+
+    def made(this: Any, *args: Any) -> None:
+        init(this, *args)
+        hubs.append(this)
+
+    monkeypatch.setattr(Training, "_order", orders)
+    monkeypatch.setattr(Weather, "draw", draws)
+    monkeypatch.setattr(ReliableHub, "__init__", made)
+    result = run_in_memory(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])), data, tmp_path)
+    adds_up(result)
+    assert set(result["messages"]) == set(FATES) and min(met) >= 6
+    ends = {hub.me.role for hub in hubs if hub.counts.total() > hub.counts["retried"]}
+    assert ends == {"coordinator", "server", "worker"}
+    assert mode != "sync" or model(result) == model(undisturbed)
 
 
 def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Victim(monkeypatch, 1, 3, "after")
-    adds_up(run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path))
+    result = run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+    adds_up(result)
+    assert set(result["messages"]) == set(FATES)
 
 
 # -- hanging ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -12,7 +13,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import CLOSED
 from gbactl.cluster.memory import MemoryHub
-from gbactl.cluster.messages import Predictions, Take, decode
+from gbactl.cluster.messages import Granted, Predictions, Rows, Take, decode
 from gbactl.cluster.reliable import ReliableChannel, ReliableHub, exposed
 from gbactl.config import FaultsConfig
 from gbactl.faults.plan import FaultPlan
@@ -91,6 +92,42 @@ def test_the_fates_are_a_function_of_the_seed() -> None:
         return pair.near.counts
 
     assert fates(1) == fates(1) != fates(2)
+
+
+@pytest.mark.parametrize(
+    ("role", "when"), [("server", {"time": 500.0}), ("coordinator", {"time": 500.0}), ("server", {"step": 7})]
+)
+def test_before_and_after_a_storm_nothing_happens_to_messages(
+    monkeypatch: pytest.MonkeyPatch, role: str, when: dict[str, Any]
+) -> None:
+    """Either end knows when it is there. Time counts from the first sign of training, not from the connection."""
+    ahead = [0.0]
+    monkeypatch.setattr(MemoryHub, "now", lambda this: time.monotonic() + ahead[0])
+    pair = Pair(storm({**STORM, **when, "seconds": 1000.0}), Peer(role, 0))
+
+    def signal(step: int) -> None:
+        assert pair.back is not None
+        pair.back.send(Rows(1, step, 0, 0) if role == "server" else Granted(1, 0, 0, 0, 8, step, 1.0, 1.0))
+        pair.turn()
+
+    def fates(later: float) -> list[int]:
+        """Of what either end sends, so many seconds later."""
+        ahead[0] += later
+        before = [hub.counts.total() - hub.counts["retried"] for hub in (pair.near, pair.far)]
+        for number in range(40):
+            pair.out.send(Take(number))
+            pair.turn()
+            assert pair.back is not None
+            pair.back.send(Take(number))
+        after = [hub.counts.total() - hub.counts["retried"] for hub in (pair.near, pair.far)]
+        return [now - then for now, then in zip(after, before, strict=True)]
+
+    assert fates(0.0) == fates(6000.0) == [0, 0]
+    signal(6)
+    assert fates(400.0) == [0, 0]
+    signal(7)
+    assert min(fates(200.0)) > 10 and min(fates(700.0)) > 10
+    assert fates(300.0) == [0, 0]
 
 
 def test_a_lost_connection_is_told() -> None:

@@ -23,6 +23,8 @@ EVERY_KIND: tuple[dict[str, Any], ...] = (
     {"kind": "kill", "servers": [0], "coordinator": True, "mtbf": 30.0, "distribution": "weibull", "shape": 0.7},
     {"kind": "hang", "workers": "random", "time": 2.5, "seconds": 3.0},
     {"kind": "messages", "drop": 0.1, "delay": 0.2, "delay_seconds": 0.01},
+    {"kind": "messages", "duplicate": 0.1, "step": 20},
+    {"kind": "messages", "reorder": 0.1, "mtbf": 30.0, "distribution": "gamma", "shape": 2.0, "seconds": 5.0},
     {"kind": "hog", "workers": [0], "processes": 2, "from": 1.0, "until": 3.0},
 )
 

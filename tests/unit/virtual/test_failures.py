@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from virtual_runs import adds_up, config, run
 
+from gbactl.cluster.recovery import FATES
 from gbactl.config import RunConfig, check
 from gbactl.errors import ClusterError, PeerGoneError
+from gbactl.faults.weather import Storms, Weather
 
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
 
 
 def failing(
@@ -88,12 +93,68 @@ def test_sync_where_a_worker_stands_still(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["gba", "sync", "hop_bs"])
 def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: Path, mode: str) -> None:
-    storm = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
     plain = run(failing(mode), data, tmp_path / "plain")
-    result = run(failing(mode, storm), data, tmp_path / "run")
+    result = run(failing(mode, STORM), data, tmp_path / "run")
     adds_up(result, 1500)
-    assert min(result["messages"].values()) > 0 and result["virtual_seconds"] > plain["virtual_seconds"]
+    assert set(result["messages"]) == set(FATES) and result["virtual_seconds"] > plain["virtual_seconds"]
     assert "messages" not in plain and (mode != "sync" or result["checksums"] == plain["checksums"])
+
+
+def storming(
+    monkeypatch: pytest.MonkeyPatch, mode: str, when: dict[str, Any], data: Path, tmp_path: Path
+) -> list[tuple[int, float, bool]]:
+    """Of every transmission of a run of three seconds: step, seconds of training, whether anything happened to it."""
+    told, seen = list[tuple[int, float]](), list[tuple[int, float, bool]]()
+    on, draw = Storms.on, Weather.draw
+
+    def asks(this: Any, step: int, seconds: float) -> Any:
+        told.append((step, seconds))
+        return on(this, step, seconds)
+
+    def draws(this: Any, storms: Any) -> Any:
+        fate = draw(this, storms)
+        seen.append((*told[-1], bool(fate.names)))
+        return fate
+
+    def trained(*plans: dict[str, Any]) -> dict[str, Any]:
+        cfg = failing(mode, *plans)
+        cfg.cost.batch_us = 200_000.0
+        return run(cfg, data, tmp_path / f"run{len(plans)}")
+
+    plain = trained()
+    with monkeypatch.context() as patched:
+        patched.setattr(Storms, "on", asks)
+        patched.setattr(Weather, "draw", draws)
+        result = trained({**STORM, **when})
+    adds_up(result, 1500)
+    assert set(result["messages"]) == set(FATES) and (mode != "sync" or result["checksums"] == plain["checksums"])
+    return seen
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync", "hop_bw"])
+@pytest.mark.parametrize(
+    "when", [{"step": 6}, {"step": 3, "seconds": 1.0}, {"time": 0.7}, {"time": 0.7, "seconds": 1.0}], ids=str
+)
+def test_a_storm_has_a_beginning_and_an_end(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: dict[str, Any]
+) -> None:
+    seen = storming(monkeypatch, mode, when, data, tmp_path)
+    begin = when.get("time") or next(seconds for step, seconds, _ in seen if step >= when["step"])
+    end = begin + when.get("seconds", math.inf)
+    assert {met for _, seconds, met in seen if seconds < begin} == {False}
+    assert {met for _, seconds, met in seen if begin <= seconds < end} == {False, True}
+    assert {met for _, seconds, met in seen if seconds >= end} == ({False} if "seconds" in when else set())
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_storms_that_come_by_a_distribution(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    when = {"mtbf": 0.5, "distribution": "gamma", "shape": 4.0, "seconds": 0.25}
+    seen = storming(monkeypatch, mode, when, data, tmp_path)
+    calm = [sum(1 for _ in each) for met, each in groupby(met for _, _, met in seen) if not met]
+    assert sum(length > 25 for length in calm) > 3  # one in 40,000 is so long in a storm
+    assert seen == storming(monkeypatch, mode, when, data, tmp_path / "again")
 
 
 @pytest.mark.parametrize("mode", ["gba", "async"])

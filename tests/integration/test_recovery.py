@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from gbactl.cluster.recovery import FATES
 from tests.support.processes import SHM, Launcher, alive, collective
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
         "mode.local_batch=128", "train.max_eval_samples=2000")  # fmt: skip
 SYNC = ("mode=sync", "collective=shm", "train.global_batch=384")
+NOW_AND_NEVER = ("faults.plans=[{kind: messages, drop: 0.1, delay: 0.1, step: 10}, "
+                 "{kind: messages, duplicate: 0.1, reorder: 0.1, step: 100000}]")  # fmt: skip
 
 
 def adds_up(result: dict[str, Any], samples: int) -> None:
@@ -71,12 +74,19 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
     assert not half_open.exists() and launched.left_behind() == []
 
 
-def test_messages_are_lost_and_everything_counts_once(launcher: Launcher) -> None:
-    launched = launcher.start("mode=gba", "faults=messages", "data.rows_per_day=12000")
+@pytest.mark.parametrize(
+    ("plan", "fates"), [("faults=messages", FATES), (NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
+)
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_messages_are_lost_and_everything_counts_once(
+    launcher: Launcher, mode: str, plan: str, fates: tuple[str, ...]
+) -> None:
+    launched = launcher.start(f"mode={mode}", f"collective={collective()}", plan, "data.rows_per_day=12000")
     done = launched.finish()
     assert done.code == 0, done.err
     adds_up(done.result, 12_000)
     assert done.result["samples"]["trained"] + done.result["samples"]["decayed"] == 12_000
+    assert set(done.result["messages"]) == set(fates)
 
 
 @pytest.mark.parametrize("mode", ["shadow_easgd", "gba"])

@@ -27,6 +27,7 @@ from gbactl.cluster.messages import (
     Reload,
     Save,
 )
+from gbactl.cluster.recovery import FATES
 from gbactl.cluster.server import Server
 from gbactl.config import (
     CheckpointConfig,
@@ -247,6 +248,7 @@ def test_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = run_in_memory(config("gba", faults=FaultsConfig(plans=[storm])), data, tmp_path)
     adds_up(result)
     counted(result)
+    assert set(result["messages"]) == set(FATES)
 
 
 def test_a_damaged_checkpoint_costs_more(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.eventlog import InfoRecord
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.messages import Barrier, BeginPhase, DropPart, Event, Fence, Granted, OrderStep
+from gbactl.cluster.recovery import FATES
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.replay.command import replay, sentence
 from tests.support.deaths import Death
@@ -192,7 +193,9 @@ def test_in_a_storm(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     storm = {"kind": "messages", "drop": 0.05, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
     cfg.faults = FaultsConfig(plans=[storm])
     Death(monkeypatch, tmp_path, 300)
-    went_well(go(cfg, tmp_path), tmp_path)
+    result = go(cfg, tmp_path)
+    went_well(result, tmp_path)
+    assert set(result["messages"]) == set(FATES)
 
 
 def test_what_a_plan_did_is_not_done_again(

@@ -30,6 +30,8 @@ class GlooRendezvous(Meeting):
         self.secret = secrets.token_hex(16)
         folder = run_dir / "rendezvous"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in folder.glob("gloo-*"):  # by a launcher that was killed; the directory is this one's alone
+            left.unlink()
         self.path = folder / f"gloo-{secrets.token_hex(4)}"
 
     def environment(self, rank: int) -> dict[str, str]:

@@ -257,6 +257,7 @@ def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
     save(tmp_path, shards, 4, base=["cut-000002", "cut-000003"], index=index)
     (tmp_path / "cut-000000").mkdir()  # torn
     (tmp_path / "cut-000005").mkdir()  # being written
+    (tmp_path / ".gone-cut-000000" / "part").mkdir(parents=True)  # whoever took it away was killed
     folder = Folder(tmp_path)
     assert folder.next_number() == 6
     assert folder.keep(1) == ["cut-000000", "cut-000001"]

@@ -49,3 +49,13 @@ def test_shared_memory_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_where_a_death_ends_the_run_nothing_is_under_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch, tmp_path)
     assert isinstance(factory.connect(True, elsewhere), Single)
+
+
+def test_what_a_killed_launcher_left_of_its_ring_is_taken_away(tmp_path: Path) -> None:
+    left = tmp_path / "rendezvous" / "gloo-12345678"
+    left.parent.mkdir()
+    left.write_text("its store")
+    with factory.open_rendezvous("gloo", 2, tmp_path) as meeting:
+        Path(meeting.environment(0)["GBACTL_GLOO_STORE"]).touch()
+        assert len(list(left.parent.iterdir())) == 1 and not left.exists()
+    assert not list(left.parent.iterdir())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 GRACE_SECONDS = 10.0
-UNFINISHED = ("*.partial", "*.tmp", "control.json")
+UNFINISHED = ("*.partial", "*.tmp", "control.json", "rendezvous/*", "checkpoints/.gone-*")
 
 
 def processes() -> Iterator[str]:
@@ -27,19 +27,29 @@ def _dead(entry: Path) -> bool:
     return (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
-def found(run_dir: Path) -> set[str]:
-    """All there is now."""
-    memory = {f"shared memory {path.name}" for path in SHM.glob("gbactl-*")} if SHM.exists() else set()
+def running() -> set[str]:
+    """What is gone as soon as nobody runs: processes, and the sockets they listen on."""
     sockets = {
         f"socket {line.split()[-1]}" for line in (PROC / "net" / "unix").read_text().splitlines() if "@gbactl-" in line
     }
+    return {*processes(), *sockets}
+
+
+def torn(run_dir: Path) -> Iterator[Path]:
+    """Checkpoints that nobody completed or took away."""
+    return (path for path in run_dir.glob("checkpoints/cut-*") if not (path / "manifest.json").exists())
+
+
+def found(run_dir: Path) -> set[str]:
+    """All there is now."""
+    memory = {f"shared memory {path.name}" for path in SHM.glob("gbactl-*")} if SHM.exists() else set()
     files = {f"file {path}" for pattern in UNFINISHED for path in run_dir.rglob(pattern)}
-    return {*processes(), *memory, *sockets, *files}
+    return {*running(), *memory, *files, *(f"checkpoint {path}" for path in torn(run_dir))}
 
 
-def wait(run_dir: Path, before: set[str]) -> set[str]:
-    """What is there that was not before, after a time in which it may go."""
+def wait(look: Callable[[], set[str]], before: set[str]) -> set[str]:
+    """What it sees that was not before, after a time in which it may go."""
     deadline = time.monotonic() + GRACE_SECONDS
-    while (left := found(run_dir) - before) and time.monotonic() < deadline:
+    while (left := look() - before) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

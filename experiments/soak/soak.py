@@ -3,47 +3,54 @@
     .venv/bin/python experiments/soak/soak.py [--minutes 30] [--seed 0] [--out runs/soak]
 
 After each: it ended well, every sample has one fate, every strike was done, no process, shared memory, socket or
-unfinished file is left, and the model equals its replay, or, where the run cannot be replayed, has its checksum. Prints
-a line a training; exit code 1 as soon as one of them is not so, with the command that does it again. Costs two cores.
+unfinished file is left, the files of its last checkpoint have the model of its result, and, where the run can be
+replayed, so has its replay. Where its launcher is killed it goes on with resume=. Prints a line a training; exit code 1
+as soon as one of them is not so, with the command that does it again. Costs two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.folder import NAME, Folder
+
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import leftovers  # noqa: E402  (scripts beside this one, not a package)
-from trouble import ROWS, Training, draw  # noqa: E402
+import checks  # noqa: E402  (scripts beside this one, not a package)
+import leftovers  # noqa: E402
+from checks import Wrong  # noqa: E402
+from trouble import RINGS, ROWS, Training, draw, planned  # noqa: E402
 
-LIMIT_SECONDS = 180.0
-CANNOT = "cannot be replayed"
-
-
-class Wrong(Exception):
-    """Something that has to hold does not."""
+LIMIT_SECONDS, LOOK_SECONDS = 180.0, 0.01
 
 
-def gbactl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Raises Wrong if it takes too long; what it started is killed then."""
-    process = subprocess.Popen(
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Begin a command."""
+    return subprocess.Popen(
         [sys.executable, "-m", "gbactl", *arguments], text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+
+
+def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for its end. Raises Wrong if it takes too long; what it started is killed then."""
     try:
         out, err = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise Wrong(f"gbactl {arguments[0]} did not end within {LIMIT_SECONDS:.0f} s") from None
+        raise Wrong(f"{' '.join(process.args[2:5])} did not end within {LIMIT_SECONDS:.0f} s") from None
     except BaseException:
         process.send_signal(signal.SIGINT)
         process.communicate()
@@ -51,51 +58,70 @@ def gbactl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def trained(training: Training, run_dir: Path) -> dict[str, Any]:
-    """Train; result.json. Raises Wrong unless it ends well and its accounts add up."""
-    done = gbactl("train", *training.overrides, f"run_dir={run_dir}", "tracking.enabled=false")
+def installed() -> tuple[str, ...]:
+    """The all-reduces that this machine has."""
+    return tuple(ring for ring in RINGS if ring != "horovod" or importlib.util.find_spec(ring))
+
+
+def kill(launcher: subprocess.Popen[str], run_dir: Path, after: float) -> None:
+    """Kill a launcher so many seconds after its first checkpoint, unless its model is trained to its end by then."""
+    folder = Folder(run_dir / NAME)
+    while not folder.names():
+        if launcher.poll() is not None:
+            return
+        time.sleep(LOOK_SECONDS)
+    time.sleep(after)
+    if not manifests.read(folder.path / folder.names()[-1]).position["ended"]:
+        launcher.kill()
+
+
+def trained(training: Training, run_dir: Path, before: set[str]) -> bool:
+    """Train, and go on where the launcher was killed; whether it was. Raises Wrong unless it ends well."""
+    launcher = start("train", *training.overrides, f"run_dir={run_dir}", "tracking.enabled=false")
+    if training.again:
+        threading.Thread(target=kill, args=(launcher, run_dir, training.after), daemon=True).start()
+    done = end(launcher)
+    went_on = bool(training.again) and done.returncode == -signal.SIGKILL
+    if went_on:
+        _nothing(leftovers.wait(leftovers.running, before), "this runs without its launcher")
+        done = end(start("train", f"resume={run_dir}", planned(training.again)))
     if done.returncode:
-        raise Wrong(f"gbactl train ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
-    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    counted = result["samples"]
-    if not counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == ROWS:
-        raise Wrong(f"the samples do not add up: {counted}")
-    plan = run_dir / "faults.json"
-    struck = json.loads(plan.read_text()).get("injected", []) if plan.exists() else []
-    if len(struck) < training.must:
-        raise Wrong(f"of the plan only this was done: {struck}")
-    return result
+        which = "gbactl train resume=" if went_on else "gbactl train"
+        raise Wrong(f"{which} ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return went_on
 
 
-def replayed(run_dir: Path, result: dict[str, Any]) -> str:
-    """How the model was checked. Raises Wrong if it is another one than the event log says."""
-    done = gbactl("replay", str(run_dir))
-    if done.returncode == 0:
-        return "replayed to the bit"
-    if CANNOT not in done.stderr:
-        raise Wrong(f"gbactl replay: {(done.stdout + done.stderr).strip().splitlines()[-1:]}")
-    if not result["checksums"].get("model"):
-        raise Wrong(f"the run has no checksum of its model: {result['checksums']}")
-    return "has its checksums"
+def _nothing(left: set[str], what: str) -> None:
+    if left:
+        raise Wrong(f"{what}: {', '.join(sorted(left))}")
 
 
-def told(training: Training, result: dict[str, Any], checked: str, seconds: float) -> str:
+def told(training: Training, result: dict[str, Any], went_on: bool, again: bool, seconds: float) -> str:
     """A line."""
-    struck = ", ".join(f"{each['process']} {each['failure']}" for each in result.get("recovery", [])) or "nobody lost"
-    plan = "; ".join(training.strikes)
-    return f"{training.number:3} {training.mode:13} {seconds:4.0f} s  {checked}  [{plan}] {struck}"
+    lost = [f"{each['process']} {each['failure']}" for each in result.get("recovery", [])]
+    if went_on:
+        lost = [f"launcher kill, on from step {result['checkpoint']['resumed_at']}", *lost]
+    how = "replayed to the bit" if again else "as its checkpoint"
+    ring, variant = result["collective"] or "-", result["checkpoint"]["name"]
+    plan = f"[{'; '.join(training.strikes)}] {', '.join(lost) or 'nobody lost'}"
+    return f"{training.number:3} {training.mode:13} {variant:8} {ring:7} {seconds:4.0f} s  {how}  {plan}"
 
 
 def one(seed: int, number: int, out: Path) -> str:
     """A training and its checks. Raises Wrong."""
-    training, began = draw(seed, number), time.monotonic()
+    training, began = draw(seed, number, installed()), time.monotonic()
     run_dir = out / f"{seed}-{number}"
     before = leftovers.found(run_dir)
-    result = trained(training, run_dir)
-    left = leftovers.wait(run_dir, before)
-    if left:
-        raise Wrong(f"left behind: {', '.join(sorted(left))}")
-    return told(training, result, replayed(run_dir, result), time.monotonic() - began)
+    went_on = trained(training, run_dir, before)
+    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    checks.accounts(result, ROWS)
+    checks.struck(run_dir, [strike.must for strike in (training.again if went_on else training.plan) if strike.must])
+    _nothing(leftovers.wait(lambda: leftovers.found(run_dir), before), "left behind")
+    checks.model(run_dir, result)
+    server_lost = any(each["process"].startswith("S") for each in result.get("recovery", []))
+    expected = training.replayed and not server_lost and not went_on
+    again = checks.replayed(end(start("replay", str(run_dir))), expected)
+    return told(training, result, went_on, again, time.monotonic() - began)
 
 
 def main() -> int:
@@ -106,8 +132,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first training")
     parser.add_argument("--out", type=Path, default=Path("runs/soak") / time.strftime("%Y%m%d-%H%M%S"))
     given = parser.parse_args()
-    end, number = time.monotonic() + 60.0 * given.minutes, given.first
-    while time.monotonic() < end:
+    until, number = time.monotonic() + 60.0 * given.minutes, given.first
+    while time.monotonic() < until:
         try:
             print(one(given.seed, number, given.out), flush=True)
         except Wrong as wrong:

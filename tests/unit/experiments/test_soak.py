@@ -1,16 +1,25 @@
-"""The soak: what it draws, and what it takes for something left behind."""
+"""The soak: what it draws, what it takes for something left behind, and what it compares."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import itertools
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from gbactl.checkpoint.folder import Folder
 from gbactl.compose import compose
+from gbactl.config import CheckpointConfig
 from gbactl.policies import names
+from tests.support import recorded
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"
 
@@ -18,39 +27,135 @@ FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path[:0] = [str(FOLDER)]
-    return {name: importlib.import_module(name) for name in ("trouble", "leftovers")}
+    return {name: importlib.import_module(name) for name in ("trouble", "leftovers", "checks")}
 
 
-def test_every_mode_comes_and_the_same_seed_draws_the_same(scripts: dict[str, ModuleType]) -> None:
-    draw = scripts["trouble"].draw
-    drawn = [draw(3, number) for number in range(42)]
+def test_everything_comes_and_the_same_seed_draws_the_same(scripts: dict[str, ModuleType]) -> None:
+    trouble = scripts["trouble"]
+    drawn = [trouble.draw(3, number) for number in range(42)]
     assert {training.mode for training in drawn} == set(names())
-    assert drawn == [draw(3, number) for number in range(42)] != [draw(4, number) for number in range(42)]
+    assert drawn == [trouble.draw(3, number) for number in range(42)] != [trouble.draw(4, n) for n in range(42)]
     kinds = {strike for training in drawn for strike in training.strikes}
-    assert len(kinds) == 5 and all(training.strikes for training in drawn)
+    assert len(kinds) == 8 and all(training.strikes for training in drawn)
+    typed = {override for training in drawn for override in training.overrides}
+    assert {f"checkpoint={name}" for name in trouble.VARIANTS} < typed
+    assert {f"collective={ring}" for ring in trouble.RINGS} < typed
+    fewer = [trouble.draw(3, number, ("shm",)) for number in range(42)]
+    assert [training.plan for training in fewer] == [training.plan for training in drawn]
+    assert "collective=shm" in fewer[0].overrides and all(t.replayed for t in fewer if t.mode in trouble.SERVED)
 
 
 @pytest.mark.parametrize("number", range(14))
 def test_what_is_drawn_can_be_run(scripts: dict[str, ModuleType], number: int) -> None:
-    training = scripts["trouble"].draw(0, number)
+    trouble = scripts["trouble"]
+    training = trouble.draw(0, number)
     cfg = compose(list(training.overrides))
-    assert cfg.mode.name == training.mode and cfg.faults.plans
-    assert training.must == sum("step" in plan for plan in cfg.faults.plans)
-    assert cfg.data["rows_per_day"] == scripts["trouble"].ROWS and cfg.data["days"] == 2
+    assert cfg.mode.name == training.mode and len(cfg.faults.plans) == len(training.plan) > 0
+    for plan, strike in zip(cfg.faults.plans, training.plan, strict=True):
+        assert (strike.must is not None) == ("step" in plan)
+        assert strike.must is None or strike.must[0] == plan["kind"]
+    assert cfg.data["rows_per_day"] == trouble.ROWS and cfg.data["days"] == 2
+    assert cfg.server_returns and cfg.checkpoint.interval_seconds == 2
+    again = compose([*training.overrides, trouble.planned(training.again)])
+    assert len(again.faults.plans) == len(training.again)
 
 
-def test_who_strikes_the_coordinator_leaves_a_server_time(scripts: dict[str, ModuleType]) -> None:
-    both = [t for t in (scripts["trouble"].draw(1, n) for n in range(200)) if
-            {"server killed", "coordinator killed"} <= set(t.strikes)]  # fmt: skip
-    assert both
-    for training in both:
-        plans = compose(list(training.overrides)).faults.plans
-        steps = sorted(plan["step"] for plan in plans if plan["kind"] == "kill" and "step" in plan)
-        assert len(steps) == 2 and steps[1] - steps[0] > 0.2 * steps[1]
+def test_between_strikes_at_servers_and_the_coordinator_are_steps(scripts: dict[str, ModuleType]) -> None:
+    trouble, several = scripts["trouble"], set()
+    for training in (trouble.draw(1, number) for number in range(200)):
+        workers = next(int(text[-1]) for text in training.overrides if text.startswith("cluster.workers="))
+        steps = trouble.ROWS / trouble.BATCH / (workers if training.mode in trouble.IN_STEP else 1)
+        core = [strike for strike in training.plan if strike.must is not None and strike.must[1] in "SC"]
+        at = [int(re.search(r"step: (\d+)", strike.plan)[1]) for strike in core]
+        assert all(later - sooner > 0.09 * steps for sooner, later in itertools.pairwise(at))
+        several.add(len(core))
+    assert several == {0, 1, 2, 3}
 
 
-def test_a_file_that_was_not_finished_is_left_behind(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
-    before = scripts["leftovers"].found(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / ".manifest.partial").write_text("x")
-    assert len(scripts["leftovers"].found(tmp_path) - before) == 1
+@pytest.mark.parametrize(
+    "name", ["checkpoints/.manifest.partial", "control.json", "checkpoints/cut-000007/S0.safetensors",
+             "checkpoints/.gone-cut-000007/S0.safetensors", "rendezvous/gloo-1"],
+)  # fmt: skip
+def test_what_was_not_finished_is_left_behind(scripts: dict[str, ModuleType], tmp_path: Path, name: str) -> None:
+    leftovers = scripts["leftovers"]
+    whole = tmp_path / "checkpoints" / "cut-000006" / "manifest.json"
+    whole.parent.mkdir(parents=True)
+    whole.write_text("{}")
+    before = leftovers.found(tmp_path)
+    assert not any(str(tmp_path) in each for each in before)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("x")
+    assert len(leftovers.found(tmp_path) - before) == 1
+
+
+def test_samples_without_a_fate_and_strikes_that_were_not_done_are_told(
+    scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    checks = scripts["checks"]
+    counted = {"read": 10, "trained": 7, "decayed": 1, "lost": 2}
+    checks.accounts({"samples": counted}, 10)
+    for wrong in ({**counted, "lost": 1}, {**counted, "read": 11, "lost": 3}):
+        with pytest.raises(checks.Wrong, match="do not add up"):
+            checks.accounts({"samples": wrong}, 10)
+    told = [{"kind": "kill", "process": "S1", "done": True}, {"kind": "kill", "process": "S0", "done": False},
+            {"kind": "hang", "process": "W1", "done": False}]  # fmt: skip
+    (tmp_path / "faults.json").write_text(json.dumps({"injected": told}))
+    checks.struck(tmp_path, [("kill", "S"), ("hang", "W")])
+    with pytest.raises(checks.Wrong, match="not done"):
+        checks.struck(tmp_path, [("kill", "S"), ("kill", "S")])
+
+
+def test_a_replay_that_is_refused_is_well_only_where_it_has_to_be(scripts: dict[str, ModuleType]) -> None:
+    checks = scripts["checks"]
+    refused = subprocess.CompletedProcess([], 1, "", "such a run cannot be replayed.")
+    assert checks.replayed(subprocess.CompletedProcess([], 0, "", ""), True) and not checks.replayed(refused, False)
+    differs = subprocess.CompletedProcess([], 1, "Shard 0 is not as logged", "")
+    for done, expected in ((refused, True), (differs, True), (differs, False)):
+        with pytest.raises(checks.Wrong):
+            checks.replayed(done, expected)
+
+
+@pytest.mark.parametrize("mode", ["sync", "gba", "shadow_easgd", "fr_ma"])
+@pytest.mark.parametrize("variant", ["full", "cpr_scar"])
+def test_the_model_of_the_files_is_compared(
+    scripts: dict[str, ModuleType], tmp_path: Path, mode: str, variant: str
+) -> None:
+    """Every part of it counts: a bit of a row, of a moment or of the dense part makes another sum."""
+    checks, cfg = scripts["checks"], recorded.config(mode, recorded.splits(tmp_path / "data"))
+    cfg = dataclasses.replace(cfg, checkpoint=CheckpointConfig(name=variant, interval_steps=3))
+    result: dict[str, Any] = recorded.record(cfg, tmp_path)
+    checks.model(tmp_path, result)
+    with pytest.raises(checks.Wrong, match="the last checkpoint's model is"):
+        checks.model(tmp_path, {**result, "checksums": {**result["checksums"], "model": "0"}})
+    with pytest.raises(checks.Wrong, match="the run ended at step"):
+        checks.model(tmp_path, {**result, "global_step": result["global_step"] + 1})
+    folder = Folder(tmp_path / "checkpoints")
+    chain = folder.chain(folder.names()[-1])
+    for entry in chain.last.files:
+        path = tmp_path / "checkpoints" / chain.last.name / entry.name
+        for name, (low, _) in spans(path).items():
+            whole = path.read_bytes()
+            changed(path, low)
+            assert (checks.model_sum(chain) == result["checksums"]["model"]) == (name == "dense.step"), name
+            with pytest.raises(checks.Wrong, match="damaged"):
+                checks.model(tmp_path, result)
+            path.write_bytes(whole)
+    checks.model(tmp_path, result)
+
+
+def spans(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in a safetensors file, in bytes."""
+    data = path.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    found = {name: told["data_offsets"] for name, told in header.items() if name != "__metadata__"}
+    return {name: (size + low, size + high) for name, (low, high) in found.items() if high > low}
+
+
+def changed(path: Path, at: int) -> None:
+    """Another value of one bit."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))

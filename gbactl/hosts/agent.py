@@ -42,7 +42,8 @@ class Agent:
         self.token, self.address = b"", ""
         self._forwarded: dict[str, str] = {}
         self._handlers: dict[str, Handler] = {
-            "facts": lambda _: facts(), "settle": self._settle, "listen": self._listen, "start": self._start,
+            "facts": lambda _: facts(), "settle": self._settle, "start": self._start,
+            "listen": self._listen, "unlisten": self._unlisten,
         }  # fmt: skip
         self._slow: dict[str, Handler] = {"find": self._find, "whole": self._whole, "dial": self._dial}
 
@@ -63,8 +64,7 @@ class Agent:
         """Nothing is left on this host."""
         self.nodes.end()
         self.holding.drop()
-        if self.probe is not None:
-            self.probe.close()
+        self._unlisten({})
 
     def tell(self, name: str, fields: dict[str, Any]) -> None:
         """Send to the launcher; nothing if that is gone, which the end of the input tells."""
@@ -137,6 +137,12 @@ class Agent:
             self.probe = Probe(self.address, self.token)
         return {"address": self.probe.address}
 
+    def _unlisten(self, _: dict[str, Any]) -> dict[str, Any]:
+        if self.probe is not None:
+            self.probe.close()
+            self.probe = None
+        return {}
+
     def _dial(self, fields: dict[str, Any]) -> dict[str, Any]:
         measure = bool(fields.get("measure"))
         targets = field(fields, "targets", dict)
@@ -161,9 +167,6 @@ class Agent:
     def _start(self, fields: dict[str, Any]) -> dict[str, Any]:
         if self.holding.place is None:
             raise WireError("This host has no data yet.")
-        if self.probe is not None:
-            self.probe.close()
-            self.probe = None
         boot = {**field(fields, "boot", dict), "host": self.address, "dataset": str(self.holding.place)}
         environment = field(fields, "environment", dict)
         return {"pid": self.nodes.start(field(fields, "name", str), boot, environment, fields.get("seat"))}

@@ -39,10 +39,9 @@ class Fleet:
 
     def connect(self) -> None:
         """Start all agents and hear what their hosts have; who does not answer has a fault."""
-        self.links = {
-            host: Link(host, command(host, self.reach), self.folder / f"host-{host}.log", self.patience)
-            for host in self.hosts
-        }
+        for host in self.hosts:
+            log = self.folder / f"host-{host}.log"
+            self.links[host] = Link(host, command(host, self.reach), log, self.patience)
         self.each(self._hear)
 
     def _hear(self, link: Link) -> None:
@@ -118,6 +117,7 @@ class Fleet:
             if host != LAUNCHER:
                 self.found[host].faults += check.unreached(host, where, dial(where, self.token, False))
         self._probe.close()
+        self.each(lambda link: link.ask("unlisten", ANSWER_SECONDS))
 
     def _listen(self) -> Probe:
         try:
@@ -154,7 +154,7 @@ class Fleet:
                         raise ClusterError(f"Host {link.host} is gone: {link.gone}.")
         link.ask("whole", ANSWER_SECONDS + total / 20e6)
 
-    def each(self, work: Callable[[Link], None]) -> None:
+    def each(self, work: Callable[[Link], object]) -> None:
         """Do something with every host that has no fault, all at once; what goes wrong is that host's fault."""
         links = [link for host, link in self.links.items() if self.found[host].ok]
 
@@ -166,7 +166,12 @@ class Fleet:
 
         if links:
             with ThreadPoolExecutor(len(links)) as pool:
-                list(pool.map(guarded, links))
+                try:
+                    list(pool.map(guarded, links))
+                except BaseException:  # Ctrl-C: the pool waits for its threads, and those for hosts
+                    for link in links:
+                        link.lose("the launcher was stopped")
+                    raise
 
     @property
     def faults(self) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Launcher, children_of, collective, wait_for
+from tests.support.processes import Launcher, alive, children_of, collective, wait_for
+from tests.support.slow import slow
 
 pytestmark = pytest.mark.skipif(collective() != "horovod", reason="cluster=hosts needs Horovod's launcher")
 HERE = ("cluster=hosts", "cluster.hosts=[localhost:2]")
@@ -51,3 +52,17 @@ def test_an_agent_s_end_is_that_of_its_processes_and_of_the_run(launcher: Launch
     assert done.code == 1
     assert "was killed by the loss of host localhost" in done.err or "Every host is gone" in done.err
     wait_for(lambda: not children_of(agent))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
+def test_ctrl_c_waits_for_no_host_that_does_not_answer(launcher: Launcher, tmp_path: Path, number: int) -> None:
+    ssh, pid = tmp_path / "ssh", tmp_path / "pid"
+    ssh.write_text(f"#!/bin/sh\nsleep 0.5; echo $$ > {pid}.new && mv {pid}.new {pid}\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    where = "cluster.hosts=[localhost:1,there-is-no-such-host.invalid:1]"
+    launched = launcher.start("mode=gba", "cluster=hosts", where, f"cluster.ssh={ssh}")
+    wait_for(pid.exists)
+    launched.process.send_signal(number)
+    done = launched.finish(10)
+    assert done.code == 130 and done.err.splitlines()[-1].startswith("gbactl: stopped"), done.err
+    assert not alive(int(pid.read_text()))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import gbactl
 from tests.support.processes import alive, wait_for
 from tests.support.relay import Relay
 
@@ -133,6 +134,7 @@ class Hosts:
             f"ListenAddress {self.address(name)}\nHostKey {self.folder / 'host_key'}\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.folder / 'authorized'}\nPermitRootLogin prohibit-password\nStrictModes no\n"
             "PasswordAuthentication no\nLogLevel ERROR\n"
+            f"SetEnv PYTHONPATH={Path(gbactl.__file__).parents[1]}\n"  # this checkout, as in processes.environment
         )
         own = "".join(f"mount -t tmpfs tmpfs {folder} && " for folder in ("/dev/shm", *self.hidden))
         if self.named:

@@ -150,6 +150,19 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
         fleet.close()
 
 
+def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
+    fleet = Fleet(["localhost"], Reach(), tmp_path, 30.0)
+    try:
+        fleet.connect()
+        fleet.settle("127.0.0.1", 30.0)
+        where = str(fleet.links["localhost"].ask("listen", 20.0)["address"])
+        assert dial(where, fleet.token, False).error == ""
+        fleet.lines()
+        assert not fleet.faults and dial(where, fleet.token, False).error != ""
+    finally:
+        fleet.close()
+
+
 def test_damaged_data_are_refused(link: Link, tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
     settle(link)

@@ -121,8 +121,7 @@ def run_coordinator(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
-    encrypt = boot.cfg.transport.encrypt
-    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, encrypt=encrypt)
+    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
     hub = exposed(hub, boot.peer, FaultPlan.of(boot.cfg))
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
@@ -134,6 +133,11 @@ def run_coordinator(boot: Bootstrap) -> None:
         beat(lambda: coordinator._event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
     coordinator.run()
     hub.close()
+
+
+def of_hub(cfg: RunConfig) -> dict[str, Any]:
+    """What a SocketHub takes from the configuration."""
+    return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
 def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
@@ -153,7 +157,7 @@ def run_server(boot: Bootstrap) -> None:
 
     cfg = boot.cfg
     where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, encrypt=cfg.transport.encrypt)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, **of_hub(cfg))
     hub.patience = cfg.cluster.start_timeout
     open_hub = dressed(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
@@ -208,7 +212,7 @@ def run_worker(boot: Bootstrap) -> None:
     from gbactl.cluster.sockets import SocketHub
 
     cfg = boot.cfg
-    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, encrypt=cfg.transport.encrypt)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))
     hub.patience = cfg.cluster.start_timeout
     open_hub = dressed(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)

@@ -29,6 +29,7 @@ ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
 SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
 RECEIVE_BYTES = 1 << 18
 AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
+SILENCE_SECONDS, LONGEST_SILENCE, LONGEST_IDLE = 60.0, 86400.0, 30
 
 
 class SocketChannel:
@@ -36,11 +37,11 @@ class SocketChannel:
 
     def __init__(
         self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued,
-        traffic: Traffic,
+        traffic: Traffic, silence: float = SILENCE_SECONDS,
     ) -> None:  # fmt: skip
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            _settle(sock)
+            _settle(sock, silence)
         self.sock = sock
         self.peer = peer
         self.closed = False
@@ -285,9 +286,16 @@ class SocketChannel:
                 self.sock.close()
 
 
-def _settle(sock: socket.socket) -> None:
-    """Send at once, and find out within a minute that the other end's host or the way to it is gone."""
-    options = ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+def _settle(sock: socket.socket, silence: float) -> None:
+    """Send at once, and find out within about `silence` seconds that the other end's host or the way to it is gone.
+
+    Keepalive asks where nothing is on its way; what is on its way Linux would send again for a quarter of an hour
+    (tcp_retries2). TCP_USER_TIMEOUT ends both, however few questions were lost: so there are several meanwhile."""
+    asks = min(LONGEST_IDLE, max(1, int(silence / 4)))
+    options = (
+        (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, asks), (socket.TCP_KEEPINTVL, asks), (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, LONGEST_SILENCE))),
+    )  # fmt: skip
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in options:

@@ -20,7 +20,7 @@ from gbactl.cluster.door import HANDSHAKE_SECONDS, Door, Stranger
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.outgoing import Queued
 from gbactl.cluster.refusals import Refusals
-from gbactl.cluster.socket_channel import SocketChannel
+from gbactl.cluster.socket_channel import SILENCE_SECONDS, SocketChannel
 from gbactl.cluster.tls import Encryption
 from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
@@ -30,14 +30,16 @@ AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # before each try to get in
 
 class SocketHub:
     """Channels of one node on one selector. `refused` counts what was turned away, by reason; with `encrypt`, TLS is
-    around every connection that is no Unix socket."""
+    around every connection that is no Unix socket. `silence`: seconds after which one whose other end acknowledges
+    nothing is closed."""
 
     def __init__(
         self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None,
-        encrypt: bool = False,
+        encrypt: bool = False, silence: float = SILENCE_SECONDS,
     ) -> None:  # fmt: skip
         self.key = key
         self.me = me
+        self.silence = silence
         self.refused: Counter[str] = Refusals()
         self.on_refused: Callable[[str], None] = lambda _: None
         self.address = ""
@@ -171,7 +173,7 @@ class SocketHub:
         self._selector.unregister(channel.sock)
 
     def _add(self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes]) -> SocketChannel:
-        channel = SocketChannel(sock, peer, keys, self._lock, self.queued, self.traffic)
+        channel = SocketChannel(sock, peer, keys, self._lock, self.queued, self.traffic, self.silence)
         channel.on_want_write = self._want_write
         channel.on_close = self._forget
         self._channels.add(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from gbactl.hosts.facts import SAME
 from gbactl.hosts.probe import Line
 
 MEBI = 1 << 20
+# what a worker says last that has lost a server, or did not get through to one
+CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
 LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
 GET = {
     "gbactl": "install the same version there (make install in the same checkout)",
@@ -112,6 +115,16 @@ def _cut(who: str, whom: str, target: str, why: str) -> str:
         f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "
         "gives out (net.ipv4.ip_local_port_range)."
     )
+
+
+def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
+    """A sentence where what a process `said` last is that it does not reach another host; else "". `hosts`: by the
+    names of servers and by addresses."""
+    match = CUT.search(said)
+    far = None if match is None else hosts.get(match[1] or match[2])
+    if far is None or far == host:
+        return ""
+    return f"Host {host} does not reach host {far}, though this machine reaches both; see what is between them."
 
 
 def unseen(host: str, what: str, path: str, instead: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from gbactl.cluster.bootstrap import Bootstrap
@@ -19,7 +19,7 @@ from gbactl.hosts.nodes import NODE, mark
 from gbactl.hosts.placement import hosts_of, place, successor
 from gbactl.hosts.process import HostChild, HostProcess
 from gbactl.hosts.remote import Reach, seats
-from gbactl.launch.children import Children
+from gbactl.launch.children import Child, Children
 from gbactl.launch.show import Show
 
 CHECKPOINTS = "checkpoint=none"
@@ -121,14 +121,37 @@ class HostChildren(Children):
         for index in range(len(environments)):
             self._start_worker(index)
 
-    def succeed(self, name: str) -> None:
-        """See Children. On another host where its own is gone."""
+    def succeed(self, name: str, again: bool = False) -> None:
+        """See Children. On another host where its own is gone, or `again`: perhaps it does not reach all others."""
         live = [host for host, link in self.fleet.links.items() if link.gone is None]
-        where = successor(name, self.placed, self.hosts, live)
+        elsewhere = [host for host in live if host != self.placed[name]]
+        where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
         if where is None:
             raise ClusterError("Every host is gone.")
+        if again:
+            before = next(child for child in reversed(self.buried) if child.name == name)
+            told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
+            self.show.say(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
         super().succeed(name)
+
+    def failure(self) -> tuple[str, bool] | None:
+        """See Children. Who has only noticed may have lost a server that lives: then it is the network's failure."""
+        found = super().failure()
+        if found is None or found[1]:
+            return found
+        badly = {child.name for child in self.running if child.process.poll() not in (None, 0)}
+        for child in self.running:
+            cut = self._cut(child, badly)
+            if cut:
+                return f"{child.exit_sentence()} {cut}", False
+        return found
+
+    def _cut(self, child: Child, ended: Collection[str] = ()) -> str:
+        """Which other host a process has not reached that has ended; "" where that is not what it says."""
+        addresses = {found.address: host for host, found in self.fleet.found.items()}
+        places = {name: host for name, host in self.placed.items() if name not in ended}
+        return check.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
 
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
         if boot.role == "coordinator":

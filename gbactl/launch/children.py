@@ -187,8 +187,9 @@ class Children:
         """Of the worker or server that has a place now."""
         return self._epochs[name]
 
-    def succeed(self, name: str) -> None:
-        """Start a worker or a server in the place of one that is buried."""
+    def succeed(self, name: str, again: bool = False) -> None:
+        """Start a worker or a server in the place of one that is buried; `again`: which was a successor itself, and has
+        not come."""
         self._epochs[name] += 1
         start = self._start_server if name[0] == "S" else self._start_worker
         start(int(name[1:]))

@@ -53,7 +53,7 @@ class Successors:
                 del self._tries[name]
             else:
                 self._tries[name] = tries + 1
-                self.children.succeed(name)
+                self.children.succeed(name, again=True)
 
 
 def told(event: Event) -> str:

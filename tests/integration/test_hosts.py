@@ -200,6 +200,23 @@ def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) 
 
 
 @pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_data_that_crawl(site_of: Callable[..., Site], shared_cache: Path) -> None:
+    site = site_of()
+    site.machines.limit("c", "2mbit")
+    launched = site.start("mode=gba", *LONG, "data.days=3")  # 29 MB: two minutes
+
+    def partial() -> list[Path]:
+        roots = [Path(f"/proc/{pid}/root") for pid in site.machines.pids("c")[:1]]  # its sshd
+        return [path for root in roots for path in (root / shared_cache.relative_to("/")).glob("*.partial-*")]
+
+    wait_for(lambda: partial() or launched.process.poll() is not None)
+    os.kill(launched.process.pid, signal.SIGINT)
+    done = launched.finish(10)
+    assert done.code == 130, done.err
+    wait_for(lambda: not site.ours() and not partial(), 30)
+
+
+@pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Site]) -> None:
     site = site_of()
     site.machines.separate("b", "c")
@@ -208,6 +225,24 @@ def test_hosts_that_do_not_reach_each_other_are_named(site_of: Callable[..., Sit
     assert re.search(r"Host b does not reach c at 10\.77\.0\.4:\d+ \(", done.err), done.err
     assert re.search(r"Host c does not reach b at 10\.77\.0\.3:\d+ \(", done.err), done.err
     assert "does not reach a " not in done.err and "Host a does not" not in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("mode=gba",), ("mode=sync",), ("mode=gba", "cluster.lost_worker=end")])
+def test_hosts_that_lose_each_other_are_named_too(site_of: Callable[..., Site], how: tuple[str, ...]) -> None:
+    """W3 on c and S1 on b, both of which the launcher reaches: the third W3 is on another host."""
+    site = site_of()
+    launched = site.start(*how, "cluster.hang_seconds=3", *LONG, "data.days=6")
+    launched.training()
+    site.machines.separate("b", "c")
+    done = launched.finish()
+    assert "Host c does not reach host b" in done.err, done.err
+    if len(how) > 1:
+        assert done.code == 1 and "W3 lost its connection to S1." in done.err
+        return
+    assert done.code == 0, done.err
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
+    assert re.search(r"W3 is started again on host [ab]\.", done.err) and "W3 is back" in done.err
 
 
 def test_a_host_that_cannot_be_reached_is_named_before_anything_trains(site_of: Callable[..., Site]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import msgpack
@@ -308,7 +309,15 @@ def test_a_connection_whose_other_end_vanished_is_found_out(pair: Pair) -> None:
         pause = channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
         assert channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert asks[0] + asks[1] * pause <= 60
+        assert channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60000
         assert channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_a_run_says_how_long_a_silence_is_too_long(pair: Pair) -> None:
+    with closing(SocketHub(KEY, auth.Peer("worker", 2), silence=8.0)) as hub:
+        channel, _ = while_polling(pair.far_hub, lambda: hub.connect(pair.far_hub.address, peer=SERVER))
+        names = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        assert [channel.sock.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [8000, 2, 2]
 
 
 def test_the_address_is_loopback() -> None:

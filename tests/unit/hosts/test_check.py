@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gbactl.hosts import check
 from gbactl.hosts.check import Found
 from gbactl.hosts.probe import Line
@@ -51,6 +53,22 @@ def test_reaching() -> None:
         "Host b cannot be reached (ssh: connect to host b port 22: Connection refused); see that `ssh b true` works "
         "without a question."
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "far"),
+    [
+        ("W3 (pid 7 on c) failed: W3 lost its connection to S1.", "b"),
+        ("W3 (pid 7 on c) failed: No gbactl process answers at 10.0.0.3:4711 ([Errno 113] No route to host).", "b"),
+        ("W3 (pid 7 on c) failed: W3 lost its connection to S0.", None),  # on the same host
+        ("W3 (pid 7 on c) failed: W3 lost its connection to the coordinator.", None),
+        ("W3 (pid 7 on c) was killed by SIGKILL.", None),
+    ],
+)
+def test_hosts_that_lose_each_other(said: str, far: str | None) -> None:
+    found = check.cut("c", said, {"S0": "c", "S1": "b", "10.0.0.3": "b"})
+    told = f"Host c does not reach host {far}, though this machine reaches both; see what is between them."
+    assert found == ("" if far is None else told)
 
 
 def test_the_table_s_line() -> None:

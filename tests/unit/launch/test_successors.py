@@ -26,6 +26,11 @@ class Family(Children):
     """Children that only sleep; `code` is what a successor runs."""
 
     code = SLEEPER
+    tried_again = 0
+
+    def succeed(self, name: str, again: bool = False) -> None:
+        self.tried_again += again
+        super().succeed(name, again)
 
     def start_one(self, name: str, code: str = SLEEPER) -> Child:
         log = self.run_dir / f"{name}.log"
@@ -160,6 +165,7 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
         started.process.wait(20)
         successors.look()
     assert names(family.running) == ["C"] and family._epochs["W0"] == MOST_TRIES
+    assert family.tried_again == MOST_TRIES - 1
     assert len(said) == 1 and "W0 could not be replaced" in said[0]
     successors.look()
     assert names(family.running) == ["C"]

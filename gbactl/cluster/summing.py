@@ -19,7 +19,7 @@ import numpy as np
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.frames import Frame
 from gbactl.cluster.messages import Sum, SumPart
-from gbactl.collective.base import Vector, as_array
+from gbactl.collective.base import Moved, Vector, as_array, uncounted
 from gbactl.collective.surviving import Beneath, InterruptedSum
 from gbactl.errors import PeerGoneError, WireError
 
@@ -51,6 +51,7 @@ class ServedSums(Beneath):
     def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
         self.wanted: Callable[[], bool] = lambda: False
+        self.moved: Moved = uncounted  # of messages, which are counted where they are sent
         self._lock = threading.Lock()  # taken inside the exchange's, never around it
         self._generation, self._fallen = 0, False
         self._dealt: tuple[int, int | None, int, int] | None = None

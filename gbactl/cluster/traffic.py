@@ -3,6 +3,11 @@
 `dense`: dense parameters, gradients and whole states of them; `rows`: embedding rows and their gradients; `ids`: which
 rows; `control`: headers and descriptors of all messages; `other`: what is none of these. What lies in shared memory is
 counted apart. TLS, TCP and IP come on top. Costs 1 us a message.
+
+An all-reduce of n values in a ring (Horovod, Gloo, that of a virtual cluster) is `dense`: 4 n x 2 (W - 1) / W
+bytes from each of the W ranks that it has then. That is reckoned, not measured, and leaves out what Horovod sends to
+agree on what is summed next. One in shared memory is counted there: the 4 n bytes that a rank writes, for
+collective=shm or beside a ring that may break. Where a server sums instead, messages carry it.
 """
 
 from __future__ import annotations
@@ -63,6 +68,10 @@ class Traffic:
             tally["rows"] += payload - dense
         else:
             tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
+
+    def summed(self, nbytes: int, shared: bool) -> None:
+        """This rank's part of an all-reduce. Those are of training alone, and the last may end when that is over."""
+        self._sent[SHARED if shared else "dense"] += nbytes
 
     def counters(self) -> dict[str, int]:
         """For Inspected."""

@@ -122,6 +122,8 @@ class Life:
     def sides(self, collective: Any) -> tuple[dict[str, DenseSide], TrainerDense]:
         """Who holds the dense part in each mode of this run, by the mode's home; and that of trainers."""
         flat = self.flat
+        if collective is not None:
+            collective.moved = self.exchange.hub.traffic.summed
         if isinstance(collective, surviving.Surviving):
             self.exchange.on_absent = collective.leave_out
         served = ServedDense(flat, self.slices)

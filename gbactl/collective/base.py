@@ -8,7 +8,7 @@ while the backward pass still fills the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from gbactl.errors import ClusterError
 
 Vector = NDArray[np.float32]
+Moved = Callable[[int, bool], None]
 ALIGN = 16  # floats: bucket edges fall on cache lines
+
+
+def uncounted(nbytes: int, shared: bool) -> None:
+    """Nobody asks how much a collective moves."""
 
 
 class Handle(Protocol):
@@ -35,6 +40,8 @@ class Collective(Protocol):
 
     rank: int
     size: int
+    #: told of the bytes that this rank has sent for a sum, or (True) written to memory that ranks share
+    moved: Moved
 
     def start(self, name: str, buffer: Any) -> Any:
         """Begin summing `buffer` (f32[n]) over the ranks and return a handle at once."""
@@ -116,6 +123,18 @@ def as_tensor(buffer: Any) -> Any:
     return torch.from_numpy(as_array(buffer))
 
 
+def ring_bytes(length: int, ranks: int) -> int:
+    """What all ranks of a ring together send to sum f32[length]: each 2 (W - 1) / W of its bytes, W being `ranks`.
+
+    Values alone: no headers, and nothing of what ranks say to agree on what is summed next (Horovod does)."""
+    return 2 * (ranks - 1) * 4 * length
+
+
+def ring_share(length: int, ranks: int, rank: int) -> int:
+    """One rank's part of `ring_bytes`, in whole bytes that add up to it."""
+    return (ring_bytes(length, ranks) + rank) // ranks
+
+
 def sum_in_rank_order(parts: list[Vector]) -> Vector:
     """((p0 + p1) + p2) + ... in float32."""
     total = parts[0].copy()
@@ -134,6 +153,9 @@ class Single:
 
     rank = 0
     size = 1
+
+    def __init__(self) -> None:
+        self.moved: Moved = uncounted
 
     def start(self, name: str, buffer: Any) -> Any:
         """Check the buffer; there is nothing to sum."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gbactl.collective.base import Collective
+from gbactl.collective.base import Collective, Moved
 from gbactl.collective.meeting import Meeting
 from gbactl.collective.surviving import Beneath, Surviving
 from gbactl.errors import ClusterError
@@ -54,6 +54,17 @@ class FallingCollective(Surviving):
     @wanted.setter
     def wanted(self, wanted: Callable[[], bool]) -> None:
         self.under.wanted = wanted
+
+    @property
+    def moved(self) -> Moved:
+        """See Collective: what the ring sends, and what is laid down beside it."""
+        return self.under.moved
+
+    @moved.setter
+    def moved(self, moved: Moved) -> None:
+        self.under.moved = moved
+        if self.ring is not None:
+            self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
         """See Surviving."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import as_tensor, rank_gone
+from gbactl.collective.base import Moved, as_tensor, rank_gone, ring_share, uncounted
 from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.errors import ClusterError
 
@@ -68,6 +68,7 @@ class GlooCollective:
         self._dist = dist
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
+        self.moved: Moved = uncounted
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
         try:
@@ -101,10 +102,11 @@ class GlooCollective:
         while True:
             try:
                 handle.work.wait(PATIENCE)
-                return
+                break
             except Exception as error:
                 if self._abandoned or handle.work.is_completed():
                     raise rank_gone(handle.name, self.rank) from error
+        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank), False)
 
     def close(self) -> None:
         """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""

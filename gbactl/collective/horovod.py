@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import as_tensor, rank_gone
+from gbactl.collective.base import Moved, as_tensor, rank_gone, ring_share, uncounted
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
@@ -60,6 +60,7 @@ class HorovodCollective:
             raise ClusterError("Horovod could not form its ring; see the worker's log.") from error
         self.rank: int = self._hvd.rank()
         self.size: int = self._hvd.size()
+        self.moved: Moved = uncounted
         self._open = True
         self._abandoned: float | None = None
         self._usual: dict[str, float] = {}
@@ -92,6 +93,7 @@ class HorovodCollective:
         except Exception as error:
             raise rank_gone(handle.name, self.rank) from error
         self._note(handle.name, time.perf_counter() - began)
+        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank), False)
 
     def _note(self, name: str, seconds: float) -> None:
         """How long a wait takes, on the whole; one that a straggler made long counts as the longest usual one."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.collective.base import Vector, as_array, sum_in_rank_order
+from gbactl.collective.base import Moved, Vector, as_array, ring_share, sum_in_rank_order, uncounted
 from gbactl.collective.surviving import InterruptedSum, Surviving
 from gbactl.errors import ClusterError
 
@@ -123,11 +123,12 @@ class MemoryGroup:
 
 
 class MemoryCollective(Surviving):
-    """One rank of a MemoryGroup."""
+    """One rank of a MemoryGroup, which counts what a ring of those who live would send."""
 
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
         self.wanted: Callable[[], bool] = lambda: False
+        self.moved: Moved = uncounted
         self._rounds: dict[str, int] = {}
         self._dealt: tuple[int, int | None, int] | None = None
         self._generation = 0
@@ -185,6 +186,9 @@ class MemoryCollective(Surviving):
             self.group.meet(handle.key, handle.buffer, self._absent)
         else:
             self.group.take(handle.key, handle.buffer)
+        others = [rank for rank in range(self.size) if rank != self.rank and rank not in self._absent]
+        place = sum(rank < self.rank for rank in others)
+        self.moved(ring_share(len(handle.buffer), len(others) + 1, place), False)
 
     def close(self) -> None:
         """See Collective.close."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from gbactl import shared_names
-from gbactl.collective.base import Vector, as_array
+from gbactl.collective.base import Moved, Vector, as_array, uncounted
 from gbactl.collective.meeting import Meeting
 from gbactl.collective.surviving import Beneath, InterruptedSum
 from gbactl.errors import ClusterError, ConfigError
@@ -100,6 +100,7 @@ class SharedMemoryCollective(Beneath):
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
         self.wanted: Callable[[], bool] = lambda: False
+        self.moved: Moved = uncounted
         self._root = folder
         self._buckets: dict[str, _Bucket] = {}
         self._dealt: tuple[int, int | None, int] | None = None
@@ -143,6 +144,7 @@ class SharedMemoryCollective(Beneath):
         if part is not None:
             self._make_room(bucket, number)
             bucket.slots[number & 1][part][:] = array
+            self.moved(array.nbytes, True)
             line = bucket.lines[part]
             line.round = number
             _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)

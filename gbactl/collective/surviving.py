@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from gbactl.collective.base import Moved
+
 NAME = "shm"  # collective=
 
 
@@ -21,6 +23,7 @@ class Surviving(ABC):
     """`wanted` is asked while a wait blocks: whether it is to be broken off."""
 
     wanted: Callable[[], bool]
+    moved: Moved  # see Collective
 
     @abstractmethod
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:

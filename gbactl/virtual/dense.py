@@ -8,12 +8,14 @@ order is held.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gbactl.cluster.messages import Norms, Push
+from gbactl.cluster.traffic import Traffic
+from gbactl.collective.base import ring_bytes
 from gbactl.kernels.base import Floats
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock
@@ -150,6 +152,7 @@ class Ring:
     cost: CostModel
     workers: int
     hosts: int
+    traffic: Traffic = field(default_factory=Traffic)
 
     def seconds(self, nbytes: int, compute: float) -> float:
         """From the arrival of the last worker, after `compute` seconds, to the sum."""
@@ -257,6 +260,7 @@ class ReplicatedSide:
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
         there, self._there = self._there, {}
+        self.ring.traffic.summed(ring_bytes(self.flat.size, len(there)), False)
         seconds = self.ring.work(self.flat.size)
         for worker, _ in there.values():
             worker.host.cores.run(seconds, worker.free)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gbactl.cluster.traffic import Traffic
+from gbactl.collective.base import ring_bytes
 from gbactl.kernels.base import Floats
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.events import Events
@@ -16,8 +18,8 @@ TICK = 1e-5  # seconds a round takes at least
 class Rounds:
     """`ranks` take part, over so many hosts. Sums are in rank order; one that dies counts if it had come."""
 
-    def __init__(self, events: Events, cost: CostModel, ranks: int, hosts: int) -> None:
-        self.events, self.cost, self.hosts = events, cost, hosts
+    def __init__(self, events: Events, cost: CostModel, ranks: int, hosts: int, traffic: Traffic | None = None) -> None:
+        self.events, self.cost, self.hosts, self.traffic = events, cost, hosts, traffic or Traffic()
         self._living = set(range(ranks))
         self._summing = False
         self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
@@ -47,6 +49,7 @@ class Rounds:
     def _sum(self) -> None:
         self._summing = False
         there, self._there = [self._there[rank] for rank in sorted(self._there)], {}
+        self.traffic.summed(ring_bytes(len(there[0][0]), len(there)), False)
         total = there[0][0].copy()
         for vector, _ in there[1:]:
             np.add(total, vector, out=total)

@@ -199,9 +199,9 @@ class VirtualCluster:
             if cfg.resume is not None:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
-            ring = Ring(self.cost, cfg.processes, hosts)
+            ring = Ring(self.cost, cfg.processes, hosts, self.hub.traffic)
             replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
-        rounds = Rounds(self.events, self.cost, cfg.processes, hosts)
+        rounds = Rounds(self.events, self.cost, cfg.processes, hosts, self.hub.traffic)
         trainers = TrainerSide(self.compute, self._replicas(), rounds)
         return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
 

@@ -34,6 +34,8 @@ def test_trainers_train_and_part(launcher: Launcher, options: tuple[str, ...]) -
     told = done.result["replicas"]
     assert told["trainers"] == 3 and told["exchanges"] > 0
     assert (done.result["collective"] is None) == ("mode=shadow_easgd" in options)
+    if done.result["collective"] is not None:
+        assert done.result["wire"]["bytes"]["dense"] >= told["bytes_exchanged"]
 
 
 def hurt(launched: Launched, victim: str, kind: signal.Signals = signal.SIGKILL) -> tuple[int, float]:

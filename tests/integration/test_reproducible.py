@@ -55,6 +55,9 @@ def test_any_number_of_servers(launcher: Launcher) -> None:
         assert [result[key] for result in results] == [results[0][key]] * 3
     assert {result["checksums"]["model"] for result in results} == {results[0]["checksums"]["model"]}
     assert {result["checksums"]["W0"] for result in results} == {results[0]["checksums"]["W0"]}
+    wires = [result["wire"] for result in results]
+    assert wires[0]["bytes"]["dense"] == wires[1]["bytes"]["dense"] == wires[2]["bytes"]["dense"] > 0
+    assert wires[1]["shared_memory"] == wires[1]["bytes"]["dense"], "a ring of two sends what is laid down beside it"
 
 
 def test_evaluation_does_not_depend_on_the_number_of_workers(launcher: Launcher) -> None:

@@ -13,9 +13,11 @@ from hubs import Pair
 from gbactl.cluster import frames
 from gbactl.cluster.messages import Elastic, Predictions, Pull, Push, Rows, Take, pack
 from gbactl.cluster.traffic import KINDS, PREFIX, Traffic, summary
-from gbactl.config import TransportConfig
+from gbactl.config import RunConfig, TransportConfig, check
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
+from gbactl.models import build
+from gbactl.models.flat import FlatModel
 from gbactl.virtual.run import run_virtual
 from tests.support.recorded import config, record, splits
 
@@ -39,6 +41,16 @@ def test_each_message_by_what_is_in_it() -> None:
     traffic.training = False
     traffic.sent(Elastic(1, 0.5), 60, 28)
     assert counted(traffic)["dense"] == 84
+
+
+def test_an_all_reduce_counts_though_the_next_phase_has_begun() -> None:
+    traffic = Traffic()
+    traffic.training = True
+    traffic.sent(Elastic(1, 0.5), 60, 28)
+    traffic.training = False
+    traffic.summed(100, False)
+    traffic.summed(7, True)
+    assert counted(traffic) == {"control": 60, "dense": 128, "shared": 7}
 
 
 def test_a_part_that_is_missing_has_no_ids() -> None:
@@ -90,16 +102,52 @@ def test_half_the_values_the_same_ids(data: dict[str, Any], tmp_path: Path) -> N
     assert full["bytes_per_step"]["rows"] == full["bytes"]["rows"] / 24
 
 
+def with_three(mode: str, data: dict[str, Any]) -> RunConfig:
+    """16 steps an epoch; in the last one two of three workers have no batch."""
+    cfg = config(mode, data)
+    size = {"cluster": dataclasses.replace(cfg.cluster, workers=3)}
+    return check(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, global_batch=48), **size))
+
+
+def flat(cfg: RunConfig) -> FlatModel:
+    schema = open_dataset(prepare(cfg.data)).schema
+    return FlatModel(build(cfg.model, schema.numeric, schema.fields, cfg.seed))
+
+
+def virtually(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
+    """Run it on one virtual host: messages count as shared memory there, an all-reduce does not."""
+    there = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
+    events: list[Any] = []
+    run_virtual(there, open_dataset(prepare(there.data)), run_dir, events.append)
+    [result] = [event.fields for event in events if event.name == "result"]
+    return dict(result)
+
+
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_a_virtual_cluster_sends_as_much(data: dict[str, Any], tmp_path: Path, name: str) -> None:
     cfg = dataclasses.replace(config("sync", data), transport=TransportConfig(wire_dtype=name))
-    threads = record(cfg, tmp_path / "threads")["wire"]
-    there = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
-    events: list[Any] = []
-    run_virtual(there, open_dataset(prepare(there.data)), tmp_path, events.append)
-    [virtual] = [event.fields["wire"] for event in events if event.name == "result"]
-    values = {kind: virtual["bytes"][kind] for kind in ("rows", "ids", "dense")}
+    threads, virtual = record(cfg, tmp_path / "threads")["wire"], virtually(cfg, tmp_path)["wire"]
+    assert threads["bytes"]["dense"] == virtual["bytes"]["dense"] > 0, "an all-reduce, and no message"
+    values = {kind: virtual["bytes"][kind] for kind in ("rows", "ids")}
     if virtual["shared_memory"]:
         assert virtual["shared_memory"] == sum(threads["bytes"][kind] for kind in values)
     else:
         assert values == {kind: threads["bytes"][kind] for kind in values}
+
+
+@pytest.mark.parametrize("run", [record, virtually])
+def test_an_all_reduce_is_counted_in_every_step(data: dict[str, Any], tmp_path: Path, run: Any) -> None:
+    """2 (W - 1) / W of the vector from each of W = 3, with a batch or without."""
+    cfg = with_three("sync", data)
+    wire, a_step = run(cfg, tmp_path)["wire"], 2 * (3 - 1) * 4 * flat(cfg).size
+    assert (wire["bytes"]["dense"], wire["bytes_per_step"]["dense"]) == (32 * a_step, a_step)
+
+
+@pytest.mark.parametrize("run", [record, virtually])
+def test_every_exchange_of_replicas_is_counted(data: dict[str, Any], tmp_path: Path, run: Any) -> None:
+    """And the rounds in which trainers part; in memory servers are given replicas and moments, too."""
+    cfg = with_three("shadow_ma", data)
+    result, model = run(cfg, tmp_path), flat(cfg)
+    given = 0 if run is virtually else 2 * 3 * 4 * (model.size + 2 * model.params)
+    rounds, rest = divmod(result["wire"]["bytes"]["dense"] - given, 2 * (3 - 1) * 4 * (model.size + 4))
+    assert rest == 0 and rounds >= result["replicas"]["exchanges"] / 3 + 2 > 2

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,37 @@ def test_without_room_the_ring_does_alone_until_it_breaks(tmp_path: Path, monkey
     ring.broken = True
     with pytest.raises(ClusterError, match="another rank is gone"):
         summed(one, 3, 0, 2)
+
+
+def counting(ranks: list[Any]) -> Counter[bool]:
+    """What `ranks` tell from now on: bytes sent, and (True) written to shared memory."""
+    seen: Counter[bool] = Counter()
+    for rank in ranks:
+        rank.moved = lambda nbytes, shared: seen.update({shared: nbytes})
+    return seen
+
+
+@pytest.mark.parametrize("living", [3, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_lives_tells_what_a_sum_moves(kind: str, living: int, tmp_path: Path) -> None:
+    """A server that sums is sent messages, which count themselves."""
+    ranks = group(kind, 3, tmp_path)[:living]
+    seen = counting(ranks)
+    for rank in ranks if living == 2 else ():
+        rank.leave_out(2)
+    handles = [put(rank, 1, place, living)[0] for place, rank in enumerate(ranks)]
+    for rank, handle in zip(ranks, handles, strict=True):
+        rank.wait(handle)
+    assert seen[False] == (2 * (living - 1) * 4 * N if kind == "memory" else 0)
+    assert seen[True] == (living * 4 * N if kind == "shm" else 0)
+
+
+@pytest.mark.skipif(not available(), reason="no shared memory")
+def test_a_ring_and_what_lies_beside_it_are_both_counted(tmp_path: Path) -> None:
+    rings = group("memory", 2, tmp_path)
+    ones = [FallingCollective(ring, under) for ring, under in zip(rings, group("shm", 2, tmp_path), strict=True)]
+    seen = counting(ones)
+    handles = [one.start("d", part(1, position)) for position, one in enumerate(ones)]
+    for one, handle in zip(ones, handles, strict=True):
+        one.wait(handle)
+    assert seen == {False: 2 * 4 * N, True: 2 * 4 * N}

@@ -162,6 +162,8 @@ def test_what_is_counted_from_the_log_is_what_went_through_the_network(
     assert seen.bytes[Elastic] + seen.bytes[Centre] == result.get("replicas", {}).get("bytes_exchanged", 0)
     assert (counted["dense"] > 0) == (mode in ("async", "gba"))
     assert counted["all-reduce"] == (8 * 3 * result["global_step"] * PARAMETERS if mode == "sync" else 0)
+    if mode == "sync":
+        assert result["wire"]["bytes"]["dense"] == counted["all-reduce"]
 
 
 def test_threads_and_processes_on_one_replica_are_measured(scripts: Any) -> None:

@@ -55,6 +55,7 @@ def test_one_that_dies_before_a_round_is_missing_in_it(rounds: Rounds, events: E
     meet(rounds, events, told, 2, 0)
     run(events)
     assert told[2:] == [(0, 4.0, 4.0), (2, 4.0, 4.0)]
+    assert rounds.traffic.counters() == {"sent dense": 2 * 2 * (2 - 1) * 4}, "two rings of two, of one value"
 
 
 @pytest.mark.parametrize("complete", [False, True])

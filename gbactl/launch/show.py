@@ -109,5 +109,20 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("samples read", f"{samples['read']:,}"),
         ("trained / decayed / lost", f"{samples['trained']:,} / {samples['decayed']:,} / {samples['lost']:,}"),
         ("staleness mean / p50 / p99", f"{stale['mean']:.2f} / {stale['p50']:.0f} / {stale['p99']:.0f}"),
+        *_network(result),
         ("run directory", str(result["run_dir"])),
     ]
+
+
+def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was sent in a step, and lay in shared memory in all; how much was turned away, if anything was."""
+    found: list[tuple[str, str]] = []
+    wire, refused = result.get("wire"), result.get("refused_frames")
+    if wire is not None:
+        a_step, shared = wire["bytes_per_step"], wire["shared_memory"]
+        sizes = " / ".join(f"{sent / 1e3:,.1f}" for sent in a_step.values())
+        beside = f"; shared memory {shared / 1e6:,.1f} MB" if shared else ""
+        found.append((f"kB a step: {' / '.join(a_step)}", sizes + beside))
+    if refused:
+        found.append(("refused (reasons: result.json)", f"{refused:,}"))
+    return found

@@ -12,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_TOP = ("auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_auc", "global_step")
+_TOP = (
+    "auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_auc", "global_step",
+    "refused_frames",
+)  # fmt: skip
 _PHASE = ("auc", "eps")
 _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
 _NOT_CONFIGURATION = ("tracking", "run_dir")
@@ -28,12 +31,20 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in (result.get(group) or {}).items():
             yield f"{group}_{name}", value
     yield from _replicas(result.get("replicas") or {})
+    yield from _wire(result.get("wire") or {})
     for worker, values in (result.get("per_worker") or {}).items():
         for name, value in values.items():
             yield f"worker_{name}/{worker}", value
     for phase in result.get("phases") or []:
         for name in _PHASE:
             yield f"{name}/{phase.get('day')}", phase.get(name)
+
+
+def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Bytes sent: wire_bytes_per_step_dense, ..., and wire_shared_memory of the whole run."""
+    for kind, value in (told.get("bytes_per_step") or {}).items():
+        yield f"wire_bytes_per_step_{kind}", value
+    yield "wire_shared_memory", told.get("shared_memory")
 
 
 def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

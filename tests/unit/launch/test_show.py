@@ -81,6 +81,16 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["AUC"] == "0.70000" and "best possible AUC" not in rows
     assert rows["trained / decayed / lost"] == "990 / 10 / 0"
     assert rows["staleness mean / p50 / p99"] == "1.50 / 1 / 4"
+    assert not [name for name in rows if "refused" in name or "kB" in name]
     assert dict(_summary({**result, "best_auc": 0.8}))["best possible AUC"] == "0.80000"
+    a_step = {"dense": 1234.0, "rows": 20000.0, "ids": 0.0, "control": 560.0, "other": 0.0}
+    more = {"wire": {"bytes_per_step": a_step, "shared_memory": 0}, "refused_frames": 0}
+    told = dict(_summary({**result, **more}))
+    assert told["kB a step: dense / rows / ids / control / other"] == "1.2 / 20.0 / 0.0 / 0.6 / 0.0"
+    assert set(told) - set(rows) == {"kB a step: dense / rows / ids / control / other"}, "nothing was refused"
+    more = {"wire": {"bytes_per_step": a_step, "shared_memory": 3_460_000}, "refused_frames": 1200}
+    told = dict(_summary({**result, **more}))
+    assert told["kB a step: dense / rows / ids / control / other"].endswith(" / 0.0; shared memory 3.5 MB")
+    assert told["refused (reasons: result.json)"] == "1,200"
     Show().result(result)
     assert "gba, seed 1" in capsys.readouterr().out

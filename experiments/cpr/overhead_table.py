@@ -58,8 +58,9 @@ def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
     notes = (
         f"none: {hours:.1f} h, AUC {auc:.5f}, {len(plain)} seeds; {failures:.1f} failures a job; +-: half of a 95 % "
         "interval over seeds, of differences or ratios in pairs of one seed.",
-        "expected: by the equations; overhead: by the clock, against the job of the same seed without saves and "
-        "failures; its parts as they were charged, `again`: training that was undone and done once more.",
+        "expected: by the equations, and the whole saves between chosen rows; overhead: by the clock, against the "
+        "job of the same seed without saves and failures; its parts as they were charged, `again`: training that was "
+        "undone and done once more.",
         "lost updates: row updates undone, of all; samples again: trained a second time after a full recovery.",
         f"bold: all of the interval is at or under {100 * TARGET_OVERHEAD:.2f} %, or within +-{TARGET_AUC} AUC.",
     )

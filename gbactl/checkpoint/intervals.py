@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gbactl.checkpoint.overheads import Costs, best_full_interval, expected_pls, full, interval_for, partial
+from gbactl.checkpoint.overheads import Costs, bases, best_full_interval, expected_pls, full, interval_for, partial
 
 if TYPE_CHECKING:
     from gbactl.config.groups import CheckpointConfig
@@ -38,20 +38,29 @@ class Estimate:
         return self.partial_overhead if self.recovery == "partial" else self.full_overhead
 
     def sentence(self, steps: int | None = None) -> str:
-        """The choice and what it rests on; `steps`: the interval, if it was told so."""
-        often = f"{self.interval:,.0f} s" if steps is None else f"{steps} steps"
-        choice = f"partial recovery {100 * self.partial_overhead:.2f} %, full {100 * self.full_overhead:.2f} %"
+        """The choice and what it rests on; `steps`: the interval, if it was told so: nobody knows its seconds yet."""
+        part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
+        often, where = f"{self.interval:,.0f} s", ""
+        if steps is not None:
+            often, where = f"{steps} steps", ", not at those but at the intervals that follow from the costs"
+            part, whole = f"{part} at {self.partial_interval:,.0f} s", f"{whole} at {self.full_interval:,.0f} s"
+        cheaper = ", the cheaper one" if self.full_overhead <= self.partial_overhead else ""
+        choice = f"{self.recovery} recovery{cheaper}, saved every {often}"
         pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
-        return f"{self.recovery} recovery, saved every {often} (expected overhead: {choice}{pls})"
+        return f"{choice} (expected overhead{where}: partial recovery {part}, full {whole}{pls})"
 
 
-def estimate(variant: str, costs: Costs, target_pls: float, interval: float | None = None) -> Estimate:
+def estimate(
+    variant: str, costs: Costs, target_pls: float, interval: float | None = None, parts: int = 1, base_every: int = 0
+) -> Estimate:
     """Choose between full and partial recovery, each at its own interval, or both at `interval`.
 
-    Partial where the variant asks for it and it is cheaper; else full."""
+    Partial where the variant asks for it and it is cheaper; else full. `parts` and `base_every` of partial recovery's
+    Rhythm: its whole saves are added to what the equations say, and change no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
-    overheads = full(costs, whole) / costs.job, partial(costs, part) / costs.job
+    saved = partial(costs, part) + bases(costs, part, parts, base_every)
+    overheads = full(costs, whole) / costs.job, saved / costs.job
     pays = variant in PARTIAL and overheads[1] < overheads[0]
     chosen = part if pays else whole
     return Estimate(
@@ -106,12 +115,17 @@ def costs_of(config: CheckpointConfig, servers: int) -> Costs:
 
 def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
     """Of a configuration. Raises ConfigError for times that cannot be."""
-    return estimate(config.name, costs_of(config, servers), config.target_pls, config.interval_seconds)
+    costs, parts = costs_of(config, servers), _parts(config)
+    return estimate(config.name, costs, config.target_pls, config.interval_seconds, parts, config.base_every)
+
+
+def _parts(config: CheckpointConfig) -> int:
+    """Saves in an interval where partial recovery pays."""
+    return max(1, round(1 / config.share)) if config.name in PARTIAL and config.name != "cpr" else 1
 
 
 def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
     """Of a configuration: rows are chosen where a variant does that and partial recovery pays."""
     found = estimate_of(config, servers)
-    chooses = found.recovery == "partial" and config.name != "cpr"
-    parts = max(1, round(1 / config.share)) if chooses else 1
+    parts = _parts(config) if found.recovery == "partial" else 1
     return Rhythm(parts, found.interval, config.interval_steps, config.base_every)

@@ -54,6 +54,12 @@ def _saves(costs: Costs, interval: float) -> float:
     return costs.save * costs.job / interval
 
 
+def bases(costs: Costs, interval: float, parts: int, every: int) -> float:
+    """gbactl's own, not of the equations: where each of the `parts` saves in an interval has a part of the rows, the
+    last one in `every` intervals has all of them (0: never): (1 - 1/parts) O_s floor(T / (every T_s)); see Rhythm."""
+    return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
+
+
 def best_full_interval(costs: Costs) -> float:
     """T_s = sqrt(2 O_s T_f), where `full` is smallest; the job's length where saving costs nothing to think of."""
     return math.sqrt(2 * costs.save * costs.between_failures) or costs.job

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gbactl.checkpoint.emulation import Emulation, by_distribution, emulate
 from gbactl.checkpoint.intervals import Rhythm
-from gbactl.checkpoint.overheads import Costs, expected_pls, full, partial
+from gbactl.checkpoint.overheads import Costs, bases, expected_pls, full, partial
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.injector import Injector
@@ -82,6 +82,8 @@ def test_the_equations_hold_over_many_failures(distribution: str) -> None:
     part = emulate(costs, whole(200.0), "partial", 1, distribution)
     assert part.pls == pytest.approx(expected_pls(costs, 200.0), rel=0.05)
     assert part.overhead == pytest.approx(partial(costs, 200.0) / costs.job, rel=0.05)
+    chosen = emulate(costs, Rhythm(4, 200.0, None, 2), "partial", 1, distribution)
+    assert chosen.overhead == pytest.approx((partial(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05)
     everybody = emulate(costs, whole(50.0), "full", 1, distribution)
     assert everybody.overhead == pytest.approx(full(costs, 50.0) / costs.job, rel=0.05)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate, estimate_of, rhythm_of
-from gbactl.checkpoint.overheads import Costs, best_full_interval, expected_pls, full, interval_for, partial
+from gbactl.checkpoint.overheads import Costs, bases, best_full_interval, expected_pls, full, interval_for, partial
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.config import CheckpointConfig
 from gbactl.errors import ConfigError
@@ -56,7 +56,7 @@ def test_full_recovery_where_partial_does_not_pay() -> None:
     strict = estimate("cpr_mfu", REFERENCE, 1e-4)
     assert strict.recovery == "full"
     assert strict.interval == best_full_interval(REFERENCE)
-    assert "full recovery" in strict.sentence() and "every 7 steps" in strict.sentence(7)
+    assert "full recovery, the cheaper one" in strict.sentence() and "every 7 steps" in strict.sentence(7)
     assert estimate("full", REFERENCE, 0.035).recovery == "full"
 
 
@@ -67,7 +67,32 @@ def test_half_the_bytes_cost_half_of_a_save() -> None:
 
 
 def test_an_interval_that_is_set_is_taken() -> None:
-    assert estimate("cpr", REFERENCE, 0.035, 600.0).interval == 600.0
+    found = estimate_of(CheckpointConfig("cpr", interval_seconds=600.0), 8)
+    assert found.interval == 600.0 and found.expected_pls == expected_pls(REFERENCE, 600.0)
+    assert found.partial_overhead == partial(REFERENCE, 600.0) / REFERENCE.job
+    assert found.full_overhead == full(REFERENCE, 600.0) / REFERENCE.job
+    assert "every 600 s (expected overhead: partial" in found.sentence()
+
+
+def test_what_is_expected_at_an_interval_in_steps_is_said_to_be_of_another() -> None:
+    found = estimate_of(CheckpointConfig("cpr", interval_steps=7), 8)
+    assert found == estimate_of(CheckpointConfig("cpr"), 8)
+    told = "every 7 steps (expected overhead, not at those but at the intervals that follow from the costs: partial"
+    assert told in found.sentence(7) and "0.65 % at 56,448 s, full 8.20 % at 8,082 s" in found.sentence(7)
+
+
+def test_whole_saves_between_chosen_rows_cost_more_and_change_no_interval() -> None:
+    """A job of 56 h ends before the first of them; in a long one they add a tenth, and may decide."""
+    config = CheckpointConfig("cpr_mfu")
+    assert estimate_of(config, 8) == estimate_of(CheckpointConfig("cpr"), 8)
+    long = replace(REFERENCE, job=10_000 * REFERENCE.between_failures)
+    plain, found = estimate("cpr", long, 0.035), estimate("cpr_mfu", long, 0.035, None, 8, 8)
+    more = 7 / 8 * REFERENCE.save / (8 * plain.interval)
+    assert found.partial_overhead - plain.partial_overhead == pytest.approx(more, rel=0.01)
+    assert replace(found, partial_overhead=plain.partial_overhead) == plain
+    assert bases(long, plain.interval, 1, 8) == bases(long, plain.interval, 8, 0) == 0.0
+    even = next(pls / 1e4 for pls in range(1, 100) if estimate("cpr", long, pls / 1e4).recovery == "partial")
+    assert estimate("cpr_mfu", long, even, None, 8, 1).recovery == "full"
 
 
 @pytest.mark.parametrize("wrong", [{"job": 0.0}, {"between_failures": -1.0}, {"servers": 0}, {"save": float("nan")}])

@@ -14,6 +14,7 @@ from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.intervals import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.checkpoint.resume import at
+from gbactl.cluster.messages import Event
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.errors import EventLogError
 from gbactl.replay.recording import scan
@@ -24,9 +25,9 @@ KILL = {"kind": "kill", "servers": [1], "step": 7}
 COSTS = {"save_seconds": 8.0, "load_seconds": 6.0, "reschedule_seconds": 5.0}
 
 
-def saving(name: str, mode: str, *plans: dict[str, Any], steps: int = 4, **more: Any) -> RunConfig:
-    """12 steps; `name` partial recovery pays at this target."""
-    options = {"keep": 9, "target_pls": 0.5, "share": 0.5, "large_tables": 0.5, **COSTS}
+def saving(name: str, mode: str, *plans: dict[str, Any], steps: int = 4, target: float = 0.5, **more: Any) -> RunConfig:
+    """12 steps; partial recovery pays at this target."""
+    options = {"keep": 9, "target_pls": target, "share": 0.5, "large_tables": 0.5, **COSTS}
     cfg = config(mode, faults=list(plans), **more)
     saved = CheckpointConfig(name, interval_steps=steps, **options)
     return check(dataclasses.replace(cfg, checkpoint=saved))
@@ -80,6 +81,22 @@ def test_partial_recovery_adds_up_and_costs_what_it_costs(
         assert again[key] == result[key]
     with pytest.raises(EventLogError, match="a server was lost"):
         scan(tmp_path / "run" / "events.log")
+
+
+def test_where_partial_recovery_does_not_pay_everybody_goes_back_and_is_told_why(data: Path, tmp_path: Path) -> None:
+    """So small a portion may be lost that all would be saved every 40 seconds."""
+    told: list[Event] = []
+    plain = run(config("sync"), data, tmp_path / "plain")
+    result = run(saving("cpr", "sync", KILL, target=1e-4), data, tmp_path / "run", told)
+    adds_up(result, 1500)
+    saved, went = result["checkpoint"], result["checkpoint"]["overhead"]
+    assert (saved["name"], saved["recovery"], saved["pls"]) == ("cpr", "full", 0.0)
+    assert (went["went_back_alone"], went["everybody_went_back"], went["samples_again"]) == (0, 1, 3 * 128)
+    assert result["checksums"] == plain["checksums"]
+    events = [event.fields for event in told if event.name == "checkpoint"]
+    [sentence] = [fields["sentence"] for fields in events if fields["state"] == "planned"]
+    assert sentence.startswith("full recovery, the cheaper one, saved every 4 steps")
+    assert "partial recovery 19.85 % at 40 s, full 1.27 % at 1,270 s" in sentence
 
 
 @pytest.mark.parametrize(("step", "lost", "failed"), [(4, 512, 1), (6, 256, 0)])

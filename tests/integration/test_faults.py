@@ -136,17 +136,36 @@ def test_a_plan_that_cannot_be_ends_in_a_sentence(
     assert not done.run_dir.exists()
 
 
+def reported(launcher: Launcher, *options: str) -> dict[str, Any]:
+    """What `gbactl report` makes of all runs."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "gbactl", "report", "--format", "json", *options],
+        cwd=launcher.cwd, env=launcher.environment, text=True, capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(shown.stdout)
+    return found
+
+
 @pytest.mark.slow
 def test_the_report_shows_injected_beside_observed(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", "data.rows_per_day=24000", "faults=one_slow", tracking=True)
     assert launched.finish().code == 0
-    shown = subprocess.run(
-        [sys.executable, "-m", "gbactl", "report", "--format", "json"],
-        cwd=launcher.cwd, env=launcher.environment, text=True, capture_output=True, timeout=120, check=True,
-    )  # fmt: skip
-    (line,) = json.loads(shown.stdout)["slowdowns"]
+    (line,) = reported(launcher)["slowdowns"]
     assert (line["key"], line["workers"], line["n"]) == (["gba"], "W1", 1)
     assert line["injected"]["mean"] == pytest.approx(4.0) and line["observed"]["mean"] > 1.5
+
+
+@pytest.mark.slow
+def test_the_report_shows_what_failures_cost(launcher: Launcher) -> None:
+    plans = "faults.plans=[{kind: kill, servers: [0], step: 7}, {kind: kill, workers: [1], step: 20}]"
+    saved = ("checkpoint=cpr", "checkpoint.interval_steps=3")
+    recovery = launcher.train("mode=gba", "data.rows_per_day=24000", plans, *saved, tracking=True)["recovery"]
+    lines = reported(launcher, "--by", "tags.gbactl.failures")["failures"]
+    assert [(line["process"], line["failure"], line["n"]) for line in lines] == [("S0", "kill", 1), ("W1", "kill", 1)]
+    for line, failed in zip(lines, recovery, strict=True):
+        assert line["key"] == ["S0 kill, W1 kill"]
+        shown = {name: None if stat is None else stat["mean"] for name, stat in line["stats"].items()}
+        assert shown == pytest.approx({"count": 1.0, **{name: failed[name] for name in shown if name != "count"}})
 
 
 def busy() -> float:

@@ -140,7 +140,9 @@ class Coordinator:
             self.over = False
         self.switcher.ended()
         best = results[stopping.best_round] if self.dataset.kind == "splits" else results[-1]
-        self._event("result", self.result(best))
+        told = self.result(best)
+        self.recovery.times.end()
+        self._event("result", told)
         self.log.close(step=self.step)
         self._dismiss("done")
 

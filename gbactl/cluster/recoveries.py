@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,23 +30,29 @@ class Failed:
         self.pls += loss.pls
         self.lost_updates += loss.updates
 
-    def told(self) -> dict[str, Any]:
-        """As result.json has it: seconds since the failure, or since it was noticed if it was not injected."""
+    def timed(self) -> dict[str, Any]:
+        """As the event log has it: seconds since the failure, or since it was noticed if it was not injected."""
         times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
         since = {name: None if time is None else time - self.at for name, time in times.items()}
+        return {"process": self.process, "failure": self.failure, **since}
+
+    def told(self) -> dict[str, Any]:
+        """As result.json has it: with what was lost."""
         lost = {"samples_lost": self.samples_lost, "pls": self.pls, "lost_updates": self.lost_updates}
         lost |= {"samples_again": self.samples_again} if self.samples_again else {}
-        return {"process": self.process, "failure": self.failure, **since, **lost}
+        return {**self.timed(), **lost}
 
 
 class Recoveries:
-    """`now` in seconds. A process may fail more than once."""
+    """`now` in seconds. A process may fail more than once. `log` gets each failure with its number, once: when its
+    process is of use again, or at the end."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(self, now: Callable[[], float], log: Callable[[int, Failed], None] = lambda *_: None) -> None:
+        self.now, self._log = now, log
         self.all: list[Failed] = []
         self.injuries: dict[str, tuple[str, float]] = {}  # that nobody has missed yet: what was done, and when
         self._reborn: Failed | None = None  # this coordinator's own predecessor
+        self._logged: set[int] = set()
 
     def injected(self, process: str, kind: str) -> None:
         """A fault plan hurts a process now."""
@@ -73,10 +79,35 @@ class Recoveries:
     def useful(self, process: str) -> None:
         """It has done its first work."""
         if self._reborn is not None:
-            self._reborn.useful, self._reborn = self.now(), None
+            reborn, self._reborn = self._reborn, None
+            self._of_use(reborn)
         failed = self.last(process)
         if failed is not None and failed.loaded is not None and failed.useful is None:
-            failed.useful = self.now()
+            self._of_use(failed)
+
+    def _of_use(self, failed: Failed) -> None:
+        failed.useful = self.now()
+        self._tell(failed)
+
+    def _tell(self, failed: Failed) -> None:
+        number = next(number for number, each in enumerate(self.all) if each is failed)
+        if number not in self._logged:
+            self._logged.add(number)
+            self._log(number, failed)
+
+    def end(self) -> None:
+        """The run is over: whoever is not of use by now will not be."""
+        for failed in self.all:
+            if failed.useful is None:
+                self._tell(failed)
+
+    def heard(self, logged: Iterable[Mapping[str, Any]]) -> None:
+        """What another coordinator logged; it may have died before it noted as much."""
+        for each in logged:
+            self._logged.add(each["number"])
+            failed = self.all[each["number"]]
+            if failed.useful is None and each["useful_s"] is not None:
+                failed.useful = failed.at + each["useful_s"]
 
     def dense_lost(self, samples: int) -> None:
         """The dense part of so many samples' gradients is gone with a worker: with the last one, as far as is known."""

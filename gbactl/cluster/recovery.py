@@ -17,7 +17,7 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.heartbeat import Heartbeat
 from gbactl.cluster.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
-from gbactl.cluster.recoveries import Recoveries
+from gbactl.cluster.recoveries import Failed, Recoveries
 from gbactl.collective import surviving
 from gbactl.collective.shm import available
 from gbactl.errors import ClusterError
@@ -41,7 +41,7 @@ class Recovery:
         cfg, now = coordinator.cfg, coordinator.hub.now
         plan = FaultPlan.of(cfg)
         self.injector = Injector(plan)
-        self.times = Recoveries(now)
+        self.times = Recoveries(now, self._log)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
         self.begun: BeginPhase | None = None  # what workers were told last
         self.struck = (-1, -1.0)  # step and seconds of the last injection
@@ -218,6 +218,10 @@ class Recovery:
         c._event("joined", {"process": f"W{worker}", "step": c._now_step})
         for _ in range(self._takes.pop(worker, 0)):
             c._take(worker)
+
+    def _log(self, number: int, failed: Failed) -> None:
+        since = failed.at - self.c.record.began
+        self.c.log.info(eventlog.FAILURE, {"number": number, "at_s": since, **failed.timed()})
 
     def told(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
         """What result.json says of failures, and of messages where a fault plan was at work on them."""

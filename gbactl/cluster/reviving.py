@@ -63,6 +63,7 @@ class Revival:
         self.number = found.stood["phase"] + len(phases)
         self.begun = BeginPhase(**phases[-1]) if phases and found.stood["stage"] == TRAIN else None
         self.told = [record.fields for record in infos if record.kind == eventlog.SERVER]
+        self.failures = [record.fields for record in infos if record.kind == eventlog.FAILURE]
         self._standing: dict[int, Standing] = {}
         self._holding: dict[int, Holding] = {}
         self._staged: list[tuple[Channel, Staged]] = []
@@ -156,6 +157,7 @@ class Revival:
         c.recovery.restore(notes["struck"], notes["broken"])
         times = c.recovery.times
         times.all = [Failed(**failed) for failed in notes["failed"]]
+        times.heard(self.failures)
         times.injuries = {process: (kind, at) for process, (kind, at) in notes["injured"]}
         c.cuts.restore(notes["cuts"])
         c.lost_parts.restore(notes["dense_lost"])

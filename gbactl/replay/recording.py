@@ -160,7 +160,7 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
         if fields.get("step") != recording.steps:
             raise EventLogError(f"{recording.path} ends at step {fields.get('step')} after {recording.steps} orders.")
         recording.ended = True
-    elif record.kind not in (eventlog.NOTE, eventlog.MOVED):
+    elif record.kind not in (eventlog.NOTE, eventlog.MOVED, eventlog.FAILURE):
         raise EventLogError(f"{recording.path} has a second header.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import eventlog
+from tests.support.failures import logged
 from tests.support.processes import SECONDS, Launched, Launcher, alive
 
 KILL = "faults.plans=[{kind: kill, servers: [0], step: 7}]"
@@ -37,6 +38,8 @@ def test_a_killed_server_comes_back_alone(launcher: Launcher, mode: str) -> None
     assert (launched.run_dir / "logs" / "S0-1.log").exists() and "lost_workers" not in result
     [injected] = json.loads((launched.run_dir / "faults.json").read_text())["injected"]
     assert injected["done"] and not alive(injected["pid"])
+    [timed] = logged(launched.run_dir, result)
+    assert timed["at_s"] == pytest.approx(injected["at"], abs=0.1)
 
 
 def test_everybody_goes_back(launcher: Launcher) -> None:

@@ -39,6 +39,7 @@ RECORDS: list[Record] = [
     JoinedRecord(2),
     InfoRecord(eventlog.CHECKSUM, {"S0": "abc"}),
     InfoRecord(eventlog.NOTE, {"gone": [1], "struck": [3, 0.5]}),
+    InfoRecord(eventlog.FAILURE, {"number": 0, "at_s": 1.5, "process": "W1", "useful_s": None}),
     InfoRecord(eventlog.END, {"step": 8}),
 ]
 
@@ -166,6 +167,7 @@ def test_written_ahead_everything_that_somebody_acts_upon_is_in_the_file(path: P
     for number, write_one in enumerate((
         lambda: log.grant(1, 2, 3), lambda: log.drop(1, 2), lambda: log.left(1), lambda: log.joined(1),
         lambda: log.stop(4), lambda: log.forgo(1), lambda: log.info(eventlog.NOTE, {}),
+        lambda: log.info(eventlog.FAILURE, {}),
     )):  # fmt: skip
         log.announce(1, 2, [3], [3])
         write_one()
@@ -203,6 +205,15 @@ def test_another_format(path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(EventLogError, match="has format 99, this gbactl reads"):
         list(read(path))
+
+
+@pytest.mark.parametrize("older", eventlog.READ)
+def test_older_formats_are_read(path: Path, older: int) -> None:
+    write(path, RECORDS)
+    data = bytearray(path.read_bytes())
+    data[8] = older
+    path.write_bytes(data)
+    assert list(read(path)) == RECORDS
 
 
 def test_an_order_is_in_the_file_when_it_is_journaled(path: Path) -> None:

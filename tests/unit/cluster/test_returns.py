@@ -44,6 +44,7 @@ from gbactl.config import (
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
 from gbactl.replay.recording import scan
 from tests.support.deaths import Orphaned, Victim
+from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.small_data import prepared
 
@@ -425,6 +426,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     adds_up(result)
     assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
     assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
+    logged(tmp_path, result)
 
 
 def test_the_coordinator_is_killed_and_then_a_server(

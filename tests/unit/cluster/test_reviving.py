@@ -17,7 +17,8 @@ from gbactl.cluster.messages import Barrier, BeginPhase, DropPart, Event, Fence,
 from gbactl.cluster.recovery import FATES
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.replay.command import replay, sentence
-from tests.support.deaths import Death
+from tests.support.deaths import Death, DyingWorker
+from tests.support.failures import logged
 from tests.support.memory_cluster import Killed
 from tests.support.memory_cluster import run_in_memory as run
 from tests.support.recorded import MODES, config, splits
@@ -174,6 +175,29 @@ def test_a_worker_dies_with_it(data: dict[str, Any], tmp_path: Path, monkeypatch
     assert death.deaths == 1
     went_well(result, tmp_path)
     assert {failed["process"] for failed in result["recovery"]} == {"C", "W1"}
+    logged(tmp_path, result)
+
+
+def test_what_one_has_logged_of_failures_another_does_not_log_again(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies when all is in the log but its end."""
+    DyingWorker(monkeypatch, 1, 4, "before")
+    plain, deaths = Coordinator._event, list[str]()
+
+    def event(this: Any, name: str, fields: dict[str, Any]) -> None:
+        if name == "result" and not deaths:
+            deaths.append(name)
+            raise Killed
+        plain(this, name, fields)
+
+    monkeypatch.setattr(Coordinator, "_event", event)
+    cfg = config("gba", data)
+    cfg.cluster.lost_worker = "continue"
+    result = go(cfg, tmp_path)
+    assert deaths
+    went_well(result, tmp_path)
+    assert [each["process"] for each in logged(tmp_path, result)] == ["W1", "C"]
 
 
 def test_within_a_day_that_switches(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from gbactl.errors import EventLogError
 from gbactl.replay.recording import scan
 from gbactl.store.shard import Shard
 from gbactl.virtual.comebacks import Comebacks
+from tests.support.failures import logged
 
 KILL = {"kind": "kill", "servers": [1], "step": 7}
 COSTS = {"save_seconds": 8.0, "load_seconds": 6.0, "reschedule_seconds": 5.0}
@@ -97,6 +98,19 @@ def test_where_partial_recovery_does_not_pay_everybody_goes_back_and_is_told_why
     [sentence] = [fields["sentence"] for fields in events if fields["state"] == "planned"]
     assert sentence.startswith("full recovery, the cheaper one, saved every 4 steps")
     assert "partial recovery 19.85 % at 40 s, full 1.27 % at 1,270 s" in sentence
+
+
+@pytest.mark.parametrize("name", ["cpr", "full"])
+def test_the_event_log_times_every_failure(data: Path, tmp_path: Path, name: str) -> None:
+    """Also where another cluster, with a log of its own, goes on in the place of the first."""
+    told: list[Event] = []
+    worker = {"kind": "kill", "workers": [2], "step": 2}
+    result = run(saving(name, "gba", worker, KILL, cost={"restart_us": 2000.0}), data, tmp_path / "run", told)
+    found = logged(tmp_path / "run", result)
+    assert [(each["process"], each["failure"]) for each in found] == [("W2", "kill"), ("S1", "kill")]
+    injected = [event.fields["at"] for event in told if event.name == "inject"]
+    assert [each["at_s"] for each in found] == pytest.approx(injected)
+    assert all(each["detected_s"] < each["loaded_s"] < each["useful_s"] for each in found)
 
 
 @pytest.mark.parametrize(("step", "lost", "failed"), [(4, 512, 1), (6, 256, 0)])

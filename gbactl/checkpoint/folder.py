@@ -106,6 +106,8 @@ class Folder:
         gone = [name for name in found if name not in kept and number_of(name) < number_of(names[-1])]
         for name in gone:
             self.remove(name)
+        for trash in self.path.glob(f"{TRASH}*"):  # of who died, or failed, while it took one away
+            shutil.rmtree(trash, ignore_errors=True)
         return sorted(gone)
 
     def remove(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import tensorfile
+from gbactl.checkpoint.closing import Closing
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.restore import load_newest, load_shard
 from gbactl.checkpoint.tensorfile import TensorFile, write_tensors
@@ -265,6 +267,45 @@ def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
     assert folder.newest().last.number == 4
     (tmp_path / "cut-000003" / "S0.safetensors").unlink()
     assert folder.newest().last.number == 2, "the one that it rests on is as important as itself"
+
+
+def test_a_removal_that_failed_is_done_by_the_next_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path)
+    for number in (1, 2):
+        save(tmp_path, shards_of(1), number)
+    with monkeypatch.context() as dying:
+        dying.setattr("gbactl.checkpoint.folder.shutil.rmtree", lambda *_, **__: None)
+        assert folder.keep(1) == ["cut-000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".gone-cut-000001", "cut-000002"]
+    assert folder.keep(1) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["cut-000002"]
+
+
+def test_a_name_is_given_to_what_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file before its name, its name before the manifest, the manifest before its own, and that before the cut's:
+    after a power cut there is a whole checkpoint or none."""
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(fd: int) -> None:
+        fsync(fd)
+        done.append(("on the disk", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(("named", target.name))
+        return replace(path, target)
+
+    (shard,) = shards_of(1)
+    made = dataclasses.replace(save(tmp_path / "other", [shard]), files=[])
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    folder = Folder(tmp_path / "checkpoints")
+    write_tensors(folder.begin(1) / "S0.safetensors", tensors(shard), {})
+    assert Closing(folder, made, {"dense.step": TENSORS["step"]}, 1, inline=True).error == ""
+    expected: list[tuple[str, str]] = []
+    for name in ("S0.safetensors", "dense.safetensors", "manifest.json"):
+        expected += [("on the disk", f".{name}.partial"), ("named", name), ("on the disk", "cut-000001")]
+    assert done == [*expected, ("on the disk", "checkpoints")]
 
 
 def test_a_folder_without_checkpoints(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def line(told: dict[str, Any]) -> str:
 
 def verify_all(run: str) -> None:
     """Check every checkpoint. Raises CheckpointError, after telling of all, if one is not good."""
-    folder = Folder(resume.folder_of(run))
+    folder = resume.own(run)
     bad = 0
     for name in folder.names():
         try:

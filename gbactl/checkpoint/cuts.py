@@ -70,7 +70,8 @@ class Cuts:
     def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
         self.c, cfg = coordinator, coordinator.cfg
         self.on = cfg.checkpoint.name != "none"
-        self.folder = Folder(run_dir / folders.NAME)
+        identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint)
+        self.folder = Folder(run_dir / folders.NAME, identity)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
         self.stakes = Stakes(0, cfg.cluster.servers)
@@ -234,7 +235,7 @@ class Cuts:
         config = to_dict(c.cfg)
         manifest = Manifest(
             number, step, kind, c.cfg.cluster.servers, c.dataset.schema.rows, row_width(c.cfg.model), home, [],
-            position, config, self._schema(), manifests.identity(config, c.dataset.fingerprint), base, __version__,
+            position, config, self._schema(), self.folder.identity, base, __version__,
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
         unsaved = self.stakes.updates.unsaved

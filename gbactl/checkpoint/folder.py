@@ -20,6 +20,7 @@ from gbactl.errors import CheckpointError
 NAME = "checkpoints"
 TRASH = ".gone-"
 Refused = Callable[[str], None]
+Part = tuple[int, int] | None  # a shard, and of how many; None: all of them
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Chain:
 
 
 class Folder:
-    """All of a run's. `path` need not be there."""
+    """All of a run's. `path` need not be there; `identity`: the run's, as in manifests ("": not known, any will do)."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, identity: str = "") -> None:
+        self.path, self.identity = path, identity
 
     def names(self) -> list[str]:
         """Every checkpoint that has a manifest, oldest first; nothing else is said of it."""
@@ -64,28 +65,31 @@ class Folder:
         last = manifests.read(self.path / name)
         if last.name != name:
             raise CheckpointError(f"{self.path / name / manifests.NAME} is that of {last.name}.")
+        if self.identity and last.identity != self.identity:
+            what = "its model, data, optimizer or seed is not that of this one"
+            raise CheckpointError(f"{self.path / name} is of another run: {what}.")
         cuts = [*(manifests.read(self.path / base) for base in last.base), last]
         for name_, cut in zip(last.base, cuts, strict=False):
             if cut.name != name_ or cut.identity != last.identity or cut.shards != last.shards:
                 raise CheckpointError(f"{self.path / name_} does not belong to {name}.")
         return Chain(self.path, tuple(cuts))
 
-    def verified(self, name: str, shard: int | None = None) -> Chain:
-        """The same, with every byte of its files (or of one shard's) read. Raises CheckpointError that names the file
-        that is not good."""
+    def verified(self, name: str, part: Part = None) -> Chain:
+        """The same, with every byte of its files (or of those that one shard loads) read. Raises CheckpointError that
+        names the file that is not good."""
         chain = self.chain(name)
         for cut in chain.cuts:
-            for entry in cut.files if shard is None else [each for each in cut.files if each.shard == shard]:
+            for entry in loaded_by(part, cut):
                 check(self.path / cut.name / entry.name, entry)
         return chain
 
-    def newest(self, refused: Refused = lambda _: None, shard: int | None = None) -> Chain:
-        """The newest that is good, or whose files of one shard are; `refused` hears of each that is not.
+    def newest(self, refused: Refused = lambda _: None, part: Part = None) -> Chain:
+        """The newest of this run that is good, or good for one shard; `refused` hears of each that is not.
 
         Raises CheckpointError if none is."""
         for name in reversed(self.names()):
             try:
-                return self.verified(name, shard)
+                return self.verified(name, part)
             except CheckpointError as error:
                 refused(str(error))
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
@@ -128,6 +132,13 @@ class Folder:
 def number_of(name: str) -> int:
     """Of a checkpoint by the name of its folder."""
     return int(name.partition("-")[2])
+
+
+def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
+    """The files of a cut that a shard loads: its own and the dense part, or all where there were more or fewer."""
+    if part is None or part[1] != cut.shards:
+        return cut.files
+    return [entry for entry in cut.files if entry.shard in (part[0], -1)]
 
 
 def check(path: Path, entry: Entry) -> None:

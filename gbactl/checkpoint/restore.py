@@ -20,6 +20,7 @@ from gbactl.checkpoint.tensorfile import HALVED, PIECE, widened
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard
+from gbactl.store.spec import ShardSpec
 
 State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
@@ -145,26 +146,25 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
         shard.load_dense(other.dense_state())
 
 
-def load_newest(shard: Shard, folder: Path, refused: Callable[[str], None]) -> Manifest | None:
+def load_newest(shard: Shard, folder: Folder, refused: Callable[[str], None]) -> Manifest | None:
     """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
 
-    Reads that shard's files alone, and the dense part where others held it. `refused` hears of those that are not
-    good."""
+    Reads that shard's files alone, and the dense part where others held it; all of a checkpoint of more or fewer
+    servers, which the run may have gone on from. `refused` hears of those that are not good."""
     try:
-        chain = Folder(folder).newest(refused, shard.spec.shard)
+        chain = folder.newest(refused, (shard.spec.shard, shard.spec.shards))
     except CheckpointError:
         return None
-    if chain.last.shards != shard.spec.shards:
-        raise CheckpointError(f"{chain.folder / chain.last.name} is of {chain.last.shards} servers.")
     load_shard(shard, chain, with_dense=False)
     if shard.dense is not None:
-        _load_own(shard.dense, chain, shard.spec.shard)
+        _load_own(shard.dense, chain, shard.spec)
     return chain.last
 
 
-def _load_own(block: DenseBlock, chain: Chain, shard: int) -> None:
+def _load_own(block: DenseBlock, chain: Chain, spec: ShardSpec) -> None:
     """A shard's slice from its own file, if that is where it lies."""
-    own = _dense_of(chain.files(shard)[-1]) if chain.last.home == "servers" else None
+    same = chain.last.home == "servers" and chain.last.shards == spec.shards
+    own = _dense_of(chain.files(spec.shard)[-1]) if same else None
     if own is not None and len(own["value"]) == len(block.value):
         _fit(block, own)
     else:  # workers held it then, or more or fewer of the servers

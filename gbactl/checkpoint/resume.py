@@ -17,7 +17,7 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.position import Position
-from gbactl.errors import CheckpointError, UsageError
+from gbactl.errors import CheckpointError, EventLogError, UsageError
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
@@ -36,7 +36,28 @@ def find(name: str) -> Chain:
     path = Path(name)
     if CUT.fullmatch(path.name) and path.is_dir():
         return Folder(path.parent.resolve()).verified(path.name)
-    return Folder(folder_of(name)).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
+    return own(name).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
+
+
+def own(name: str) -> Folder:
+    """The checkpoints of a run, any of another that lie among them left out. Raises UsageError."""
+    path = folder_of(name)
+    return Folder(path, identity_of(path.parent))
+
+
+def identity_of(run: Path) -> str:
+    """What the checkpoints of a run in this directory have in common, by the event log of any of its parts; "" where
+    none tells."""
+    from gbactl.cluster import eventlog
+
+    for path in sorted(run.glob("events*.log")):
+        try:
+            told = next(iter(eventlog.read(path)))
+            if isinstance(told, eventlog.InfoRecord) and told.kind == eventlog.HEADER:
+                return manifests.identity(told.fields["config"], told.fields["data"])
+        except (EventLogError, KeyError, TypeError, StopIteration):  # a part that ended before its first step
+            continue
+    return ""
 
 
 def folder_of(name: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gbactl.checkpoint import beginning
 from gbactl.checkpoint import folder as folders
+from gbactl.checkpoint.manifest import identity
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.saving import saver_of
 from gbactl.cluster.addresses import local
@@ -204,7 +205,8 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Load
     spec = shard_spec(cfg, dataset, boot.index)
     shard = Shard(beginning.again(run_dir, spec, cfg.model.batch_norm_momentum))
     resumed = None if cfg.resume is None else Path(cfg.resume)
-    return shard, Loaded(boot.index, load_last(shard, run_dir / folders.NAME, resumed))
+    own = folders.Folder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
+    return shard, Loaded(boot.index, load_last(shard, own, resumed))
 
 
 def run_worker(boot: Bootstrap) -> None:

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.restore import chain_at, load_newest, load_shard
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
@@ -22,7 +23,7 @@ BEGINNING = -1  # the step of what no checkpoint has
 log = logging.getLogger(__name__)
 
 
-def load_last(shard: Shard, folder: Path, resumed: Path | None) -> int:
+def load_last(shard: Shard, folder: Folder, resumed: Path | None) -> int:
     """Put a shard that has just begun where its newest checkpoint is; without one where its run was `resumed`, or
     leave it. Returns that step, or BEGINNING."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))

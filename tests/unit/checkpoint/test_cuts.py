@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.cuts import Cuts
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.restore import dense_state
 from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from gbactl.cluster.record import RunRecord
 from gbactl.config import CheckpointConfig, RunConfig
+from gbactl.errors import CheckpointError
 
 
 class Channel:
@@ -93,6 +96,16 @@ def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Pat
     cluster.returns.sound = True
     cluster.training.ordered(6)
     assert [save.step for save in cluster.saves()] == [6]
+
+
+def test_everybody_goes_back_to_what_the_run_has_saved_itself(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    cluster.training.ordered(2)
+    cluster.answer(1, 0, 1)
+    own = cluster.cuts.folder.chain("cut-000001").last
+    manifests.write(cluster.cuts.folder.begin(2), dataclasses.replace(own, number=2, identity="of another seed"))
+    with pytest.raises(CheckpointError, match="cut-000002 is of another run"):
+        cluster.cuts.folder.chain("cut-000002")
 
 
 def test_by_time(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import tensorfile
-from gbactl.checkpoint.closing import Closing
+from gbactl.checkpoint.closing import DENSE, Closing
 from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.manifest import Entry
 from gbactl.checkpoint.restore import load_newest, load_shard
 from gbactl.checkpoint.tensorfile import TensorFile, write_tensors
 from gbactl.errors import CheckpointError
@@ -108,9 +109,8 @@ def test_the_dense_part_is_dealt_anew(tmp_path: Path, before: tuple[int, int], a
         loaded, lost = Shard(expected.spec), Shard(expected.spec)
         load_shard(loaded, Folder(tmp_path).newest())
         assert loaded.checksum() == expected.checksum() and loaded.dense_block().step == 4
-        if before[0] == after[0]:
-            assert load_newest(lost, tmp_path, pytest.fail) is not None
-            assert lost.checksum() == expected.checksum() and lost.dense_block().step == 4
+        assert load_newest(lost, Folder(tmp_path), pytest.fail) is not None
+        assert lost.checksum() == expected.checksum() and lost.dense_block().step == 4
 
 
 def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
@@ -243,12 +243,43 @@ def test_what_leads_out_of_the_folder_is_no_checkpoint(two: Path, tmp_path: Path
 def test_a_recovering_server_takes_the_newest_good_one(two: Path) -> None:
     (two / "cut-000002" / "S1.safetensors").write_bytes(b"")
     told: list[str] = []
-    other, shard = Shard(spec(0, 2)), Shard(spec(1, 2))
-    assert load_newest(other, two, told.append) is not None and other.version == 2, "its own files are good"
-    found = load_newest(shard, two, told.append)
-    assert found is not None and (found.number, shard.version) == (1, 1)
-    assert "S1.safetensors" in told[0]
-    assert load_newest(shard, two / "nowhere", told.append) is None
+    other, shard, third = Shard(spec(0, 2)), Shard(spec(1, 2)), Shard(spec(0, 3))
+    folder = Folder(two)
+    assert load_newest(other, folder, told.append) is not None and other.version == 2, "its own files are good"
+    assert not told
+    for each in (shard, third):  # where there were other servers, a server loads rows of all of them
+        found = load_newest(each, folder, told.append)
+        assert found is not None and (found.number, each.version) == (1, 1)
+        assert "S1.safetensors" in told.pop()
+    assert load_newest(shard, Folder(two / "nowhere"), told.append) is None
+
+
+def test_a_recovering_server_takes_no_damaged_dense_part(two: Path) -> None:
+    """Which workers told."""
+    made, path = save(two, shards_of(2), 3), two / "cut-000003"
+    written = write_tensors(path / DENSE, {"dense.step": TENSORS["step"]}, {})
+    files = [*made.files, Entry(DENSE, -1, written.bytes, 0, written.sums)]
+    manifests.write(path, dataclasses.replace(made, home="workers", files=files))
+    (path / DENSE).write_bytes(bytes(written.bytes))
+    told: list[str] = []
+    found = load_newest(Shard(spec(0, 2)), Folder(two), told.append)
+    assert found is not None and found.number == 2 and DENSE in told[0]
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_one_of_another_run_is_refused_by_name_and_the_one_before_is_used(two: Path, shards: int) -> None:
+    """It fits, as a whole; its number of servers says nothing about whose it is."""
+    foreign = shards_of(shards)
+    for shard in foreign:
+        fill(shard, 3)
+    save(two, foreign, 3, identity="of another seed")
+    told: list[str] = []
+    folder, shard = Folder(two, "same"), Shard(spec(1, 2))
+    assert folder.newest(told.append).last.number == 2
+    found = load_newest(shard, folder, told.append)
+    assert found is not None and (found.number, shard.version) == (2, 2)
+    assert len(told) == 2 and all("cut-000003 is of another run" in why for why in told)
+    assert Folder(two).newest().last.number == 3, "where nobody knows whose they should be"
 
 
 def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:

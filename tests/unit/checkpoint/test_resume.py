@@ -6,13 +6,17 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint import resume as resuming
 from gbactl.checkpoint import tensorfile
+from gbactl.checkpoint.command import verify_all
 from gbactl.checkpoint.export import whole_rows
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.position import Position
@@ -20,7 +24,7 @@ from gbactl.checkpoint.resume import at
 from gbactl.cluster.messages import Event
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.data.prepare import prepare
-from gbactl.errors import EventLogError
+from gbactl.errors import CheckpointError, EventLogError
 from gbactl.replay.recording import scan
 from tests.support import recorded
 from tests.support.memory_cluster import run_in_memory
@@ -174,6 +178,23 @@ def test_a_resumed_run_cannot_be_replayed(sync: tuple[Path, dict[str, Any]], dat
     resume(config("gba", data), sync[0], "cut-000001", tmp_path)
     with pytest.raises(EventLogError, match="went on from a checkpoint"):
         scan(tmp_path / "events.log")
+
+
+@pytest.mark.parametrize("log", ["events.log", "events.1.log"])
+def test_one_of_another_run_is_not_gone_on_with(
+    sync: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str
+) -> None:
+    """Whatever part of the run it is that has told of its own."""
+    run_dir = Path(shutil.copytree(sync[0], tmp_path / "run"))
+    (run_dir / "events.log").rename(run_dir / log)
+    folder = Folder(run_dir / "checkpoints")
+    newest = folder.newest().last
+    foreign = Path(shutil.copytree(folder.path / newest.name, folder.path / "cut-000999"))
+    manifests.write(foreign, dataclasses.replace(newest, number=999, identity="of another seed"))
+    assert resuming.find(str(folder.path)).last == newest
+    assert "cut-000999 is of another run" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="are not good"):
+        verify_all(str(folder.path))
 
 
 def test_the_configuration_of_a_checkpoint_can_be_used_again(sync: tuple[Path, dict[str, Any]]) -> None:

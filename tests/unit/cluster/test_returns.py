@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
 from gbactl.cluster import comeback, eventlog
 from gbactl.cluster.messages import (
@@ -252,7 +254,10 @@ def test_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(result["messages"]) == set(FATES)
 
 
-def test_a_damaged_checkpoint_costs_more(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_damaged_or_foreign_checkpoint_costs_more(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+) -> None:
     """The one before it is used, and what lies between is counted."""
     handle = Server.handle
     died: list[int] = []
@@ -268,9 +273,12 @@ def test_a_damaged_checkpoint_costs_more(data: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(Server, "handle", handles)
     plain = comeback.load_last
 
-    def load_last(shard: Any, folder: Path, resumed: Path | None) -> int:
-        newest = Folder(folder).names()[-1]
-        (path,) = (folder / newest).glob("S0.*")
+    def load_last(shard: Any, folder: Folder, resumed: Path | None) -> int:
+        newest = folder.path / folder.names()[-1]
+        if foreign:
+            manifests.write(newest, dataclasses.replace(manifests.read(newest), identity="of another seed"))
+            return plain(shard, folder, resumed)
+        (path,) = newest.glob("S0.*")
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)

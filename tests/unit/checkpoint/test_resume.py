@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,21 +13,24 @@ import pytest
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import resume as resuming
-from gbactl.checkpoint import tensorfile
 from gbactl.checkpoint.command import verify_all
 from gbactl.checkpoint.export import whole_rows
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.resume import at
-from gbactl.cluster.messages import Event
+from gbactl.cluster.messages import Event, Push
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
+from gbactl.launch.continued import saying
 from gbactl.replay.recording import scan
 from tests.support import recorded
+from tests.support.deaths import Victim
 from tests.support.memory_cluster import run_in_memory
+from tests.support.small_data import options
 
 ROWS = 1450  # 23 steps of 64, the last one short, in each of two epochs
+EPOCHS = 8
 
 
 @pytest.fixture(scope="module")
@@ -144,26 +145,57 @@ def test_what_was_in_flight_is_read_again_and_counts_once(mode: str, data: dict[
     assert sync["samples"]["read"] == 2 * ROWS
 
 
+@pytest.mark.parametrize(
+    ("mode", "file"), [("gba", "S1.safetensors"), ("sync", "dense.safetensors"), ("gba", "manifest.json")]
+)
 def test_a_full_disk_costs_a_checkpoint_and_no_training(
-    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, file: str
 ) -> None:
-    full = {"cut-000001"}
+    """Whoever writes that file of the first one hears from /dev/full what a full disk says."""
+    full, plain = {"cut-000001"}, Folder.begin
 
-    def write_at(fd: int, data: memoryview, at: int) -> int:
-        if Path(os.readlink(f"/proc/self/fd/{fd}")).parent.name in full and at > 100:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return os.pwrite(fd, data, at)
+    def begin(folder: Folder, number: int) -> Path:
+        path = plain(folder, number)
+        if path.name in full:
+            (path / f".{file}.partial").symlink_to("/dev/full")
+        return path
 
-    monkeypatch.setattr(tensorfile, "write_at", write_at)
+    monkeypatch.setattr(Folder, "begin", begin)
     told: list[Event] = []
-    result = train(config("gba", data), tmp_path, told)
+    result = train(config(mode, data), tmp_path, told)
     failed = [event.fields for event in told if event.name == "checkpoint" and event.fields["state"] == "failed"]
     assert len(failed) == result["checkpoint"]["failed"] == 1
     assert "No space left" in failed[0]["why"] and "cut-000001" in failed[0]["why"]
-    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
-    assert sorted(names) == Folder(tmp_path / "checkpoints").names(), "no half file is left"
+    said = f"The checkpoint of step 3 failed: {failed[0]['why']}; training goes on, the next one tries again."
+    assert saying(failed[0]) == said
+    folder = Folder(tmp_path / "checkpoints")
+    names = [path.name for path in folder.path.iterdir()]
+    assert sorted(names) == folder.names(), "no half file is left"
     assert not full & set(names) and "cut-000002" in names
+    assert not folder.verified("cut-000002").last.position["ended"], "the next interval tries again"
     assert result["samples"]["read"] == 2 * ROWS
+
+
+def test_patience_goes_on_where_it_was(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkpoint of a later epoch, and where everybody goes back from one epoch into the one before."""
+    cfg = config("sync", data)
+    cfg.train.epochs, cfg.train.patience = EPOCHS, 2
+    result = train(cfg, tmp_path / "one")
+    assert 3 <= len(result["phases"]) < EPOCHS, "it stopped early"
+    chains = map(Folder(tmp_path / "one" / "checkpoints").verified, steps_of(tmp_path / "one"))
+    later = [chain.last for chain in chains if chain.last.position["round"] > 1 and not chain.last.position["ended"]]
+    again = [resume(cfg, tmp_path / "one", later[-1].name, tmp_path / "two")]
+    assert later[-1].position["stopping"]["seen"] == later[-1].position["round"]
+    Victim(monkeypatch, Push, 200)  # of 91 an epoch: in the third
+    told: list[Event] = []
+    cfg.checkpoint.interval_steps = 20
+    again.append(train(cfg, tmp_path / "three", told))
+    [rewound] = [event.fields for event in told if event.name == "rewound"]
+    assert rewound["to"] < 46 < rewound["step"]
+    for other in again:
+        assert other["checksums"]["model"] == result["checksums"]["model"]
+        for key in ("auc", "global_step", "samples"):
+            assert other[key] == result[key], key
 
 
 def test_only_so_many_are_kept(data: dict[str, Any], tmp_path: Path) -> None:
@@ -203,23 +235,42 @@ def test_the_configuration_of_a_checkpoint_can_be_used_again(sync: tuple[Path, d
     assert to_dict(cfg)["mode"]["name"] == "sync" and cfg.run_dir is None
 
 
+@pytest.fixture(scope="module")
+def by_field(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on data with a table for every field, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("by_field")
+    cfg = config("gba", {**options(ROWS // 2), "cache": str(folder / "cache")})
+    train(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=1)), folder)
+    return folder
+
+
+@pytest.mark.parametrize("shared", [True, False])
 def test_an_export_is_the_model_for_torch_and_others(
-    sync: tuple[Path, dict[str, Any]], tmp_path: Path
+    request: pytest.FixtureRequest, sync: tuple[Path, dict[str, Any]], tmp_path: Path, shared: bool
 ) -> None:
     import torch
     from safetensors.numpy import load_file
 
-    from gbactl.checkpoint.export import export
+    from gbactl.checkpoint.export import export, schema_of
     from gbactl.models import build
 
-    chain = Folder(sync[0] / "checkpoints").newest()
+    folder = Folder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")
+    chain = folder.newest()
     paths = export(chain, tmp_path / "model")
     state = torch.load(paths[1], weights_only=True)
     tensors, told = load_file(paths[0]), json.loads(paths[2].read_text())
-    assert torch.equal(state.pop("tables.shared"), torch.from_numpy(tensors["rows"]))
-    cfg = from_dict(chain.last.config)
-    model = build(cfg.model, chain.last.schema["numeric"], 3, seed=99)
+    last, schema = chain.last, schema_of(chain.last.schema)
+    whole = np.zeros((last.table_rows, last.width), np.float32)
+    for shard in range(last.shards):
+        whole[shard :: last.shards] = load_file(folder.path / last.name / f"S{shard}.safetensors")["rows"]
+    assert whole.any() and np.array_equal(tensors["rows"], whole)
+    names, sizes = (["shared"], [last.table_rows]) if shared else (last.schema["fields"], schema.cardinalities)
+    tables = [state.pop(f"tables.{name}") for name in names]
+    assert schema.shared_ids == shared and [len(table) for table in tables] == list(sizes)
+    assert torch.equal(torch.cat(tables), torch.from_numpy(whole))
+    cfg = from_dict(last.config)
+    model = build(cfg.model, schema.numeric, schema.fields, seed=99)
     model.load_state_dict(state)
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     assert torch.equal(flat, torch.from_numpy(tensors["dense.value"][: len(flat)]))
-    assert told["step"] == chain.last.step and set(told["tensors"]) == set(tensors)
+    assert told["step"] == last.step and set(told["tensors"]) == set(tensors)

@@ -97,8 +97,6 @@ class Folder:
     def keep(self, count: int) -> list[str]:
         """Leave the newest `count`, what they rest on, and what is being written; returns the names of what went."""
         names = self.names()
-        for trash in self.path.glob(f"{TRASH}*"):  # of whoever was killed while it took one away
-            shutil.rmtree(trash, ignore_errors=True)
         kept: set[str] = set()
         for name in names[-max(1, count) :]:
             kept.add(name)

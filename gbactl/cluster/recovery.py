@@ -65,7 +65,7 @@ class Recovery:
 
     def left(self, seconds: float) -> float:
         """At most so many seconds, less if something is due before."""
-        if not self.c.members.settled:
+        if not self.c.members.settled or self.c.stopped:
             return seconds
         least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
         return max(0.0, min(least, self.injector.next_seconds - self.c.record.seconds)) if self._fails else least

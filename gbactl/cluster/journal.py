@@ -28,7 +28,7 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 
 
 def kept(cfg: RunConfig) -> bool:
-    """Whether a run goes on when its coordinator is killed."""
+    """Whether a run goes on when its coordinator is killed; one in virtual time needs no journal for that."""
     return cfg.real and cfg.cluster.lost_coordinator == "replace"
 
 

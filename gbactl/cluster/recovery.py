@@ -97,6 +97,14 @@ class Recovery:
         step, seconds = self.struck = (int(struck[0]), struck[1])
         self.injector.due(step, seconds)
 
+    def reborn(self, failure: str, missed: float) -> None:
+        """Another coordinator goes on; the one before was `missed` at that time, by what looked like `failure`."""
+        c = self.c
+        c.record.statistics.rates(c.record.seconds)  # what is told next begins here
+        self.times.reborn("C", failure, missed)
+        c.journal.note()
+        c._event("joined", {"process": "C", "step": c._now_step})
+
     def _lives(self, process: str) -> bool:
         if process == "C":
             return True

@@ -303,11 +303,8 @@ class Revival:
     def _back(self) -> None:
         """The run goes on."""
         c = self.c
-        c.record.statistics.rates(c.record.seconds)  # what is told next begins here
-        c.recovery.times.reborn("C", self.found.failure, self.found.missed)
-        c.journal.note()
         log.info("coordinator %d goes on at step %d", self.found.epoch, c._now_step)
-        c._event("joined", {"process": "C", "step": c._now_step})
+        c.recovery.reborn(self.found.failure, self.found.missed)
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:

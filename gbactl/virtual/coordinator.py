@@ -10,11 +10,13 @@ from typing import Any
 
 from gbactl.cluster.coordinator import Coordinator
 from gbactl.cluster.training import Training
+from gbactl.virtual.network import VirtualHub
 
 
 class VirtualCoordinator(Coordinator):
-    """Its `hub` is a VirtualHub. `notes`: how often a phase says how far it is."""
+    """`notes`: how often a phase says how far it is."""
 
+    hub: VirtualHub
     notes = 50
     began: float | None = None  # when a run did that goes on in this cluster
     told: Callable[[float], dict[str, Any]] | None = None  # of its checkpoints, more
@@ -24,6 +26,15 @@ class VirtualCoordinator(Coordinator):
         super().gather()
         if self.began is not None:
             self.record.go_on(self.hub.now() - self.began)
+
+    def _pump(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
+        """See Coordinator; for as long as nobody was there, a deadline comes later."""
+        away = self.hub.away
+        while not super()._pump(until, deadline):
+            if deadline is None or self.hub.away == away:
+                return False
+            deadline, away = deadline + self.hub.away - away, self.hub.away
+        return True
 
     def _progress_due(self, training: Training) -> bool:
         policy = training.policy

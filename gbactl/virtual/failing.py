@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster.messages import Event, Hello, Ready
 from gbactl.errors import ClusterError
+from gbactl.virtual.outages import Outages
 from gbactl.virtual.worker import VirtualWorker
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Failing:
 
     def __init__(self, cluster: VirtualCluster) -> None:
         self.cluster = cluster
+        self.outages = Outages(cluster)
         self._epochs: Counter[int] = Counter()
         self._over = False
 
@@ -45,14 +47,12 @@ class Failing:
 
     def _inject(self, fields: dict[str, Any]) -> None:
         process, seconds = fields["process"], fields["seconds"]
-        if process[0] == "S" and self.cluster.coordinator.cuts.on:
+        if process == "C":
+            self.outages.inject(fields["kind"], seconds)
+            return
+        if process[0] == "S":
             self._server(int(process[1:]), fields["kind"], seconds)
             return
-        if process[0] != "W":
-            more = "; type checkpoint=cpr or full" if process[0] == "S" else ""
-            raise ClusterError(
-                f"The fault plan hit {process} ({fields['kind']}): the run cannot go on without it{more}."
-            )
         worker = self.cluster.workers[int(process[1:])]
         if fields["kind"] == "kill":
             worker.die()
@@ -64,7 +64,11 @@ class Failing:
     def _server(self, shard: int, kind: str, seconds: float | None) -> None:
         """A server disappears, or stands still: that counts as its death when it lasts too long."""
         cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
+        if not cluster.coordinator.cuts.on:
+            why = f"The fault plan hit S{shard} ({kind})"
+            raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
         if kind == "kill":
+            self.outages.server_lost = (shard, cluster.events.now)
             cluster.comebacks.lost(shard)
             return
         if seconds is not None and seconds <= patience:

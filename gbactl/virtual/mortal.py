@@ -16,6 +16,11 @@ class Mortal:
         self._stopped = self._frozen = False
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
+    @property
+    def dead(self) -> bool:
+        """Whether it is gone."""
+        return self._stopped
+
     def die(self) -> None:
         """Nothing that it was about to do happens any more; what it has sent arrives."""
         self._stopped = True

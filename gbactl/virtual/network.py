@@ -142,6 +142,8 @@ class VirtualHub:
         self.counts: Counter[str] = Counter()  # what a fault plan did to messages
         self.waits = 0.0  # seconds in which nothing happens that are waited for, where somebody may hang
         self._waited = 0.0
+        self.away = 0.0  # seconds for which nobody was there
+        self._left: float | None = None
         self._seconds = seconds
         self._inbox: deque[tuple[Channel, Frame]] = deque()
 
@@ -155,6 +157,10 @@ class VirtualHub:
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """See channel.Hub; one frame at a time. Raises ClusterError when nothing can happen any more."""
         events = self.events
+        if self.absent:
+            while self.absent:
+                events.step()
+            return []
         deadline = float("inf") if timeout is None else events.now + timeout
         while not self._inbox:
             if not len(events) and self._waited < self.waits and deadline < float("inf"):
@@ -169,6 +175,22 @@ class VirtualHub:
             events.step()
         self._waited = 0.0
         return [self._inbox.popleft()]
+
+    @property
+    def absent(self) -> bool:
+        """Whether nobody is there."""
+        return self._left is not None
+
+    def leave(self) -> None:
+        """Nobody is there from now on: what comes waits."""
+        self._left = self.now()
+        self.process.hold()
+
+    def come_back(self) -> None:
+        """Somebody is there again."""
+        assert self._left is not None
+        self.away, self._left = self.away + self.now() - self._left, None
+        self.process.release()
 
     def now(self) -> float:
         """Virtual seconds, by the clock."""

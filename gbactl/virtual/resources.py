@@ -100,7 +100,7 @@ class Process:
         self.cores = cores
         self._queue: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
         self._urgent: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
-        self._busy = False
+        self._busy = self._held = False
         self._begun = 0.0
         self.busy_seconds = 0.0
         self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
@@ -115,8 +115,17 @@ class Process:
         self._urgent.append((cost, done, args))
         self._next()
 
+    def hold(self) -> None:
+        """Begin no job before `release`: nobody is there to do it."""
+        self._held = True
+
+    def release(self) -> None:
+        """Go on with those that wait."""
+        self._held = False
+        self._next()
+
     def _next(self) -> None:
-        if self._busy:
+        if self._busy or self._held:
             return
         line = self._urgent or self._queue
         if line:

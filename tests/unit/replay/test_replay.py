@@ -46,10 +46,13 @@ def test_a_run_in_threads_comes_out_again(
     assert sentence(verdict).startswith(f"bit-identical: {verdict['steps']} steps, ")
 
 
+@pytest.mark.parametrize("plans", [[], [{"kind": "kill", "coordinator": True, "step": 5}]])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mode: str) -> None:
+def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mode: str, plans: list[Any]) -> None:
+    """Also where the coordinator died."""
     cfg = config(mode, data)
-    cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
+    cluster, faults = dataclasses.replace(cfg.cluster, name="virtual"), FaultsConfig(plans=plans)
+    cfg = dataclasses.replace(cfg, cluster=cluster, faults=faults)
     run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)

@@ -16,13 +16,14 @@ from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.checkpoint.resume import at
 from gbactl.cluster.messages import Event
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
-from gbactl.errors import EventLogError
+from gbactl.errors import ClusterError, EventLogError
 from gbactl.replay.recording import scan
 from gbactl.store.shard import Shard
 from gbactl.virtual.comebacks import Comebacks
 from tests.support.failures import logged
 
 KILL = {"kind": "kill", "servers": [1], "step": 7}
+CRASH = {"kind": "kill", "coordinator": True}
 COSTS = {"save_seconds": 8.0, "load_seconds": 6.0, "reschedule_seconds": 5.0}
 
 
@@ -246,3 +247,39 @@ def test_a_run_that_went_on_from_a_checkpoint_goes_back_to_that(data: Path, tmp_
         assert result["checkpoint"]["overhead"]["samples_again"] == 256
     else:
         assert result["checkpoint"]["pls"] == pytest.approx(256 / (1500 * 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("full", "sync"), ("full", "gba"), ("cpr", "gba"), ("cpr", "sync"), ("cpr", "shadow_easgd")]
+)
+def test_a_worker_a_server_and_the_coordinator_die_in_one_run(data: Path, tmp_path: Path, name: str, mode: str) -> None:
+    plans = [{"kind": "kill", "workers": [2], "step": 2}, {**CRASH, "step": 5}, KILL, {**CRASH, "step": 9}]
+    cfg = saving(name, mode, *plans, cost={"restart_us": 2000.0})
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    adds_up(result, 1500)
+    assert [failed["process"] for failed in result["recovery"] if failed["process"] != "W2"] == ["C", "S1", "C"]
+    assert [failed["samples_lost"] for failed in result["recovery"] if failed["process"] == "C"] == [0, 0]
+    assert sum(failed["process"] == "W2" for failed in result["recovery"]) == 1
+    for key in ("checksums", "recovery", "checkpoint", "auc", "virtual_seconds"):
+        assert again[key] == result[key]
+    if (name, mode) == ("full", "sync"):
+        plain = run(config("sync"), data, tmp_path / "plain")
+        assert result["checksums"] == plain["checksums"] and result["auc"] == plain["auc"]
+
+
+def test_a_checkpoint_under_way_ends_with_the_coordinator(data: Path, tmp_path: Path) -> None:
+    plain = run(saving("cpr_mfu", "gba"), data, tmp_path / "plain")
+    cfg = saving("cpr_mfu", "gba", {**CRASH, "step": 4})
+    checkpoint = dataclasses.replace(cfg.checkpoint, keep=99, base_every=0)
+    result = run(dataclasses.replace(cfg, checkpoint=checkpoint), data, tmp_path / "run")
+    adds_up(result, 1500)
+    folder = Folder(tmp_path / "run" / "checkpoints")
+    cuts = [folder.verified(name).last for name in folder.names()]
+    assert [(cut.step, cut.kind) for cut in cuts][:3] == [(2, "chosen"), (6, "whole"), (8, "chosen")]
+    told = result["checkpoint"]
+    assert (told["saved"], told["failed"]) == (plain["checkpoint"]["saved"] - 1, 0)
+
+
+def test_another_coordinator_needs_every_server(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="S1 did not come back when another coordinator took over"):
+        run(saving("cpr", "gba", {**KILL, **CRASH}), data, tmp_path / "run")

@@ -1,4 +1,5 @@
-"""Workers that disappear or stand still in virtual time: the same plan, the same run, every sample once."""
+"""Workers and coordinators that disappear or stand still in virtual time: the same plan, the same run, every sample
+once."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from tests.support.failures import logged
 
 PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+CRASH = {"kind": "kill", "coordinator": True}
 
 
 def failing(
@@ -165,7 +167,83 @@ def test_where_nobody_may_be_lost(data: Path, tmp_path: Path, mode: str) -> None
         run(failing(mode, kill, lost="end"), data, tmp_path / "run")
 
 
-@pytest.mark.parametrize("who", [{"servers": [0]}, {"coordinator": True}])
-def test_nobody_takes_the_place_of_others_yet(data: Path, tmp_path: Path, who: dict[str, Any]) -> None:
-    with pytest.raises(ClusterError, match=r"The fault plan hit [SC]"):
-        run(failing("gba", {"kind": "kill", "step": 2, **who}), data, tmp_path / "run")
+@pytest.mark.parametrize("mode", [*PS, "sync", "shadow_easgd", "shadow_ma", "fr_ma"])
+def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
+    """The run takes as much longer as nobody was there; workers have something to do for a part of that."""
+    own = {"options": {"k": 3}} if mode.startswith("fr") else {}
+    plain = run(failing(mode, global_batch=64, **own), data, tmp_path / "plain")
+    cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, **own)
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    adds_up(result, 1500)
+    assert (result["samples"]["lost"] > 0) == (plain["samples"]["lost"] > 0) == (mode == "hop_bw")
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"], failed["samples_lost"]) == ("C", "kill", 0)
+    assert 0 < failed["detected_s"] < 0.001 and failed["loaded_s"] == pytest.approx(0.05 + failed["detected_s"])
+    assert failed["loaded_s"] < failed["useful_s"] < failed["loaded_s"] + 0.01
+    longer = result["virtual_seconds"] - plain["virtual_seconds"]
+    assert longer == pytest.approx(failed["loaded_s"], abs=0.01)
+    assert mode != "sync" or (result["checksums"], result["auc"]) == (plain["checksums"], plain["auc"])
+    for key in ("checksums", "recovery", "auc", "virtual_seconds"):
+        assert again[key] == result[key]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95, 0.99])
+def test_whenever_the_coordinator_disappears_sync_has_the_same_bits(
+    data: Path, tmp_path: Path, share: float, prefetch: int
+) -> None:
+    """In training, in an evaluation, and twice, unless the second time comes when the others are being sent home."""
+    plain = run(failing("sync", prefetch=prefetch), data, tmp_path / "plain")
+    seconds = share * plain["virtual_seconds"]
+    plans = [{**CRASH, "time": seconds}, {**CRASH, "time": seconds + 0.0502}]
+    result = run(failing("sync", *plans, prefetch=prefetch), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["checksums"] == plain["checksums"] and result["auc"] == plain["auc"]
+    assert [failed["process"] for failed in result["recovery"]] == ["C"] * (1 if share == 0.99 else 2)
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync", "shadow_easgd"])
+def test_a_worker_that_dies_with_the_coordinator_is_waited_for(data: Path, tmp_path: Path, mode: str) -> None:
+    """The other coordinator misses it when it has said nothing for as long as anybody may."""
+    both = {**CRASH, "workers": [1], "step": 4}
+    result = run(failing(mode, both, global_batch=64), data, tmp_path / "run")
+    adds_up(result, 1500)
+    found = {failed["process"]: failed for failed in result["recovery"]}
+    assert set(found) == {"C", "W1"} and found["C"]["loaded_s"] == pytest.approx(0.05 + 0.02, abs=0.001)
+    assert found["C"]["loaded_s"] < found["W1"]["detected_s"] < found["W1"]["loaded_s"]
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.2, None])
+def test_a_coordinator_that_stands_still(data: Path, tmp_path: Path, seconds: float | None) -> None:
+    """For less than the patience everybody only waits for it."""
+    plain = run(failing("sync"), data, tmp_path / "plain")
+    hang = {**CRASH, "kind": "hang", "step": 2, **({} if seconds is None else {"seconds": seconds})}
+    result = run(failing("sync", hang), data, tmp_path / "run")
+    assert result["checksums"] == plain["checksums"]
+    longer = result["virtual_seconds"] - plain["virtual_seconds"]
+    assert longer == pytest.approx(0.01 if seconds == 0.01 else 0.07, abs=0.005)
+    found = [(failed["process"], failed["failure"], failed["detected_s"]) for failed in result["recovery"]]
+    assert found == ([] if seconds == 0.01 else [("C", "hang", pytest.approx(0.02))])
+
+
+def test_a_switch_that_drains_waits_for_another_coordinator(data: Path, tmp_path: Path) -> None:
+    """What came while nobody was there is not too late."""
+    switches = [{"at": {"samples": 640}, "to": "sync"}]
+    cfg = failing("gba", {**CRASH, "step": 4}, switches=switches)
+    cfg.switch.drain_seconds = 0.02
+    result = run(check(cfg), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["samples"]["trained"] == 1500 and [phase["mode"] for phase in result["phases"]] == ["gba", "sync"]
+
+
+@pytest.mark.parametrize(("fault", "why"), [("kill", "C was killed by SIGKILL"), ("hang", "C stands still for ever")])
+def test_where_no_other_coordinator_is_wanted(data: Path, tmp_path: Path, fault: str, why: str) -> None:
+    cfg = failing("gba", {**CRASH, "kind": fault, "step": 2})
+    cfg.cluster.lost_coordinator = "end"
+    with pytest.raises(ClusterError, match=f"{why}; type cluster.lost_coordinator=replace"):
+        run(check(cfg), data, tmp_path / "run")
+
+
+def test_nobody_takes_the_place_of_a_server_of_which_nothing_is_saved(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"The fault plan hit S0 \(kill\): the run cannot go on"):
+        run(failing("gba", {"kind": "kill", "step": 2, "servers": [0]}), data, tmp_path / "run")

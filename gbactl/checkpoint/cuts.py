@@ -70,7 +70,7 @@ class Cuts:
     def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
         self.c, cfg = coordinator, coordinator.cfg
         self.on = cfg.checkpoint.name != "none"
-        identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint)
+        identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint) if self.on else ""
         self.folder = Folder(run_dir / folders.NAME, identity)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)

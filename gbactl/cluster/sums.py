@@ -3,8 +3,7 @@
 A round's sum is there when all of its parts are, or, where everybody puts in a part of its own, those of all who live;
 or as soon as somebody brings what the ring had still summed. A part that was dealt to a rank which died with it is
 waited for until its step has been ordered: all its batches were announced then, none is handed out again, and who has
-told all that it has brings no more. The sum is without that part then, and the coordinator is told. No sum of dealt
-parts is made before everybody who lives has come to it: who had no part may still bring the ring's.
+told all that it has brings no more. The sum is without that part then, and the coordinator is told.
 
 A sum is made once, in the order of the parts, and is the same for all. It goes out when everybody who lives has come as
 far as the round before: so nobody is more than one round behind, and two sums are kept. Memory: the parts of two
@@ -148,7 +147,7 @@ class Sums:
     def _settle(self) -> Iterator[Answer]:
         for label, name in self._names.items():
             for number, each in sorted(name.rounds.items()):
-                if each.total is None and self._complete(name, number, each):
+                if each.total is None and each.complete(self._ranks, self._absent, self.version):
                     each.total = self._sum(each, name.length)
                 if each.total is None:
                     continue
@@ -158,11 +157,6 @@ class Sums:
                     yield from (Answer(rank, message, each.total) for rank in sorted(each.wanting))
                     each.wanting.clear()
                     name.forget(number - KEPT)
-
-    def _complete(self, name: _Name, number: int, each: _Round) -> bool:
-        """Whether a sum can be made. Of a dealt one not before all have come: who has no part in it may have it."""
-        come = not each.dealt or self._all_have_come(name, number)
-        return come and each.complete(self._ranks, self._absent, self.version)
 
     def _sum(self, each: _Round, length: int) -> Floats:
         missing = each.missing(self._ranks) if each.dealt else set()

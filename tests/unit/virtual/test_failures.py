@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import math
+import threading
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -106,17 +107,21 @@ def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: 
 def storming(
     monkeypatch: pytest.MonkeyPatch, mode: str, when: dict[str, Any], data: Path, tmp_path: Path
 ) -> list[tuple[int, float, bool]]:
-    """Of every transmission of a run of three seconds: step, seconds of training, whether anything happened to it."""
-    told, seen = list[tuple[int, float]](), list[tuple[int, float, bool]]()
+    """Of every transmission of a run of three seconds: step, seconds of training, whether anything happened to it.
+
+    It has one thread; what other tests have left in theirs may still transmit."""
+    told, seen, own = list[tuple[int, float]](), list[tuple[int, float, bool]](), threading.get_ident()
     on, draw = Storms.on, Weather.draw
 
     def asks(this: Any, step: int, seconds: float) -> Any:
-        told.append((step, seconds))
+        if threading.get_ident() == own:
+            told.append((step, seconds))
         return on(this, step, seconds)
 
     def draws(this: Any, storms: Any) -> Any:
         fate = draw(this, storms)
-        seen.append((*told[-1], bool(fate.names)))
+        if threading.get_ident() == own:
+            seen.append((*told[-1], bool(fate.names)))
         return fate
 
     def trained(*plans: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gbactl.hosts.probe import Line, Probe, dial
 from gbactl.hosts.remote import Reach, address_of_host, command, is_here
 from gbactl.hosts.route import route_to
 
-ANSWER_SECONDS, MEASURE_SECONDS = 20.0, 120.0
+ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
 LAUNCHER = "the launcher"
 LOOPBACK = "127.0.0.1"
 BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
@@ -166,8 +166,12 @@ class Fleet:
 
         if links:
             with ThreadPoolExecutor(len(links)) as pool:
+                asked = [pool.submit(guarded, link) for link in links]
                 try:
-                    list(pool.map(guarded, links))
+                    while wait(asked, LOOK_SECONDS).not_done:
+                        pass  # in pieces: where a library restarts what a signal interrupts, Python hears of it between
+                    for each in asked:
+                        each.result()
                 except BaseException:  # Ctrl-C: the pool waits for its threads, and those for hosts
                     for link in links:
                         link.lose("the launcher was stopped")

@@ -147,16 +147,17 @@ class OrderedSum:
 
 @dataclass(frozen=True)
 class Ring:
-    """Who takes part in an all-reduce, over how many hosts."""
+    """Who takes part in an all-reduce, over how many hosts, and how many buckets they have to agree on."""
 
     cost: CostModel
     workers: int
     hosts: int
     traffic: Traffic = field(default_factory=Traffic)
+    agreed: int = 0
 
     def seconds(self, nbytes: int, compute: float) -> float:
         """From the arrival of the last worker, after `compute` seconds, to the sum."""
-        return self.cost.all_reduce(nbytes, self.workers, self.hosts, compute)
+        return self.cost.all_reduce(nbytes, self.workers, self.hosts, compute, self.agreed)
 
     def work(self, floats: int) -> float:
         """A worker's time for its part of the sum and for its step."""

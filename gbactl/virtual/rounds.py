@@ -16,10 +16,14 @@ TICK = 1e-5  # seconds a round takes at least
 
 
 class Rounds:
-    """`ranks` take part, over so many hosts. Sums are in rank order; one that dies counts if it had come."""
+    """`ranks` take part, over so many hosts, and agree first if `agreed` is 1. Sums are in rank order; one that dies
+    counts if it had come."""
 
-    def __init__(self, events: Events, cost: CostModel, ranks: int, hosts: int, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self, events: Events, cost: CostModel, ranks: int, hosts: int, traffic: Traffic | None = None, agreed: int = 0
+    ) -> None:
         self.events, self.cost, self.hosts, self.traffic = events, cost, hosts, traffic or Traffic()
+        self.agreed = agreed
         self._living = set(range(ranks))
         self._summing = False
         self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
@@ -43,7 +47,7 @@ class Rounds:
             return
         self._summing = True
         nbytes = next(iter(self._there.values()))[0].nbytes
-        seconds = self.cost.all_reduce(nbytes, len(self._there), self.hosts, 0.0)
+        seconds = self.cost.all_reduce(nbytes, len(self._there), self.hosts, 0.0, self.agreed)
         self.events.after(max(TICK, seconds), self._sum)
 
     def _sum(self) -> None:

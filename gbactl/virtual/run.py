@@ -193,15 +193,15 @@ class VirtualCluster:
 
     def _sides(self) -> Sides:
         cfg, flat, hosts = self.cfg, self.compute.flat, len({id(host) for host in self.hosts.workers})
-        replicated = None
+        replicated, agreeing = None, cfg.collective.name == "horovod"
         if "workers" in cfg.homes:
             block = self._block(flat.initial() if flat.buffers else flat.vector)
             if cfg.resume is not None:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
-            ring = Ring(self.cost, cfg.processes, hosts, self.hub.traffic)
+            ring = Ring(self.cost, cfg.processes, hosts, self.hub.traffic, cfg.collective.buckets * agreeing)
             replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
-        rounds = Rounds(self.events, self.cost, cfg.processes, hosts, self.hub.traffic)
+        rounds = Rounds(self.events, self.cost, cfg.processes, hosts, self.hub.traffic, int(agreeing))
         trainers = TrainerSide(self.compute, self._replicas(), rounds)
         return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
 

@@ -42,6 +42,7 @@ class CostConfig:
     latency_us: float = 60.0
     bandwidth_gbit: float = 32.0
     allreduce_us: float = 1000.0
+    allreduce_rounds: float = 2.5
     allreduce_work_us: float = 0.0
     allreduce_message_us: float = 0.0
     allreduce_float_ns: float = 0.0
@@ -66,6 +67,7 @@ class CostConfig:
             ("spread", self.spread in SPREADS, f"type one of: {', '.join(SPREADS)}"),
             ("spread_scale", 0 <= self.spread_scale <= most, f"type 0 to {most:g}"),
             ("overlap", 0 <= self.overlap <= 1, "type 0 to 1"),
+            ("allreduce_rounds", 0 <= self.allreduce_rounds < math.inf, "type 0 or more"),
             ("worker_scale", all(_positive(scale) for scale in self.worker_scale), "type positive factors"),
             *((key, 0 <= getattr(self, key) < math.inf, "type 0 or more") for key in numbers),
             *((key, _positive(getattr(self, key)), "type a positive number of Gbit/s") for key in widths),

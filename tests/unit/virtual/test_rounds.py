@@ -14,7 +14,7 @@ from gbactl.virtual.rounds import Rounds
 class Cost:
     """A second a rank."""
 
-    def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float) -> float:
+    def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float, agreed: int) -> float:
         return float(workers)
 
 

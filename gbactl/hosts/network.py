@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.errors import UsageError
-from gbactl.hosts.check import HEADINGS, Found, faults_of
+from gbactl.hosts.check import HEADINGS, Found, faults_of, ring
 from gbactl.hosts.fleet import Fleet
 from gbactl.hosts.placement import hosts_of
 from gbactl.hosts.remote import Reach
@@ -44,6 +44,17 @@ class Examined:
         return faults_of(self.found)
 
     @property
+    def advice(self) -> list[str]:
+        """Sentences about what stands in the way of modes with an all-reduce alone."""
+        found = self.found.values()
+        return [
+            f"For an all-reduce: {told}"
+            for each in found
+            if each.address
+            for told in ring(each.host, each.facts, each.address)
+        ]
+
+    @property
     def pairs(self) -> list[tuple[str, str, float, float]]:
         """(from, to, microseconds one way, Gbit/s) of every line that was measured."""
         lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
@@ -64,7 +75,7 @@ class Examined:
         hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
         names = ("from", "to", "latency_us", "bandwidth_gbit")
         pairs = [dict(zip(names, pair, strict=True)) for pair in self.pairs]
-        return {"ok": not self.faults, "hosts": hosts, "pairs": pairs}
+        return {"ok": not self.faults, "hosts": hosts, "pairs": pairs, "advice": self.advice}
 
 
 def examine(hosts: Sequence[str], reach: Reach, bind: str = "auto") -> Examined:
@@ -134,6 +145,5 @@ def print_tables(examined: Examined) -> None:
         for a, b, latency, gbit in examined.pairs:
             lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
         console.print(lines)
-    for sentence in examined.faults:
+    for sentence in [*examined.faults, *examined.advice]:
         console.print(sentence, markup=False, soft_wrap=True)
-

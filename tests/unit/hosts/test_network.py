@@ -27,6 +27,19 @@ def test_medians_over_the_pairs_that_answer() -> None:
     assert Examined({"a": Found("a")}).network is None
 
 
+def test_a_host_that_takes_its_name_for_loopback_is_advised_and_no_fault() -> None:
+    """Only modes with an all-reduce need it; `gbactl train` refuses those."""
+    facts = {"name": "alpha", "own_name": "127.0.1.1"}
+    found = Examined(
+        {"a": Found("a", facts, "10.0.0.7"), "b": Found("b", {**facts, "own_name": "10.0.0.8"}, "10.0.0.8")}
+    )
+    assert found.faults == [] and found.plain()["ok"]
+    (told,) = found.advice
+    assert told.startswith("For an all-reduce: Host a takes its own name alpha for 127.0.1.1")
+    assert "`10.0.0.7 alpha`" in told and found.plain()["advice"] == [told]
+    assert Examined({"gone": Found("gone", faults=["no answer"])}).advice == []
+
+
 def test_a_written_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "network.yaml"
     path.write_text(network.text(examined()))

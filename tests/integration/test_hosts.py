@@ -11,72 +11,23 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gbactl.cluster import eventlog
 from gbactl.hosts import network
-from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts, obstacle
-from tests.support.processes import Launched, Launcher, alive, collective, wait_for
+from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
+from tests.support.processes import Launched, alive, collective, wait_for
 from tests.support.readme import commands
+from tests.support.site import LONG, NAMES, OBSTACLE, Site
 from tests.support.slow import slow
 
-OBSTACLE = obstacle() or (None if collective() == "horovod" else "cluster=hosts needs Horovod's launcher")
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
-NAMES = ("a", "b", "c")
-LONG = ("data.rows_per_day=60000",)
 WIDE = ("model.dim=32", "train.global_batch=512")  # so that rows are worth a slot of shared memory
 CUT_SECONDS = 4.0
 BEGIN = 10  # of the records in an event log
-
-
-class Site:
-    """Three hosts and a launcher on a fourth."""
-
-    def __init__(self, machines: Hosts, launcher: Launcher) -> None:
-        self.machines, self.launcher = machines, launcher
-        launcher.before = machines.inside(LAUNCHER)
-
-    def start(self, *overrides: str, on: str = "[a:2,b:1,c:1]", workers: int = 4, tracking: bool = False) -> Launched:
-        """A training on all of them."""
-        return self.launcher.start(
-            "cluster=hosts", f"cluster.hosts={on}", f"cluster.workers={workers}", f"cluster.ssh='{self.machines.ssh}'",
-            "cluster.forward=[GBACTL_CACHE]", *overrides, tracking=tracking,
-        )  # fmt: skip
-
-    def ours(self) -> list[str]:
-        """What of gbactl runs on any of the hosts."""
-        return [line for name in NAMES for line in self.machines.ours(name)]
-
-
-@pytest.fixture
-def site_of(
-    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shared_cache: Path
-) -> Iterator[Callable[..., Site]]:
-    """Makes the hosts. `shared`: they see the run directory."""
-    with_hosts: list[Hosts] = []
-    (tmp_path / "runs").mkdir()
-
-    def make(shared: bool = False, named: bool = True) -> Site:
-        hidden = (shared_cache,) if shared else (shared_cache, tmp_path / "runs")
-        context = hosts(tmp_path_factory.mktemp("hosts"), NAMES, hidden, named)
-        contexts.append(context)
-        machines = context.__enter__()
-        with_hosts.append(machines)
-        return Site(machines, launcher)
-
-    contexts: list[object] = []
-    try:
-        yield make
-        left = [line for machines in with_hosts for name in NAMES for line in machines.ours(name)]
-    finally:
-        for launched in launcher.started:
-            launched.reap()
-        for context in contexts:
-            context.__exit__(None, None, None)  # type: ignore[attr-defined]
-    assert not left, f"left behind on hosts: {left}"
 
 
 @pytest.mark.parametrize("mode", [slow("gba"), slow("async"), "sync", slow("shadow_ma")])

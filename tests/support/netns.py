@@ -47,14 +47,16 @@ def _ip(*arguments: str) -> None:
 class Hosts:
     """`names`: of the hosts; `hidden`: folders that they do not share with the launcher; `named`: a host
     knows its own address by its name; `cores`: the one that a host keeps to; `delays`: seconds that a frame to a host
-    or from it waits on its wire (see relay.py), so two hosts are the sum of theirs apart, one way."""
+    or from it waits on its wire (see relay.py), so two hosts are the sum of theirs apart, one way; `losses`: the share
+    of such frames that is lost."""
 
     def __init__(
         self, folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
         cores: Mapping[str, int] | None = None, delays: Mapping[str, float] | None = None,
+        losses: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.names, self.hidden, self.named = folder, tuple(names), tuple(hidden), named
-        self.cores, self.delays = cores or {}, delays or {}
+        self.cores, self.delays, self.losses = cores or {}, delays or {}, losses or {}
         self.relays: dict[str, Relay] = {}
         self._prefix = f"gbt{os.getpid()}"
         self._started: list[subprocess.Popen[bytes]] = []
@@ -95,10 +97,11 @@ class Hosts:
 
     def _host(self, name: str) -> None:
         _ip("netns", "add", self.ns(name))
-        end = f"far-{name}" if name in self.delays else f"to-{name}"
+        relayed = name in self.delays or name in self.losses
+        end = f"far-{name}" if relayed else f"to-{name}"
         peer = ("peer", "name", end, "netns", self.ns("sw"))
         _ip("link", "add", "eth0", "netns", self.ns(name), "type", "veth", *peer)
-        if name in self.delays:
+        if relayed:
             self._lengthen(name)
         _ip("-n", self.ns("sw"), "link", "set", f"to-{name}", "master", "bridge", "up")
         _ip("-n", self.ns(name), "address", "add", f"{self.address(name)}/24", "dev", "eth0")
@@ -111,7 +114,8 @@ class Hosts:
         _ip("-n", self.ns("sw"), "link", "add", f"to-{name}", "type", "veth", "peer", "name", near)
         for device in (near, far):
             _ip("-n", self.ns("sw"), "link", "set", device, "up")
-        self.relays[name] = Relay(self.inside("sw"), (near, far), self.delays[name])
+        wait, loss = self.delays.get(name, 0.0), self.losses.get(name, 0.0)
+        self.relays[name] = Relay(self.inside("sw"), (near, far), wait, loss)
 
     def _keys(self) -> None:
         for key in ("host_key", "user_key"):
@@ -258,9 +262,10 @@ def _kill(pid: int) -> None:
 def hosts(
     folder: Path, names: Sequence[str], hidden: Sequence[Path] = (), named: bool = True,
     cores: Mapping[str, int] | None = None, delays: Mapping[str, float] | None = None,
+    losses: Mapping[str, float] | None = None,
 ) -> Iterator[Hosts]:  # fmt: skip
     """Such hosts for a while."""
-    made = Hosts(folder, names, hidden, named, cores, delays)
+    made = Hosts(folder, names, hidden, named, cores, delays, losses)
     try:
         made.build()
         yield made

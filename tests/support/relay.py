@@ -1,9 +1,10 @@
-"""A wire that delays: every frame goes on to the other of two devices so many seconds after it came.
+"""A wire that delays: every frame goes on to the other of two devices so many seconds after it came, or is lost.
 
-    python relay.py ONE OTHER SECONDS     (in the namespace of both; a Relay starts it)
+    python relay.py ONE OTHER SECONDS LOSS     (in the namespace of both; a Relay starts it)
 
 For kernels without netem. Packet sockets hand over what the network card would have cut and summed (up to 64 KiB) as it
-is. Frames of a direction keep their order; what does not fit into a direction's queue is dropped and counted. Costs
+is. Frames of a direction keep their order; what does not fit into a direction's queue is dropped and counted, and so
+is the share of all that LOSS says, drawn with a fixed seed. Costs
 two copies and two system calls a frame; asleep in between. A line on standard input is answered with the counts so
 far, its end ends the relay, so it does not outlive who started it.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import socket
 import subprocess
@@ -34,11 +36,12 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 
 class Way:
-    """One direction, from a socket to a socket; frames wait `seconds`."""
+    """One direction, from a socket to a socket; frames wait `seconds`, and the share `loss` of them goes nowhere."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, seconds: float) -> None:
-        self.source, self.target, self.seconds = source, target, seconds
-        self.frames = self.dropped = self._held = 0
+    def __init__(self, source: socket.socket, target: socket.socket, seconds: float, loss: float = 0.0) -> None:
+        self.source, self.target, self.seconds, self.loss = source, target, seconds, loss
+        self.frames = self.dropped = self.lost = self._held = 0
+        self._draw = random.Random(0)
         self.late = 0.0  # seconds, of all frames together
         self._waiting: deque[tuple[float, bytes]] = deque()
 
@@ -54,6 +57,9 @@ class Way:
                 frame = self.source.recv(FRAME_BYTES)
             except OSError:  # nothing more, or the device is down
                 return
+            if self.loss and self._draw.random() < self.loss:
+                self.lost += 1
+                continue
             if self._held + len(frame) > QUEUE_BYTES:
                 self.dropped += 1
                 continue
@@ -73,9 +79,9 @@ class Way:
                 self.dropped += 1
 
 
-def carry(one: socket.socket, other: socket.socket, seconds: float) -> None:
+def carry(one: socket.socket, other: socket.socket, seconds: float, loss: float = 0.0) -> None:
     """Frames both ways until standard input ends."""
-    ways = {one: Way(one, other, seconds), other: Way(other, one, seconds)}
+    ways = {one: Way(one, other, seconds, loss), other: Way(other, one, seconds, loss)}
     while True:
         ready, _, _ = select.select([0, *ways], [], [], _sleep(min(way.due for way in ways.values())))
         for source in ready:
@@ -98,7 +104,7 @@ def _sleep(due: float) -> float | None:
 
 
 def _counts(ways: Collection[Way]) -> dict[str, float]:
-    sums = {name: sum(getattr(way, name) for way in ways) for name in ("frames", "dropped", "late")}
+    sums = {name: sum(getattr(way, name) for way in ways) for name in ("frames", "dropped", "lost", "late")}
     return {**sums, "cpu_seconds": time.process_time()}
 
 
@@ -124,10 +130,10 @@ def _promptly() -> None:
 class Relay:
     """One that runs. `inside`: what to put before a command of its namespace."""
 
-    def __init__(self, inside: Sequence[str], devices: tuple[str, str], seconds: float) -> None:
+    def __init__(self, inside: Sequence[str], devices: tuple[str, str], seconds: float, loss: float = 0.0) -> None:
         self.seconds = seconds
         self._process = subprocess.Popen(
-            [*inside, sys.executable, "-I", __file__, *devices, repr(seconds)],
+            [*inside, sys.executable, "-I", __file__, *devices, repr(seconds), repr(loss)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         if self._read() != "ready\n":
@@ -139,7 +145,7 @@ class Relay:
         return self._process.stdout.readline()
 
     def counts(self) -> dict[str, float]:
-        """So far: `frames` sent, `dropped`, `late` (seconds after their time, all together), `cpu_seconds`."""
+        """So far: `frames` sent, `dropped` (no room), `lost` (drawn), `late` (seconds, all together), `cpu_seconds`."""
         assert self._process.stdin is not None
         self._process.stdin.write("counts\n")
         self._process.stdin.flush()
@@ -154,11 +160,11 @@ class Relay:
 
 def main() -> None:
     """What runs in the namespace."""
-    one, other, seconds = sys.argv[1:]
+    one, other, seconds, loss = sys.argv[1:]
     with _opened(one) as near, _opened(other) as far:
         _promptly()
         print("ready", flush=True)
-        carry(near, far, float(seconds))
+        carry(near, far, float(seconds), float(loss))
 
 
 if __name__ == "__main__":

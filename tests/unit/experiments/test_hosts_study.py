@@ -141,3 +141,17 @@ def test_what_does_not_fit_is_dropped_and_counted(wires: list[socket.socket], mo
     way.give()
     assert [other.recv(10) for _ in range(2)] == [b"123456", b"1234"]
     assert (way.frames, way.dropped) == (2, 1)
+
+
+def test_a_share_is_lost_and_counted(wires: list[socket.socket]) -> None:
+    host, near, far, other = wires
+    way, came = relay.Way(near, far, 0.0, 0.25), 0
+    for _ in range(200):
+        host.send(b"1")
+        way.take()
+        way.give()
+        try:
+            came += len(other.recv(10))
+        except BlockingIOError:
+            continue
+    assert way.frames == came == 200 - way.lost and 30 <= way.lost <= 70 and way.dropped == 0

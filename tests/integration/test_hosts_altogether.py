@@ -1,0 +1,138 @@
+"""What a run on one host can do, on several: switch, recover, go on, report; and what of it the network gets to see."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.netns import LAUNCHER
+from tests.support.processes import Finished, wait_for
+from tests.support.site import LONG, NAMES, OBSTACLE, Site
+from tests.support.slow import slow
+from tests.support.sockets import LOOPBACK, listeners
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
+LOSS = 0.02
+
+
+def gbactl(site: Site, *arguments: str) -> str:
+    """A command beside the launcher; what it printed."""
+    done = subprocess.run(
+        [*site.launcher.before, sys.executable, "-m", "gbactl", *arguments], cwd=site.launcher.cwd,
+        env=site.launcher.environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def accounted(done: Finished, samples: int) -> None:
+    assert done.code == 0, done.err
+    found = done.result["samples"]
+    assert found["read"] == found["trained"] + found["decayed"] + found["lost"] == samples
+
+
+def listened(pids: list[int]) -> set[str]:
+    """Addresses, as the kernel writes them."""
+    return {place.split(":")[0] for pid in pids for place in listeners(pid)}
+
+
+@pytest.mark.parametrize("mode", ["gba", slow("sync")])
+def test_nobody_listens_elsewhere_or_gets_a_variable_that_is_not_named(site_of: Callable[..., Site], mode: str) -> None:
+    site = site_of()
+    site.launcher.environment |= {"ASKED_FOR": "forwarded", "NOT_ASKED_FOR": "a password"}
+    launched = site.start(f"mode={mode}", "cluster.forward=[GBACTL_CACHE,ASKED_FOR]", *LONG)
+    launched.training()
+    for name in (*NAMES, LAUNCHER):
+        (own,) = struct.unpack("<I", socket.inet_aton(site.machines.address(name)))
+        everyone = site.machines.pids(name)
+        assert f"{own:08X}" in listened(everyone) <= {f"{own:08X}", *LOOPBACK}, name
+        if name == LAUNCHER:
+            continue
+        variables = {line for pid in everyone for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+        assert b"ASKED_FOR=forwarded" in variables
+        assert not [line for line in variables if b"a password" in line or line.startswith(b"NOT_ASKED_FOR")]
+    assert launched.finish().code == 0
+
+
+@pytest.mark.slow
+def test_a_running_job_is_switched_encrypted_and_reported(site_of: Callable[..., Site], tmp_path: Path) -> None:
+    site, store = site_of(), f"sqlite:///{tmp_path / 'mlflow.db'}"
+    encrypted = ("transport.encrypt=true", f"tracking.uri={store}")
+    launched = site.start("mode=gba", *encrypted, *LONG, "data.days=3", tracking=True)
+    launched.training()
+    run = ("--run", str(launched.run_dir))
+    gbactl(site, "switch", *run, "--to", "async", "--wait")
+    assert "gba to async" in gbactl(site, "switch", *run, "--status")
+    done = launched.finish()
+    accounted(done, 120000)
+    assert [phase["mode"] for phase in done.result["phases"]][:2] == ["gba", "async"]
+    assert done.result["refused"] == {}
+    (told,) = json.loads(gbactl(site, "report", "--uri", store, "--format", "json"))["groups"]
+    assert (told["key"], told["n"]) == (["gba"], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_a_worker_that_hangs_on_another_host_is_replaced(site_of: Callable[..., Site], mode: str) -> None:
+    """It wakes up later, and is gone by the end."""
+    plan = "faults.plans=[{kind: hang, workers: [3], step: 10, seconds: 8}]"
+    done = site_of().start(f"mode={mode}", "cluster.hang_seconds=3", plan, *LONG, "data.days=3").finish()
+    accounted(done, 120000)
+    assert [lost["process"] for lost in done.result["lost_workers"]] == ["W3"]
+    assert [(each["process"], each["failure"]) for each in done.result["recovery"]] == [("W3", "hang")]
+
+
+@pytest.mark.slow
+def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -> None:
+    site = site_of(shared=True)
+    killed = site.start("mode=gba", "checkpoint=full", "checkpoint.interval_steps=10", *LONG, "data.days=3")
+    killed.training()
+    wait_for(lambda: list(killed.run_dir.glob("checkpoints/*/manifest.json")))
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.communicate()
+    wait_for(lambda: not site.ours(), 20)
+    again = site.launcher.start(f"resume={killed.run_dir}", f"run_dir={killed.run_dir}", small=False)
+    done = again.finish()
+    done.run_dir = killed.run_dir
+    accounted(done, 120000)
+    assert done.result["checkpoint"]["resumed_at"] >= 10
+
+
+@pytest.mark.parametrize("mode", [slow("gba"), slow("sync"), slow("shadow_ma")])
+def test_frames_that_are_lost_on_the_way_are_sent_again(site_of: Callable[..., Site], mode: str) -> None:
+    site = site_of(losses={"c": LOSS})
+    done = site.start(f"mode={mode}", "data.rows_per_day=8000").finish()
+    accounted(done, 8000)
+    assert "lost_workers" not in done.result
+    counts = site.machines.relays["c"].counts()
+    assert counts["lost"] > 10 and counts["dropped"] == 0
+
+
+@pytest.mark.slow
+def test_versions_and_memory_that_do_not_do_are_told_before_anything_trains(
+    site_of: Callable[..., Site], tmp_path: Path
+) -> None:
+    (tmp_path / "shim" / "torch-9.9.dist-info").mkdir(parents=True)
+    (tmp_path / "shim" / "torch-9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n"
+    )
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "shim"}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    done = site_of().start("mode=gba", f"cluster.python={other}", "model.dim=4000000").finish()
+    assert done.code == 1 and "Traceback" not in done.err
+    for name in NAMES:
+        assert re.search(rf"Host {name} has torch 9\.9, and this machine has \S+; install the same version", done.err)
+    need = r"has [\d,]+ MiB of memory free, and its shards need [\d,]+; free some, or spread the rows"
+    assert [name for name in NAMES if re.search(f"Host {name} {need}", done.err)] == ["a", "b"]  # where servers are
+    assert not (done.run_dir / "events.log").exists()

@@ -7,7 +7,7 @@ BIN := .venv/bin
 FLAGS := $(if $(filter no,$(HOROVOD)),--no-horovod)
 
 .DEFAULT_GOAL := help
-.PHONY: demo install test test-slow check bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision soak ui clean help
+.PHONY: demo install test test-slow check bench curves fuzz audit calibration frappe gba-claims shadowsync switching cpr precision hosts soak ui clean help
 
 demo: install ## install, train sync, async and gba with three seeds, print the comparison (3 minutes)
 	$(BIN)/gbactl train -m experiment=demo mode=sync,async,gba seed=0,1,2
@@ -34,9 +34,10 @@ bench: install ## the speed ratios of the README, measured here (1.5 hours; the 
 fuzz: install ## COUNT=1000000 mutated frames against everything that reads them (a minute; SEED=0)
 	$(BIN)/python -m tests.fuzz.wire --count $(or $(COUNT),1000000) --seed $(or $(SEED),0)
 
-audit: install ## known holes in what is installed, by pip-audit (asks a service on the network)
+audit: install ## known holes in what is installed, by pip-audit (asks a service on the network; fails where that knows nothing)
 	$(PYTHON) -m venv .venv/audit && .venv/audit/bin/pip install -q pip-audit
-	.venv/audit/bin/pip-audit --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	$(BIN)/python -m pip list --format=freeze --exclude-editable | sed 's/+.*//' > .venv/audit/installed.txt
+	.venv/audit/bin/pip-audit --strict --disable-pip --no-deps -r .venv/audit/installed.txt
 
 curves: install ## how cost grows with workers, rows, batch and dimension (15 minutes; goes on where it was cut)
 	$(BIN)/python experiments/performance/curves.py
@@ -72,6 +73,9 @@ cpr: install ## the study in experiments/cpr (four and a half hours; SIZE=full: 
 precision: install ## the study in experiments/precision (30 minutes; SIZE=full: hours; GBACTL_DATA=FOLDER adds Frappe)
 	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml
 	$(BIN)/python experiments/precision/compare_precision.py
+
+hosts: install ## the study in experiments/hosts (40 minutes, on an idle machine; root, iproute2, openssh-server)
+	$(BIN)/python experiments/hosts/run.py
 
 soak: install ## trainings in every mode whose processes are killed, for MINUTES=30 (see experiments/soak)
 	$(BIN)/python experiments/soak/soak.py --minutes $(or $(MINUTES),30) --seed $(or $(SEED),0)

@@ -12,7 +12,8 @@ import gbactl.install.__main__ as install
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = {"demo", "install", "test", "test-slow", "check", "bench", "curves", "ui", "clean", "help"} | {
-    "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "precision", "soak", "fuzz", "audit",
+    "frappe", "calibration", "gba-claims", "switching", "shadowsync", "cpr", "hosts", "precision",
+    "soak", "fuzz", "audit",
 }  # fmt: skip
 
 

@@ -62,10 +62,11 @@ def calibrate(out: Path, seconds: float) -> None:
         gbactl("calibrate", "--out", str(out), "--workers", "2,4", "--seconds", str(seconds), *own)
 
 
-def predicted(training: Training, line: dict[str, float], prices: Path) -> dict[str, Any]:
-    """EPS of the virtual cluster's run."""
+def predicted(training: Training, line: dict[str, float], prices: Path, taken: float = 0.0) -> dict[str, Any]:
+    """EPS of the virtual cluster's run; `taken`: the share of all cores that somebody else has."""
     lines = [f"cost.{key}={line[key]}" for key in ("latency_us", "bandwidth_gbit")]
-    found = train(*training.overrides, "cluster=virtual", f"cost={prices}", *SHAPE, *lines)
+    slower = f"cost.worker_scale=[{1 / (1 - taken):.4f}]"
+    found = train(*training.overrides, "cluster=virtual", f"cost={prices}", *SHAPE, *lines, slower)
     return {"eps": found["eps"]}
 
 

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import networks  # scripts beside this one, not a package
@@ -69,6 +70,11 @@ class Study:
         first = trainings[0]
         foreseen = self.kept.get(f"foreseen-{first}", lambda: networks.predicted(first, line, self.prices))
         row = paying.Row(at.link, line, mode, found, foreseen["eps"], wire)
+        if row.taken:
+            less = self.kept.get(
+                f"less-{first}", lambda: networks.predicted(first, line, self.prices, row.taken / len(NAMES))
+            )
+            row = replace(row, less=less["eps"])
         networks.say(f"{first}: {row.eps:,.0f} ({row.spread}), predicted {row.foreseen:,.0f}, {row.error:+.0f} %")
         return row
 

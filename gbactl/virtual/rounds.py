@@ -28,6 +28,11 @@ class Rounds:
         self._summing = False
         self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
 
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return len(self._living)
+
     def meet(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
         """Take part with f32[n]; when `done` is called it is the sum."""
         self._there[rank] = (vector, done)

@@ -215,10 +215,13 @@ class VirtualTrainer:
             self._work(self._offer, began, done)
 
     def _work(self, call: Callable[..., None], *args: Any) -> None:
-        """Half of an exchange's own passes over the vector, then `call`."""
-        worker = self.worker
-        seconds = worker.crew.cost.meet(len(self.replica.value)) / 2 if self.trains else 0.0
-        worker.host.cores.run(seconds, self._worked, call, *args)
+        """Half of an exchange's own work, passes over the vector and what a ring takes of this core, then `call`."""
+        self.worker.host.cores.run(self._own_work() / 2 if self.trains else 0.0, self._worked, call, *args)
+
+    def _own_work(self) -> float:
+        cost, floats = self.worker.crew.cost, len(self.replica.value)
+        ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, RoundEncounter) else 0.0
+        return cost.meet(floats) + ring
 
     def _worked(self, call: Callable[..., None], *args: Any) -> None:
         if not self.worker.holds(self._worked, call, *args):

@@ -25,6 +25,7 @@ SSHD = Path("/usr/sbin/sshd")
 RUN_SSHD = Path("/run/sshd")
 NAMESPACES = Path("/run/netns")
 BURST_SECONDS = 2e-3
+MOST_AT_ONCE = 128 << 10  # the kernel hands over up to 64 KiB in one piece; what is larger than a burst it would cut up
 
 
 def obstacle() -> str | None:
@@ -224,10 +225,10 @@ class Hosts:
 
 
 def _burst(rate: str) -> str:
-    """What may go at once after a pause: 2 ms of the rate, and no less than the kernel hands over in one piece."""
+    """What may go at once after a pause: 2 ms of the rate, and no less than the kernel hands over twice."""
     number, unit = re.fullmatch(r"(\d+)([kmg]?)bit", rate).groups()  # type: ignore[union-attr]
     bytes_a_second = int(number) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[unit] / 8
-    return f"{max(64 << 10, int(bytes_a_second * BURST_SECONDS))}b"
+    return f"{max(MOST_AT_ONCE, int(bytes_a_second * BURST_SECONDS))}b"
 
 
 def _pids(ns: str) -> list[int]:

@@ -65,6 +65,18 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare({**DATA, "rows_per_day": 8000, "cache": str(tmp_path_factory.mktemp("cache"))})
 
 
+def test_what_a_ring_takes_of_a_trainer_s_core_it_does_not_compute_with(long: Path, tmp_path: Path) -> None:
+    """Not where it has cores to spare."""
+    speed = {}
+    for cores in (1, 8):
+        for work in (0.0, 20_000.0):
+            cost = {**OWN_CORES, "cores": cores, "allreduce_work_us": work}
+            cfg = replicas("shadow_ma", 4, cost=cost, hard=False)
+            speed[cores, work] = run(cfg, long, tmp_path / f"{cores}-{work}")["eps"]
+    assert speed[1, 20_000.0] < 0.8 * speed[1, 0.0]
+    assert speed[8, 20_000.0] > 0.97 * speed[8, 0.0]
+
+
 def test_a_shadow_exchange_of_a_second_costs_no_speed_but_one_in_the_foreground_does(
     long: Path, tmp_path: Path
 ) -> None:

@@ -74,7 +74,7 @@ precision: install ## the study in experiments/precision (30 minutes; SIZE=full:
 	$(BIN)/python experiments/study.py experiments/precision/sweep.yaml
 	$(BIN)/python experiments/precision/compare_precision.py
 
-hosts: install ## the study in experiments/hosts (40 minutes, on an idle machine; root, iproute2, openssh-server)
+hosts: install ## the study in experiments/hosts (two hours, on an idle machine; root, iproute2, openssh-server)
 	$(BIN)/python experiments/hosts/run.py
 
 soak: install ## trainings in every mode whose processes are killed, for MINUTES=30 (see experiments/soak)

@@ -1,6 +1,6 @@
 """EPS of modes over slow and long links, measured between network namespaces and predicted by the virtual cluster.
 
-    sudo .venv/bin/python experiments/hosts/run.py [--rates 10gbit,1gbit,100mbit] [--delays 0.1,5] [--modes ...]
+    sudo .venv/bin/python experiments/hosts/run.py [--rates 10gbit,1gbit,100mbit] [--delays 0,0.1,5] [--modes ...]
 
 Two hosts, each a namespace that keeps to one core, with a worker and a server each; `tc tbf` on both ends of both
 links, and a relay (tests/support/relay.py) on one for the delay. For every link `gbactl doctor` measures the line; the
@@ -95,7 +95,7 @@ class Study:
 def _given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="10gbit,1gbit,100mbit", help="as tc writes them")
-    parser.add_argument("--delays", default="0.1,5", help="ms one way; 0: the machine's own")
+    parser.add_argument("--delays", default="0,0.1,5", help="ms one way; 0: the machine's own")
     parser.add_argument("--modes", default=MODES)
     parser.add_argument("--seconds", type=float, default=8.0, help="of every measurement of a price")
     parser.add_argument("--repeat", type=int, default=3, help="seeds")

@@ -88,6 +88,10 @@ class CostModel:
         width = self.local_bandwidth if hosts == 1 else self.bandwidth
         return 2 * (workers - 1) * (latency + nbytes / workers / width)
 
+    def sending(self, nbytes: int, workers: int) -> float:
+        """What of a ring between hosts is bytes on a rank's line."""
+        return 2 * (workers - 1) * nbytes / workers / self.bandwidth
+
     def agreement(self, workers: int, hosts: int, buckets: int) -> float:
         """What ranks on several hosts need longer to agree on what to sum than on one, where `allreduce_us` holds it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,20 +11,22 @@ from gbactl.collective.base import ring_bytes
 from gbactl.kernels.base import Floats
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.events import Events
+from gbactl.virtual.network import Host
 
 TICK = 1e-5  # seconds a round takes at least
+PIECES = 8  # what a rank sends in a round goes in so many, between which others have their turn on its line
 
 
 class Rounds:
-    """`ranks` take part, over so many hosts, and agree first if `agreed` is 1. Sums are in rank order; one that dies
-    counts if it had come."""
+    """Ranks on these `hosts` take part, and agree first if `agreed` is 1. Sums are in rank order; one that dies counts
+    if it had come. Between hosts the ring's bytes wait for rows on their way, and those for them."""
 
     def __init__(
-        self, events: Events, cost: CostModel, ranks: int, hosts: int, traffic: Traffic | None = None, agreed: int = 0
+        self, events: Events, cost: CostModel, hosts: Sequence[Host], traffic: Traffic | None = None, agreed: int = 0
     ) -> None:
-        self.events, self.cost, self.hosts, self.traffic = events, cost, hosts, traffic or Traffic()
+        self.events, self.cost, self.hosts, self.traffic = events, cost, list(hosts), traffic or Traffic()
         self.agreed = agreed
-        self._living = set(range(ranks))
+        self._living = set(range(len(hosts)))
         self._summing = False
         self._there: dict[int, tuple[Floats, Callable[[], None]]] = {}
 
@@ -51,9 +53,20 @@ class Rounds:
         if self._summing or not self._there or not self._living <= set(self._there):
             return
         self._summing = True
-        nbytes = next(iter(self._there.values()))[0].nbytes
-        seconds = self.cost.all_reduce(nbytes, len(self._there), self.hosts, 0.0, self.agreed)
-        self.events.after(max(TICK, seconds), self._sum)
+        nbytes, ranks = next(iter(self._there.values()))[0].nbytes, sorted(self._there)
+        hosts = [self.hosts[rank] for rank in ranks]
+        lines = [(a, b) for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True) if a is not b]
+        seconds = self.cost.all_reduce(nbytes, len(ranks), len(set(map(id, hosts))), 0.0, self.agreed)
+        sending = self.cost.sending(nbytes, len(ranks)) if lines else 0.0
+        self.events.after(max(TICK, seconds - sending), self._send, lines, sending / PIECES, PIECES)
+
+    def _send(self, lines: list[tuple[Host, Host]], seconds: float, pieces: int) -> None:
+        """Every rank's next piece to the one behind it, `seconds` on every line; after the last there is the sum."""
+        if not lines or not pieces:
+            self._sum()
+            return
+        begins = [line.reserve(seconds) for a, b in lines for line in (a.outward, b.inward)]
+        self.events.at(max(begins) + seconds, self._send, lines, seconds, pieces - 1)
 
     def _sum(self) -> None:
         self._summing = False

@@ -201,7 +201,7 @@ class VirtualCluster:
                 flat.load(block.value.copy())
             ring = Ring(self.cost, cfg.processes, hosts, self.hub.traffic, cfg.collective.buckets * agreeing)
             replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
-        rounds = Rounds(self.events, self.cost, cfg.processes, hosts, self.hub.traffic, int(agreeing))
+        rounds = Rounds(self.events, self.cost, self.hosts.workers, self.hub.traffic, int(agreeing))
         trainers = TrainerSide(self.compute, self._replicas(), rounds)
         return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
 

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.virtual.cost import CostModel
 from gbactl.virtual.events import Events
-from gbactl.virtual.rounds import Rounds
+from gbactl.virtual.network import Host
+from gbactl.virtual.rounds import PIECES, Rounds
+from gbactl.virtual.spec import CostConfig
 
 
 class Cost:
@@ -25,7 +28,7 @@ def events() -> Events:
 
 @pytest.fixture
 def rounds(events: Events) -> Rounds:
-    return Rounds(events, Cost(), 3, 1)  # type: ignore[arg-type]
+    return Rounds(events, Cost(), [Host(events, 1)] * 3)  # type: ignore[arg-type]
 
 
 def meet(rounds: Rounds, events: Events, told: list[tuple[int, float, float]], *ranks: int) -> None:
@@ -82,3 +85,36 @@ def test_another_one_in_its_place_is_waited_for(rounds: Rounds, events: Events) 
     meet(rounds, events, told, 1)
     run(events)
     assert [total for _, total, _ in told] == [6.0] * 3
+
+
+def far(events: Events, ranks: int, each: int) -> Rounds:
+    """So many ranks, `each` on a host; a float takes a second on a line, nothing else takes time."""
+    free = {"allreduce_us": 0.0, "latency_us": 0.0, "local_latency_us": 0.0}
+    cost = CostModel(CostConfig(bandwidth_gbit=32e-9, **free), 0)
+    hosts = [Host(events, 1) for _ in range(ranks // each)]
+    return Rounds(events, cost, [hosts[rank // each] for rank in range(ranks)])
+
+
+@pytest.mark.parametrize(("ranks", "each"), [(2, 1), (4, 1), (4, 2)])
+def test_a_ring_takes_the_lines_between_its_hosts(events: Events, ranks: int, each: int) -> None:
+    """2 (N - 1) / N of the vector each way, whichever of a host's ranks sends it."""
+    told: list[tuple[int, float, float]] = []
+    rounds = far(events, ranks, each)
+    meet(rounds, events, told, *range(ranks))
+    run(events)
+    busy = [line.busy_seconds for host in rounds.hosts for line in (host.outward, host.inward)]
+    assert busy == pytest.approx([2 * (ranks - 1) / ranks] * 2 * ranks, rel=1e-3)
+    assert [when for _, _, when in told] == pytest.approx([2 * (ranks - 1) / ranks] * ranks, rel=1e-3)
+
+
+def test_who_is_on_a_line_lets_the_other_wait(events: Events) -> None:
+    told: list[tuple[int, float, float]] = []
+    rounds = far(events, 2, 1)
+    line = rounds.hosts[0].outward
+    line.reserve(10.0)  # rows on their way
+    meet(rounds, events, told, 0, 1)
+    while events.now < 10.0:
+        events.step()
+    assert told == [] and line.reserve(1.0) - events.now <= 2 / PIECES, "between two pieces of the ring"
+    run(events)
+    assert [when for _, _, when in told] == pytest.approx([12.0] * 2, abs=0.01)

@@ -101,17 +101,14 @@ def _less(row: Row) -> str:
 
 def kept_promise(rows: Sequence[Row]) -> str:
     """How many predictions are near enough, as they are and where they know what the relay takes."""
-    near, better = (sum(abs(error) <= PROMISE for error in errors) for errors in _errors(rows))
+    near = sum(abs(row.error) <= PROMISE for row in rows)
+    better = sum(abs(row.best_error) <= PROMISE for row in rows)
     worst = max(rows, key=lambda row: abs(row.best_error))
     where = f"`{worst.mode}` at {worst.link.rate}, {worst.link.delay:g} ms"
     return (
         f"{near} of {len(rows)} predictions within {PROMISE} %, {better} where they know what the relay takes; the "
         f"worst of these: {worst.best_error:+.0f} % ({where})."
     )
-
-
-def _errors(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    return [row.error for row in rows], [row.best_error for row in rows]
 
 
 def paying(rows: Sequence[Row]) -> Iterator[str]:

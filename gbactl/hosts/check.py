@@ -79,9 +79,10 @@ def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> li
 
 def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
     """A sentence where others cannot reach what Horovod's ring listens on: of its two rings the one that sums (that of
-    the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to."""
+    the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to.
+    `address`: "" where that is not known."""
     name, found = there.get("name", ""), there.get("own_name", "")
-    if found == address:
+    if not address or found == address:
         return []
     means = found or "no address"
     return [

@@ -69,7 +69,7 @@ class HostChildren(Children):
         self._check_memory()
         if self.cfg.collects and len(self.hosts) > 1:
             for host, found in fleet.found.items():
-                found.faults += check.ring(host, found.facts, found.address) if found.address else []
+                found.faults += check.ring(host, found.facts, found.address)
         fleet.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
         self.show.clear()
         self.show.hosts(check.HEADINGS, [found.cells() for found in fleet.found.values()])

@@ -47,12 +47,8 @@ class Examined:
     def advice(self) -> list[str]:
         """Sentences about what stands in the way of modes with an all-reduce alone."""
         found = self.found.values()
-        return [
-            f"For an all-reduce: {told}"
-            for each in found
-            if each.address
-            for told in ring(each.host, each.facts, each.address)
-        ]
+        told = [sentence for each in found for sentence in ring(each.host, each.facts, each.address)]
+        return [f"For an all-reduce: {sentence}" for sentence in told]
 
     @property
     def pairs(self) -> list[tuple[str, str, float, float]]:

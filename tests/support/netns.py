@@ -116,7 +116,7 @@ class Hosts:
         for device in (near, far):
             _ip("-n", self.ns("sw"), "link", "set", device, "up")
         wait, loss = self.delays.get(name, 0.0), self.losses.get(name, 0.0)
-        self.relays[name] = Relay(self.inside("sw"), (near, far), wait, loss)
+        self.relays[name] = Relay(self.folder, self.inside("sw"), (near, far), wait, loss)
 
     def _keys(self) -> None:
         for key in ("host_key", "user_key"):

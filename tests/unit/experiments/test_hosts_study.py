@@ -1,12 +1,9 @@
-"""The study of hosts: what is kept, its tables, and the relay that delays frames."""
+"""The study of hosts: what is kept, and its tables."""
 
 from __future__ import annotations
 
 import importlib
-import socket
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +11,6 @@ from typing import Any
 import pytest
 
 from gbactl.compose import compose
-from tests.support import relay
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "hosts"
 OWN = {"latency_us": 30.0, "bandwidth_gbit": 20.0}
@@ -106,55 +102,3 @@ def test_the_ceiling_is_told(scripts: dict[str, ModuleType]) -> None:
     assert "20 Gbit/s, 30 us" in said and "8 Gbit/s, 75 us, of which 45 us" in said and "2 of 12,345" in said
 
 
-@pytest.fixture
-def wires() -> Iterator[list[socket.socket]]:
-    """Ends of two wires: a host's, the relay's to it, the relay's to the other host, that host's."""
-    pairs = [end for _ in range(2) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
-    for end in pairs:
-        end.setblocking(False)
-    yield pairs
-    for end in pairs:
-        end.close()
-
-
-def test_frames_wait_and_keep_their_order(wires: list[socket.socket]) -> None:
-    host, near, far, other = wires
-    way = relay.Way(near, far, 0.5)
-    began = time.monotonic()
-    for frame in (b"1", b"22", b"3"):
-        host.send(frame)
-    way.take()
-    way.give()
-    with pytest.raises(BlockingIOError):
-        other.recv(10)
-    assert began + 0.5 <= way.due < float("inf")
-    time.sleep(way.due - time.monotonic() + 0.01)
-    way.give()
-    assert [other.recv(10) for _ in range(3)] == [b"1", b"22", b"3"]
-    assert (way.frames, way.dropped, way.due) == (3, 0, float("inf"))
-
-
-def test_what_does_not_fit_is_dropped_and_counted(wires: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
-    host, near, far, other = wires
-    monkeypatch.setattr(relay, "QUEUE_BYTES", 10)
-    way = relay.Way(near, far, 0.0)
-    for frame in (b"123456", b"12345", b"1234"):
-        host.send(frame)
-    way.take()
-    way.give()
-    assert [other.recv(10) for _ in range(2)] == [b"123456", b"1234"]
-    assert (way.frames, way.dropped) == (2, 1)
-
-
-def test_a_share_is_lost_and_counted(wires: list[socket.socket]) -> None:
-    host, near, far, other = wires
-    way, came = relay.Way(near, far, 0.0, 0.25), 0
-    for _ in range(200):
-        host.send(b"1")
-        way.take()
-        way.give()
-        try:
-            came += len(other.recv(10))
-        except BlockingIOError:
-            continue
-    assert way.frames == came == 200 - way.lost and 30 <= way.lost <= 70 and way.dropped == 0

@@ -77,8 +77,7 @@ class Watch:
 
     def _busy(self, host: Any) -> float:
         """Seconds so far in which bytes came in, what waits not counted."""
-        line = host.inward
-        return float(line.busy_seconds - max(0.0, line.free - self.cluster.events.now))
+        return float(host.inward.busy_seconds)
 
     def told(self) -> dict[str, Any]:
         """Samples a second, and what share of the time the interfaces of the first server and of the others took

@@ -19,6 +19,7 @@ from gbactl.cluster.survival import Survival
 from gbactl.collective.base import Buckets, Collective
 from gbactl.collective.overlap import Filling
 from gbactl.collective.surviving import InterruptedSum
+from gbactl.kernels.halves import Codec
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock
@@ -153,7 +154,7 @@ class ReplicatedDense:
 
     def __init__(
         self, flat: FlatModel, slices: Slices, collective: Collective, block: DenseBlock, buckets: int,
-        norms_every: int = 0, survival: Survival | None = None,
+        norms_every: int = 0, survival: Survival | None = None, codec: Codec | None = None,
     ) -> None:  # fmt: skip
         self.survival, self.slices, self.exchange = survival, slices, slices.exchange
         self.flat, self.collective, self.block = flat, collective, block
@@ -161,7 +162,7 @@ class ReplicatedDense:
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
-        self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans)
+        self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans, codec)
         self._weight = np.float32(1.0)
         self._begun = self._again = False
         self._taken = -1  # the last step; another worker's batches of it may still come

@@ -1,9 +1,11 @@
 """transport.wire_dtype: values between workers and servers travel in two bytes each, and are computed with in four.
 
 Rows, gradients, the dense slice and replicas are rounded where they are sent and widened where they arrive, whatever
-carries them: over TCP, in shared memory and in virtual time the same, so that where a process runs changes no bit. Ids,
-evaluations, and what is moved or saved whole (switches, checkpoints) stay as they are, and so do parameters and all
-arithmetic: what a server applies is what arrived. Costs a pass over the values at either end (see kernels/halves.py).
+carries them: over TCP, in shared memory and in virtual time the same, so that where a process runs changes no bit. What
+workers sum among themselves is rounded before and after the sum, with any collective; a ring (Horovod, Gloo) also sends
+fp16 in two bytes, and bf16 in four, as it knows no sum of those. Ids, evaluations, and what is moved or saved whole
+(switches, checkpoints) stay as they are, and so do parameters and all arithmetic: what a server applies is what
+arrived. Costs a pass over the values at either end (see kernels/halves.py).
 """
 
 from __future__ import annotations

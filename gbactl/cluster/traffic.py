@@ -5,9 +5,9 @@ rows; `control`: headers and descriptors of all messages; `other`: what is none 
 counted apart. TLS, TCP and IP come on top. Costs 1 us a message.
 
 An all-reduce of n values in a ring (Horovod, Gloo, that of a virtual cluster) is `dense`: 4 n x 2 (W - 1) / W
-bytes from each of the W ranks that it has then. That is reckoned, not measured, and leaves out what Horovod sends to
-agree on what is summed next. One in shared memory is counted there: the 4 n bytes that a rank writes, for
-collective=shm or beside a ring that may break. Where a server sums instead, messages carry it.
+bytes (half of that with fp16 on the wire) from each of the W ranks that it has then. That is reckoned, not measured,
+and leaves out what Horovod sends to agree on what is summed next. One in shared memory is counted there: the 4 n bytes
+that a rank writes, for collective=shm or beside a ring that may break. Where a server sums instead, messages carry it.
 """
 
 from __future__ import annotations

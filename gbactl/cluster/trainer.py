@@ -30,6 +30,7 @@ from gbactl.cluster.slices import Slices
 from gbactl.collective.base import Collective
 from gbactl.collective.surviving import Surviving
 from gbactl.errors import ClusterError
+from gbactl.kernels.halves import Codec
 from gbactl.models.flat import FlatModel
 from gbactl.replicas import Rule, make
 from gbactl.replicas.drive import Drive, Pace
@@ -46,11 +47,11 @@ class TrainerDense(Lane):
 
     def __init__(
         self, flat: FlatModel, slices: Slices, served: ServedDense, make_block: Callable[[], DenseBlock],
-        collective: Collective | None, more_lanes: Callable[[int], Lane] | None = None,
+        collective: Collective | None, more_lanes: Callable[[int], Lane] | None = None, codec: Codec | None = None,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.exchange = slices, slices.exchange
-        self.served, self.collective = served, collective
+        self.served, self.collective, self.codec = served, collective, codec
         self.more_lanes, self._make_block = more_lanes, make_block
         self._lanes: list[Lane] = [self]
         self.stands = False
@@ -128,12 +129,13 @@ class TrainerDense(Lane):
         if rule.centralised:
             if self._elastic is None:
                 self._elastic = ElasticExchange(self.slices, self.flat.size)
-            return CentreMeeting(self.replica, rule, self._notes, self._elastic)
+            return CentreMeeting(self.replica, rule, self._notes, self._elastic, codec=self.codec)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, Surviving):
             self.collective.without_the_dead()
-        return RoundMeeting(self.replica, rule, self._notes, self.collective, float(self._trains))
+        weight = float(self._trains)
+        return RoundMeeting(self.replica, rule, self._notes, self.collective, weight, codec=self.codec)
 
     def stepped(self) -> None:
         """See lane.Trainer."""

@@ -27,6 +27,7 @@ from gbactl.cluster.trainer import TrainerDense
 from gbactl.cluster.turns import Place, join
 from gbactl.cluster.worker import DataSource, Worker
 from gbactl.collective import surviving
+from gbactl.collective.base import ring_item
 from gbactl.collective.factory import connect
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
@@ -34,6 +35,7 @@ from gbactl.faults.delay import Delay
 from gbactl.faults.plan import FaultPlan
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flush
+from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.models.flat import FlatModel
@@ -52,7 +54,9 @@ def work(
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     life = Life(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
-        collective = collective or connect(boot.epoch > 0, functools.partial(ServedSums, life.exchange))
+        collective = collective or connect(
+            boot.epoch > 0, functools.partial(ServedSums, life.exchange), ring_item(cfg.transport.wire_dtype)
+        )
     sides, trainer = life.sides(collective)
     if boot.epoch > 0:
         warm_up(life.computer, dataset, cfg)
@@ -86,7 +90,7 @@ class Life:
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
-        self.turns = join(None)
+        self.turns, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
         self.computer = self._computer()
         flat, served = self.computer.flat, "servers" in cfg.homes
         cuts = dense_cuts(cfg, flat.size)
@@ -127,7 +131,7 @@ class Life:
         if isinstance(collective, surviving.Surviving):
             self.exchange.on_absent = collective.leave_out
         served = ServedDense(flat, self.slices)
-        trainer = TrainerDense(flat, self.slices, served, self._replica, collective)
+        trainer = TrainerDense(flat, self.slices, served, self._replica, collective, codec=self.codec)
         sides: dict[str, DenseSide] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None
@@ -148,7 +152,7 @@ class Life:
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, surviving.Surviving)
         survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
         side = ReplicatedDense(
-            flat, self.slices, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival
+            flat, self.slices, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival, self.codec
         )
         if cfg.resume is not None and self.boot.epoch == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))

@@ -123,16 +123,45 @@ def as_tensor(buffer: Any) -> Any:
     return torch.from_numpy(as_array(buffer))
 
 
-def ring_bytes(length: int, ranks: int) -> int:
-    """What all ranks of a ring together send to sum f32[length]: each 2 (W - 1) / W of its bytes, W being `ranks`.
+def ring_item(wire_dtype: str) -> int:
+    """Bytes of a value that a ring sums: Gloo, with which Horovod sums, too, adds fp16 and knows no bf16."""
+    return 2 if wire_dtype == "fp16" else 4
+
+
+def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
+    """What all ranks of a ring together send to sum `length` values: each 2 (W - 1) / W of its bytes, W being `ranks`.
 
     Values alone: no headers, and nothing of what ranks say to agree on what is summed next (Horovod does)."""
-    return 2 * (ranks - 1) * 4 * length
+    return 2 * (ranks - 1) * item * length
 
 
-def ring_share(length: int, ranks: int, rank: int) -> int:
+def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
     """One rank's part of `ring_bytes`, in whole bytes that add up to it."""
-    return (ring_bytes(length, ranks) + rank) // ranks
+    return (ring_bytes(length, ranks, item) + rank) // ranks
+
+
+class Handed:
+    """What a ring is given: the buffers themselves, or, values being of two bytes, others that it sums in their place.
+
+    Costs two passes over the vector there; rounding is the caller's (see kernels/halves.py)."""
+
+    def __init__(self, item: int) -> None:
+        self.item = item
+        self._halves: dict[str, Any] = {}
+
+    def of(self, name: str, buffer: Any) -> Any:
+        """A tensor with the values of `buffer` (f32[n]); its memory is the name's until `back`."""
+        tensor = as_tensor(buffer)
+        if self.item == 4:
+            return tensor
+        if name not in self._halves:
+            self._halves[name] = tensor.half()
+        return self._halves[name].copy_(tensor)
+
+    def back(self, handed: Any, buffer: Any) -> None:
+        """The sum is in what was handed: it is in the buffer now."""
+        if self.item != 4:
+            as_tensor(buffer).copy_(handed)
 
 
 def sum_in_rank_order(parts: list[Vector]) -> Vector:

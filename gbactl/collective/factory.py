@@ -67,11 +67,15 @@ class Elsewhere(Meeting):
         return {"GBACTL_SUM_ELSEWHERE": "1", "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
 
 
-def connect(late: bool = False, elsewhere: Callable[[int, int], Beneath] | None = None) -> Collective:
+def connect(
+    late: bool = False, elsewhere: Callable[[int, int], Beneath] | None = None, item: int = 4
+) -> Collective:
     """Join the group described by this process's environment. A process outside any group is alone.
 
     `late`: in the place of another one, whose ring is broken. `elsewhere(rank, size)`: what is under the ring of those
-    who have no memory in common. Raises ClusterError when the ring does not form.
+    who have no memory in common. `item`: bytes of a value in a ring (see base.ring_item).
+
+    Raises ClusterError when the ring does not form.
     """
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
     rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
@@ -83,17 +87,17 @@ def connect(late: bool = False, elsewhere: Callable[[int, int], Beneath] | None 
     if name == "shm" and under is not None:
         return under
     if under is None:
-        return Single() if late else _ring(name)
-    return FallingCollective(None if late else _ring(name), under)
+        return Single() if late else _ring(name, item)
+    return FallingCollective(None if late else _ring(name, item), under)
 
 
-def _ring(name: str) -> Ring:
+def _ring(name: str, item: int) -> Ring:
     if name == "horovod":
         from gbactl.collective.horovod import HorovodCollective
 
-        return HorovodCollective()
+        return HorovodCollective(item)
     if name == "gloo":
         from gbactl.collective.gloo import GlooCollective
 
-        return GlooCollective(os.environ)
+        return GlooCollective(os.environ, item)
     return Single()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import Moved, as_tensor, rank_gone, ring_share, uncounted
+from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
 from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.errors import ClusterError
 
@@ -56,12 +56,13 @@ class _Handle:
     name: str
     work: Any
     tensor: Any
+    buffer: Any
 
 
 class GlooCollective:
-    """The default process group of this process. One instance a process."""
+    """The default process group of this process. One instance a process. `item`: bytes of a value on the wire."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], item: int = 4) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import FileStore, PrefixStore
 
@@ -69,6 +70,7 @@ class GlooCollective:
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
         self.moved: Moved = uncounted
+        self._handed = Handed(item)
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
         try:
@@ -90,12 +92,12 @@ class GlooCollective:
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
-        tensor = as_tensor(buffer)
+        tensor = self._handed.of(name, buffer)
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
         except Exception as error:
             raise rank_gone(name, self.rank) from error
-        return _Handle(name, work, tensor)
+        return _Handle(name, work, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait."""
@@ -106,7 +108,8 @@ class GlooCollective:
             except Exception as error:
                 if self._abandoned or handle.work.is_completed():
                     raise rank_gone(handle.name, self.rank) from error
-        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank), False)
+        self._handed.back(handle.tensor, handle.buffer)
+        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def close(self) -> None:
         """See Collective.close. Needed after a failure too: torch aborts a process that exits without it."""

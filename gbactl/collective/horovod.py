@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import Moved, as_tensor, rank_gone, ring_share, uncounted
+from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
@@ -47,13 +47,14 @@ class _Handle:
     name: str
     number: int
     tensor: Any  # keeps the memory alive until wait()
+    buffer: Any
 
 
 class HorovodCollective:
-    """One Horovod process = one rank. One instance a process."""
+    """One Horovod process = one rank. One instance a process. `item`: bytes of a value on the wire, 4 or 2 (fp16)."""
 
-    def __init__(self) -> None:
-        self._hvd = import_horovod()
+    def __init__(self, item: int = 4) -> None:
+        self._handed, self._hvd = Handed(item), import_horovod()
         try:
             self._hvd.init()
         except Exception as error:
@@ -71,12 +72,12 @@ class HorovodCollective:
 
     def start(self, name: str, buffer: Any) -> _Handle:
         """See Collective.start."""
-        tensor = as_tensor(buffer)
+        tensor = self._handed.of(name, buffer)
         try:
             number = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
         except Exception as error:
             raise rank_gone(name, self.rank) from error
-        return _Handle(name, number, tensor)
+        return _Handle(name, number, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait. Sleeps most of the usual time, then polls: Horovod's own wait sleeps a whole
@@ -93,7 +94,8 @@ class HorovodCollective:
         except Exception as error:
             raise rank_gone(handle.name, self.rank) from error
         self._note(handle.name, time.perf_counter() - began)
-        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank), False)
+        self._handed.back(handle.tensor, handle.buffer)
+        self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def _note(self, name: str, seconds: float) -> None:
         """How long a wait takes, on the whole; one that a straggler made long counts as the longest usual one."""

@@ -34,10 +34,10 @@ class _Handle:
 
 
 class MemoryGroup:
-    """What the ranks share. `member(rank)` is that rank's Collective."""
+    """What the ranks share. `member(rank)` is that rank's Collective; `item`: bytes that a value counts."""
 
-    def __init__(self, size: int, timeout: float = 30.0) -> None:
-        self.size = size
+    def __init__(self, size: int, timeout: float = 30.0, item: int = 4) -> None:
+        self.size, self.item = size, item
         self.timeout = timeout
         self.changed = threading.Condition()
         self.rounds: dict[tuple[str, int], _Round] = {}
@@ -188,7 +188,7 @@ class MemoryCollective(Surviving):
             self.group.take(handle.key, handle.buffer)
         others = [rank for rank in range(self.size) if rank != self.rank and rank not in self._absent]
         place = sum(rank < self.rank for rank in others)
-        self.moved(ring_share(len(handle.buffer), len(others) + 1, place), False)
+        self.moved(ring_share(len(handle.buffer), len(others) + 1, place, self.group.item), False)
 
     def close(self) -> None:
         """See Collective.close."""

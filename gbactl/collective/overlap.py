@@ -11,18 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from gbactl.collective.base import Buckets, Collective
+from gbactl.kernels.halves import Codec, round_here
 
 
 class Filling:
     """One float32[edges[-1]] vector that is filled parameter by parameter, once a step.
 
-    `spans`: each parameter's (low, high) in the vector; none of them crosses an edge of a bucket.
+    `spans`: each parameter's (low, high) in the vector; none of them crosses an edge of a bucket. `codec`: what is
+    summed is rounded before and after, as values of two bytes are on their way.
     """
 
     def __init__(
-        self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]]
-    ) -> None:
-        self.collective, self.buckets, self.buffer = collective, buckets, buffer
+        self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]],
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        self.collective, self.buckets, self.buffer, self.codec = collective, buckets, buffer, codec
         self._bucket = [_bucket_of(buckets, *span) for span in spans]
         self._parameters = [self._bucket.count(bucket) for bucket in range(len(buckets))]
         self.begin()
@@ -31,7 +34,7 @@ class Filling:
         """Nothing is filled."""
         self._missing = list(self._parameters)
         self._next = len(self.buckets) - 1
-        self._handles: list[Any] = []
+        self._started: list[tuple[Any, Any]] = []
 
     def filled(self, parameter: int) -> None:
         """Parameter number `parameter` has its gradient: start what may be started."""
@@ -48,15 +51,17 @@ class Filling:
         """Block until the vector holds the sums; then nothing is filled."""
         self.flush()
         try:
-            for handle in self._handles:
+            for handle, piece in self._started:
                 self.collective.wait(handle)
+                round_here(self.codec, piece)
         finally:
             self.begin()
 
     def _start(self) -> None:
         number, self._next = self._next, self._next - 1
         piece = self.buckets.piece(self.buffer, number)
-        self._handles.append(self.collective.start(self.buckets.label(number), piece))
+        round_here(self.codec, piece)
+        self._started.append((self.collective.start(self.buckets.label(number), piece), piece))
 
 
 def _bucket_of(buckets: Buckets, low: int, high: int) -> int:

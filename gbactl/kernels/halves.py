@@ -79,3 +79,9 @@ def rounded(codec: Codec | None, values: Floats) -> Floats:
     codec.narrow(flat, halves)
     codec.widen(halves, out)
     return out.reshape(values.shape)
+
+
+def round_here(codec: Codec | None, values: Floats) -> None:
+    """Make of `values`, float32[n], what arrives where they are sent."""
+    if codec is not None:
+        np.copyto(values, rounded(codec, values))

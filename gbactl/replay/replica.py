@@ -10,6 +10,7 @@ import numpy as np
 
 from gbactl.cluster.specs import optimizer
 from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import round_here
 from gbactl.policies import Step
 from gbactl.replay.gradients import Gradients
 from gbactl.store.dense import DenseBlock
@@ -25,6 +26,7 @@ class Replica:
         spec = optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay)
         self.block = DenseBlock(flat.initial(), flat.dense_spec, spec)
         self.shards, self.cuts, self.home = shards, gradients.held, cfg.home
+        self.codec = gradients.codec
         self._gradients: dict[int, Floats] = {}
 
     def move(self, home: str) -> None:
@@ -52,10 +54,12 @@ class Replica:
             gradient = self._gradients.pop(member.batch)
             if member.weight != 1.0:
                 gradient *= np.float32(member.weight)
+            round_here(self.codec, gradient)
             total = gradient if total is None else np.add(total, gradient, out=total)
         assert total is not None
         if len(step.members) < ranks:
             total += np.float32(0.0)  # of those that only joined in: -0.0 becomes 0.0
+        round_here(self.codec, total)
         self.block.apply(total, step.divisor, step.divisor, lr_scale)
 
     def model_sum(self, dense_alone: bool) -> int | None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from gbactl.collective.base import Collective, all_reduce_sum
 from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import Codec, round_here
 from gbactl.replicas.base import Rule
 from gbactl.replicas.notes import Notes
 from gbactl.replicas.replica import Replica
@@ -44,16 +45,22 @@ class Meeting(Protocol):
 
 
 class Encounter:
-    """What both kinds share. `ask` turns what was sent, f32[n], into the centre before or the mean."""
+    """What both kinds share. `ask` turns what was sent, f32[n], into the centre before or the mean.
 
-    def __init__(self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter) -> None:
-        self.replica, self.rule, self.notes, self._now = replica, rule, notes, now
+    `codec`: values go and come in two bytes. What comes back is compared with what was sent, as it arrived there: else
+    every exchange would round the replica itself, and steps smaller than that be lost."""
+
+    def __init__(
+        self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter, codec: Codec | None = None
+    ) -> None:
+        self.replica, self.rule, self.notes, self._now, self.codec = replica, rule, notes, now, codec
         self._began, self._first = now(), replica.iterations
         self._sent: Floats = np.empty_like(replica.value)
 
     def send(self) -> Floats:
-        """The replica as it is now: f32[n], the memory of this exchange."""
+        """The replica as it is now, or arrives where it is sent: f32[n], the memory of this exchange."""
         self.replica.snapshot(self._sent)
+        round_here(self.codec, self._sent)
         return self._sent
 
     def receive(self, other: Floats, began: float, nbytes: float) -> None:
@@ -71,9 +78,9 @@ class CentreMeeting(Encounter):
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats | None],
-        now: Now = time.perf_counter,
+        now: Now = time.perf_counter, codec: Codec | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, now)
+        super().__init__(replica, rule, notes, now, codec)
         self._ask = ask
 
     def once(self, leaving: bool) -> bool:
@@ -93,9 +100,10 @@ class RoundEncounter(Encounter):
     [replica | weight | leaving | there | computing]."""
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter
-    ) -> None:
-        super().__init__(replica, rule, notes, now)
+        self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter,
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(replica, rule, notes, now, codec)
         self.weight = np.float32(weight)
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
@@ -109,6 +117,7 @@ class RoundEncounter(Encounter):
     def accept(self, began: float) -> bool:
         """What was offered is summed over all who are there. Whether all leave."""
         total = self._round
+        round_here(self.codec, total)
         weights, leaving, there, computing = (float(count) for count in total[-4:])
         if leaving == there:
             return True
@@ -125,9 +134,9 @@ class RoundMeeting(RoundEncounter):
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, collective: Collective, weight: float = 1.0,
-        now: Now = time.perf_counter,
+        now: Now = time.perf_counter, codec: Codec | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, weight, now)
+        super().__init__(replica, rule, notes, weight, now, codec)
         self.collective = collective
 
     def once(self, leaving: bool) -> bool:

@@ -85,12 +85,11 @@ class CostModel:
         if workers == 1:
             return 0.0
         latency = self.local_latency if hosts == 1 else self.latency
-        width = self.local_bandwidth if hosts == 1 else self.bandwidth
-        return 2 * (workers - 1) * (latency + nbytes / workers / width)
+        return 2 * (workers - 1) * latency + self.sending(nbytes, workers, hosts)
 
-    def sending(self, nbytes: int, workers: int) -> float:
-        """What of a ring between hosts is bytes on a rank's line."""
-        return 2 * (workers - 1) * nbytes / workers / self.bandwidth
+    def sending(self, nbytes: int, workers: int, hosts: int) -> float:
+        """What of a ring is bytes on a rank's way to the next."""
+        return 2 * (workers - 1) * nbytes / workers / (self.local_bandwidth if hosts == 1 else self.bandwidth)
 
     def agreement(self, workers: int, hosts: int, buckets: int) -> float:
         """What ranks on several hosts need longer to agree on what to sum than on one, where `allreduce_us` holds it.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gbactl.cluster.exchange import Source
 from gbactl.faults.plan import FaultPlan
 from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import Codec
 from gbactl.virtual.compute import Compute
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.events import Events
@@ -28,6 +29,7 @@ class Crew:
     compute: Compute
     source: Source
     sides: Sides
+    codec: Codec | None = None
 
 
 class Side(Protocol):

@@ -8,22 +8,21 @@ order is held.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
 from typing import Any
 
 import numpy as np
 
 from gbactl.cluster.messages import Norms, Push
-from gbactl.cluster.traffic import Traffic
-from gbactl.collective.base import ring_bytes
 from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import Codec, round_here
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock
 from gbactl.store.norms import dense_square
 from gbactl.store.schedule import due
 from gbactl.virtual.compute import Compute
-from gbactl.virtual.cost import CostModel
 from gbactl.virtual.item import Item
+from gbactl.virtual.ring import Ring
 from gbactl.virtual.worker import VirtualWorker
 
 Payloads = list[tuple[int, Any, int, int]]
@@ -145,38 +144,20 @@ class OrderedSum:
         return self.total
 
 
-@dataclass(frozen=True)
-class Ring:
-    """Who takes part in an all-reduce, over how many hosts, and how many buckets they have to agree on."""
-
-    cost: CostModel
-    workers: int
-    hosts: int
-    traffic: Traffic = field(default_factory=Traffic)
-    agreed: int = 0
-
-    def seconds(self, nbytes: int, compute: float) -> float:
-        """From the arrival of the last worker, after `compute` seconds, to the sum."""
-        return self.cost.all_reduce(nbytes, self.workers, self.hosts, compute, self.agreed)
-
-    def work(self, floats: int) -> float:
-        """A worker's time for its part of the sum and for its step."""
-        return self.cost.ring_work(floats, self.workers) + self.cost.replica_step(floats)
-
-
 class ReplicatedSide:
     """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step.
 
     Who dies is not waited for: others are dealt its batches, as in cluster/survival.py. `members`: who takes part."""
 
     def __init__(
-        self, compute: Compute, block: DenseBlock, ring: Ring, global_batch: int, norms_every: int = 0
-    ) -> None:
+        self, compute: Compute, block: DenseBlock, ring: Ring, global_batch: int, norms_every: int = 0,
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
         self.compute, self.flat, self.block = compute, compute.flat, block
-        self.ring, self.norms_every = ring, norms_every
+        self.ring, self.norms_every, self.codec = ring, norms_every, codec
         self._none = [0] * compute.servers
         self._sum, self._global_batch = OrderedSum(self.flat.size), global_batch
-        self.members = set(range(ring.workers))
+        self.members = set(range(len(ring.hosts)))
         self._before = block.value.copy()  # the parameters that the last step was taken from
         self._taken, self._parts, self._stepping = -1, 0, False
         self._again: set[int] = set()
@@ -201,6 +182,7 @@ class ReplicatedSide:
         weight = grant.samples / phase.local_batch
         if weight != 1.0:
             gradient *= np.float32(weight)
+        round_here(self.codec, gradient)
         self._sum.add(grant.batch - first, gradient)
 
     def _compute_again(self, worker: VirtualWorker, item: Item) -> None:
@@ -230,9 +212,9 @@ class ReplicatedSide:
         if self._stepping or not self._there or not self.members <= set(self._there):
             return
         if self._sum.complete(self._parts):
-            worker, item = next(reversed(self._there.values()))
+            _, item = next(reversed(self._there.values()))
             self._stepping = True
-            worker.crew.events.after(self.ring.seconds(4 * self.flat.size, item.seconds), self._step, item)
+            self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
         """See worker.Side: it goes on if it waits for a step of which it has another batch now."""
@@ -252,6 +234,7 @@ class ReplicatedSide:
         self._stepping, self._taken = False, grant.token
         np.copyto(self._before, self.block.value)
         total = self._sum.take()
+        round_here(self.codec, total)
         if due(self.norms_every, grant.token):
             square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
             min(self._there.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
@@ -261,8 +244,8 @@ class ReplicatedSide:
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
         there, self._there = self._there, {}
-        self.ring.traffic.summed(ring_bytes(self.flat.size, len(there)), False)
-        seconds = self.ring.work(self.flat.size)
+        cost, floats = self.ring.cost, self.flat.size
+        seconds = cost.ring_work(floats, len(self.ring.hosts)) + cost.replica_step(floats)
         for worker, _ in there.values():
             worker.host.cores.run(seconds, worker.free)
 

@@ -49,9 +49,8 @@ class LossyChannel(VirtualChannel):
             self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
     def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
-        near, far = self.near.host, self.far.host
-        nbytes = self.network.wire_bytes(frame, nbytes, near is far)
-        self.network.carry(near, self._line, far, nbytes, lambda: self._come(number, frame))
+        nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+        self.wire.carry(nbytes, lambda: self._come(number, frame))
 
     def _come(self, number: int, frame: Frame) -> None:
         if number < self._expected or number in self._early:

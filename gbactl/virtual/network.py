@@ -1,11 +1,12 @@
 """Hosts, network interfaces and channels of a virtual cluster: the protocols of cluster/channel.py on a clock.
 
 Nothing is packed: a frame carries its message, and its payload is handed over, not copied; what is sent must
-not be written to afterwards. A message costs one or two events, about 5 us.
+not be written to afterwards. A message costs an event, between hosts four if it is more than a packet: 5 or 20 us.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +25,9 @@ from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import Codec, rounded
 from gbactl.virtual.cost import MESSAGE_BYTES, CostModel
 from gbactl.virtual.events import Events
-from gbactl.virtual.resources import Fifo, Process, SharedCores
+from gbactl.virtual.resources import Fifo, Line, Process, SharedCores
+
+PACKET_BYTES = 1500
 
 
 class Host:
@@ -32,7 +35,7 @@ class Host:
 
     def __init__(self, events: Events, cores: int) -> None:
         self.cores = SharedCores(events, cores)
-        self.outward, self.inward = Fifo(events), Fifo(events)
+        self.outward, self.inward = Line(events), Line(events)
 
 
 class Node(Protocol):
@@ -43,6 +46,93 @@ class Node(Protocol):
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
         """A frame has arrived."""
+
+
+class Wire(Protocol):
+    """One direction of a connection."""
+
+    def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
+        """Move so many bytes after those that are on their way, then call `arrive`."""
+
+
+class Within:
+    """Inside a host: every connection has its own pipe."""
+
+    def __init__(self, events: Events, cost: CostModel) -> None:
+        self.cost, self._pipe = cost, Fifo(events)
+
+    def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
+        """See Wire."""
+        pipe = self._pipe
+        pipe.reserve(nbytes / self.cost.local_bandwidth)
+        pipe.events.at(pipe.free + self.cost.local_latency, arrive)
+
+
+class Between:
+    """From a host to another one: through both interfaces, which it shares with what else goes there. A message flows
+    through, it is not stored between: it comes when all of it has left and all of it is in. One of a packet waits for
+    other packets alone, and for what this connection sends before it."""
+
+    def __init__(self, events: Events, cost: CostModel, source: Host, target: Host) -> None:
+        self.events, self.latency, self.bandwidth = events, cost.latency, cost.bandwidth
+        self.leaving, self.entering = Process(source.outward), Process(target.inward)
+        self._ends = source.outward, target.inward
+        self.under_way = 0  # messages of more than a packet, and those behind them
+        self.packets_until = 0.0  # when the last packet before them is there
+
+    def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
+        """See Wire."""
+        seconds = nbytes / self.bandwidth
+        if nbytes <= PACKET_BYTES and not self.under_way:
+            self.packets_until = max(end.slip_in(seconds) for end in self._ends) + self.latency
+            self.events.at(self.packets_until, arrive)
+            return
+        self.under_way += 1
+        passing = _Passing(self, seconds, arrive)
+        self.leaving.submit(passing.begins, passing.left)
+
+
+class _Passing:
+    """A message between two hosts."""
+
+    __slots__ = ("arrive", "last", "seconds", "there", "wire")
+
+    def __init__(self, wire: Between, seconds: float, arrive: Callable[[], None]) -> None:
+        self.wire, self.seconds, self.arrive = wire, seconds, arrive
+        self.there = math.inf  # when its last bytes are at the target
+        self.last = False  # whether all of it went through the target's interface while they were not
+
+    def begins(self) -> float:
+        """Its first bytes leave."""
+        self.wire.events.after(self.wire.latency, self._enters)
+        return self.seconds
+
+    def left(self) -> None:
+        """Its last bytes have left."""
+        self.there = self.wire.events.now + self.wire.latency
+        if self.last:
+            self.wire.events.at(self.there, self._whole)
+
+    def _enters(self) -> None:
+        self.wire.entering.submit(self._takes, self._in)
+
+    def _takes(self) -> float:
+        return self.seconds
+
+    def _in(self) -> None:
+        self.last = self.there > self.wire.events.now
+        if not self.last:
+            self._whole()
+        elif self.there < math.inf:
+            self.wire.events.at(self.there, self._whole)
+
+    def _whole(self) -> None:
+        wire = self.wire
+        if wire.packets_until > wire.events.now:
+            wire.events.at(wire.packets_until, self._whole)
+            return
+        wire.under_way -= 1
+        self.arrive()
 
 
 @dataclass(frozen=True)
@@ -73,20 +163,9 @@ class Network:
         here.other, there.other = there, here
         return here
 
-    def carry(self, source: Host, line: Fifo, target: Host, nbytes: int, arrive: Callable[[], None]) -> None:
-        """Move bytes: over the two interfaces (a message flows through, it is not stored between), or `line`
-        within a host. Messages of one line, or between two hosts, keep their order."""
-        events, cost = self.events, self.cost
-        if source is target:
-            line.reserve(nbytes / cost.local_bandwidth)
-            events.at(line.free + cost.local_latency, arrive)
-            return
-        seconds = nbytes / cost.bandwidth
-        events.at(source.outward.reserve(seconds) + cost.latency, self._enter, target, seconds, arrive)
-
-    def _enter(self, target: Host, seconds: float, arrive: Callable[[], None]) -> None:
-        target.inward.reserve(seconds)
-        self.events.at(target.inward.free, arrive)
+    def wire(self, source: Host, target: Host) -> Wire:
+        """What a new connection sends goes over this, one way, and keeps its order."""
+        return Within(self.events, self.cost) if source is target else Between(self.events, self.cost, source, target)
 
 
 class VirtualChannel:
@@ -96,7 +175,7 @@ class VirtualChannel:
         self.network, self.near, self.far = network, near, far
         self.peer = far.peer
         self.other: VirtualChannel | None = None
-        self._line = Fifo(network.events)
+        self.wire = network.wire(near.host, far.host)
 
     def reserve(self, nbytes: int) -> Bytes:
         """Fresh memory."""
@@ -114,9 +193,8 @@ class VirtualChannel:
     def carry(self, frame: Frame, nbytes: int) -> None:
         """Send a frame that counts as one with a payload of `nbytes`, before it is narrowed."""
         if self.other is not None:
-            near, far = self.near.host, self.far.host
-            nbytes = self.network.wire_bytes(frame, nbytes, near is far)
-            self.network.carry(near, self._line, far, nbytes, lambda: self._arrive(frame))
+            nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+            self.wire.carry(nbytes, lambda: self._arrive(frame))
 
     def _arrive(self, frame: Frame) -> None:
         if self.other is not None:

@@ -1,4 +1,5 @@
-"""What jobs queue for in virtual time: a line served in order, cores shared equally, a process on such cores.
+"""What jobs queue for in virtual time: a pipe served in order, cores shared equally, a process on such cores, and a
+direction of a network interface, which those who send share as processes do cores.
 
 An arrival or a departure costs O(log n), about 3 us.
 """
@@ -16,7 +17,7 @@ Done = Callable[..., None]
 
 
 class Fifo:
-    """One server, first come first served: a direction of a network interface, a link."""
+    """One server, first come first served: a connection within a host."""
 
     def __init__(self, events: Events) -> None:
         self.events = events
@@ -93,8 +94,42 @@ class SharedCores:
             done(*args)
 
 
+class Line(SharedCores):
+    """A direction of a network interface: of n connections that send at one time each gets an n-th of it, as TCP's do
+    on the whole. A job's seconds are those that it takes alone."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(events, 1)
+        self._taken = self._owed = 0.0
+        self._packets = Fifo(events)
+
+    def run(self, seconds: float, done: Done, *args: Any) -> None:
+        """See SharedCores."""
+        self._taken += seconds
+        owed, self._owed = self._owed, 0.0
+        super().run(seconds + owed, done, *args)
+
+    def slip_in(self, seconds: float) -> float:
+        """A packet, which waits for other packets alone. If somebody sends more now, who does so next pays for it.
+
+        Returns when it is through."""
+        self._packets.reserve(seconds)
+        self._taken += seconds
+        if len(self):
+            self._owed += seconds
+        return self._packets.free
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long it has been in use so far."""
+        self._advance()
+        waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
+        return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
+
+
 class Process:
-    """Does one job after the other, each on its host's shared cores: a parameter server, the coordinator."""
+    """Does one job after the other, each on its host's shared cores: a parameter server, the coordinator. Or on a
+    line: a connection."""
 
     def __init__(self, cores: SharedCores) -> None:
         self.cores = cores

@@ -20,6 +20,7 @@ from gbactl.cluster.bootstrap import header
 from gbactl.cluster.messages import Event, Hello, Ready
 from gbactl.cluster.specs import dense_cuts, optimizer, shard_spec
 from gbactl.cluster.worker import DataSource
+from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.plan import FaultPlan
@@ -37,12 +38,13 @@ from gbactl.virtual.compute import Compute
 from gbactl.virtual.coordinator import VirtualCoordinator
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.crew import Crew
-from gbactl.virtual.dense import ReplicatedSide, Ring, ServedSide
+from gbactl.virtual.dense import ReplicatedSide, ServedSide
 from gbactl.virtual.events import Events
 from gbactl.virtual.failing import Failing
 from gbactl.virtual.lossy import LossyNetwork
 from gbactl.virtual.network import Host, Network, VirtualHub
-from gbactl.virtual.rounds import Rounds
+from gbactl.virtual.ring import Ring
+from gbactl.virtual.rounds import TICK, Rounds
 from gbactl.virtual.server import VirtualServer
 from gbactl.virtual.sides import Sides, TrainerSide
 from gbactl.virtual.worker import VirtualWorker
@@ -107,7 +109,8 @@ class VirtualCluster:
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
         plan = FaultPlan.of(cfg)
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
-        wire: dict[str, Any] = {"codec": codec_of(cfg.transport.wire_dtype), "traffic": self.hub.traffic}
+        self.codec = codec_of(cfg.transport.wire_dtype)
+        wire: dict[str, Any] = {"codec": self.codec, "traffic": self.hub.traffic}
         self.storms = plan.storms() if before is None else before.storms
         if plan.stormy:
             self.network: Network = LossyNetwork(self.events, self.cost, plan, self._storms_on, self.hub.counts, **wire)
@@ -185,25 +188,32 @@ class VirtualCluster:
         cfg = self.cfg
         source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.sides = self._sides()
-        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides)
+        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides, self.codec)
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self.wire(worker)
         return workers
 
     def _sides(self) -> Sides:
-        cfg, flat, hosts = self.cfg, self.compute.flat, len({id(host) for host in self.hosts.workers})
-        replicated, agreeing = None, cfg.collective.name == "horovod"
+        cfg, flat, replicated = self.cfg, self.compute.flat, None
         if "workers" in cfg.homes:
             block = self._block(flat.initial() if flat.buffers else flat.vector)
             if cfg.resume is not None:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
-            ring = Ring(self.cost, cfg.processes, hosts, self.hub.traffic, cfg.collective.buckets * agreeing)
-            replicated = ReplicatedSide(self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every)
-        rounds = Rounds(self.events, self.cost, self.hosts.workers, self.hub.traffic, int(agreeing))
-        trainers = TrainerSide(self.compute, self._replicas(), rounds)
+            ring = self._ring(cfg.collective.buckets)
+            replicated = ReplicatedSide(
+                self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
+            )
+        trainers = TrainerSide(self.compute, self._replicas(), Rounds(self._ring(1, TICK)))
         return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
+
+    def _ring(self, buckets: int, least: float = 0.0) -> Ring:
+        """All workers': Horovod's agree on every bucket."""
+        name = self.cfg.collective.name
+        item = 4 if name == "shm" else ring_item(self.cfg.transport.wire_dtype)
+        agreed = buckets if name == "horovod" else 0
+        return Ring(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
         """Makes a trainer's own: see working.Life."""

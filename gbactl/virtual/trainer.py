@@ -81,12 +81,13 @@ class VirtualTrainer:
 
     def _begin_with(self, message: OpenReplicas) -> None:
         rule, now = self._rule_of(message), lambda: self.worker.crew.events.now
+        codec = self.worker.crew.codec
         self._pace = Pace.of(rule, message.shadow, message.trainers, self.trains, message.values)
         self._next = self._pace.k
         if rule.centralised:
-            self._encounter = Encounter(self.replica, rule, self._notes, now)
+            self._encounter = Encounter(self.replica, rule, self._notes, now, codec)
         else:
-            self._encounter = RoundEncounter(self.replica, rule, self._notes, float(self.trains), now)
+            self._encounter = RoundEncounter(self.replica, rule, self._notes, float(self.trains), now, codec)
         self.common, self._begun = False, True
         if self._pace.shadow:
             self._pause()

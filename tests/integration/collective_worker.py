@@ -1,4 +1,4 @@
-"""A rank of a test: sums seeded vectors for some rounds and prints a digest of every result."""
+"""A rank of a test: sums seeded vectors for some rounds and prints a digest of every result, and the bytes it sent."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from contextlib import closing
 import numpy as np
 
 from gbactl.collective import Buckets, Collective, connect
+from gbactl.kernels.halves import codec_of, round_here
 
 
-def main(rounds: int, length: int, buckets: int, die_at: int) -> None:
-    with closing(connect()) as collective:
-        work(collective, rounds, length, buckets, die_at)
+def main(rounds: int, length: int, buckets: int, die_at: int, item: int = 4) -> None:
+    with closing(connect(item=item)) as collective:
+        work(collective, rounds, length, buckets, die_at, item)
 
 
-def work(collective: Collective, rounds: int, length: int, buckets: int, die_at: int) -> None:
-    plan = Buckets.even("dense", length, buckets)
-    digest = hashlib.sha256()
+def work(collective: Collective, rounds: int, length: int, buckets: int, die_at: int, item: int) -> None:
+    plan, codec = Buckets.even("dense", length, buckets), codec_of("fp16" if item == 2 else "fp32")
+    digest, sent = hashlib.sha256(), []
+    collective.moved = lambda nbytes, shared: sent.append(nbytes)
     for step in range(rounds):
         if step == die_at and collective.rank == collective.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         rng = np.random.default_rng([step, collective.rank])
         flat = (rng.standard_normal(length) * 10.0 ** rng.integers(-3, 4, length)).astype(np.float32)
+        round_here(codec, flat)
         plan.all_reduce_sum(collective, flat)
+        round_here(codec, flat)
         digest.update(flat.tobytes())
-    print(f"digest {digest.hexdigest()} grpc={'grpc' in sys.modules}", flush=True)
+    print(f"digest {digest.hexdigest()} sent={sum(sent)} grpc={'grpc' in sys.modules}", flush=True)
 
 
 if __name__ == "__main__":

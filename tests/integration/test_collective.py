@@ -22,6 +22,7 @@ from gbactl.collective.base import sum_in_rank_order
 from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.collective.visitors import MOST_VISITORS
 from gbactl.errors import ClusterError, ConfigError
+from gbactl.kernels.halves import codec_of, rounded
 from tests.support.slow import slow
 
 WORKER = Path(__file__).with_name("collective_worker.py")
@@ -94,21 +95,20 @@ def test_two_runs_give_the_same_bits_on_every_rank_with_a_hog_beside_the_second(
         quiet = outputs(ranks)
     with hogs(2), group(meeting_of(kind, size), size, 12, 20_011, 3, -1) as ranks:
         strained = outputs(ranks)
-    assert len(set(quiet)) == 1
+    assert len({text.split()[1] for text in quiet}) == 1
     assert quiet == strained
     assert quiet[0].endswith("grpc=False")
 
 
-def expected_digest(size: int, rounds: int, length: int) -> str:
-    digest = hashlib.sha256()
+def expected_digest(size: int, rounds: int, length: int, wire: str = "fp32") -> str:
+    digest, codec = hashlib.sha256(), codec_of(wire)
     for step in range(rounds):
         parts = []
         for rank in range(size):
             rng = np.random.default_rng([step, rank])
-            parts.append(
-                (rng.standard_normal(length) * 10.0 ** rng.integers(-3, 4, length)).astype(np.float32)
-            )
-        digest.update(sum_in_rank_order(parts).tobytes())
+            part = (rng.standard_normal(length) * 10.0 ** rng.integers(-3, 4, length)).astype(np.float32)
+            parts.append(rounded(codec, part))
+        digest.update(rounded(codec, sum_in_rank_order(parts)).tobytes())
     return digest.hexdigest()
 
 
@@ -118,6 +118,18 @@ def test_the_bits_are_those_of_the_sum_in_rank_order(kind: str, size: int, meeti
     with group(meeting_of(kind, size), size, 3, 4_001, 2, -1) as ranks:
         got = outputs(ranks)
     assert {text.split()[1] for text in got} == {expected_digest(size, 3, 4_001)}
+
+
+@pytest.mark.parametrize("kind", ["gloo", "horovod"])
+def test_a_ring_sums_fp16_in_two_bytes_to_the_same_bits(kind: str, meeting_of) -> None:
+    """Of two ranks: what went in and the sum are rounded, whoever sums it."""
+    sent = {}
+    for item, wire in ((2, "fp16"), (4, "fp32")):
+        with group(meeting_of(kind, 2), 2, 3, 4_001, 2, -1, item) as ranks:
+            got = [text.split() for text in outputs(ranks)]
+        assert {words[1] for words in got} == {expected_digest(2, 3, 4_001, wire)}
+        sent[item] = sum(int(words[2].removeprefix("sent=")) for words in got)
+    assert 2 * sent[2] == sent[4] == 3 * 2 * 4 * 4_001
 
 
 @pytest.mark.parametrize("kind", KINDS)

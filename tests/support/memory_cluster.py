@@ -21,6 +21,7 @@ from gbactl.cluster.messages import Event, Hello, unpack
 from gbactl.cluster.reliable import exposed
 from gbactl.cluster.server import Server
 from gbactl.cluster.working import work
+from gbactl.collective.base import ring_item
 from gbactl.collective.memory import MemoryGroup
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import open_dataset
@@ -42,7 +43,7 @@ def run_in_memory(
     `wishes` come from the launcher at the start; `told` gets everything that it hears."""
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
-    dataset, group = open_dataset(data), MemoryGroup(cfg.processes)
+    dataset, group = open_dataset(data), MemoryGroup(cfg.processes, item=ring_item(cfg.transport.wire_dtype))
     plan = FaultPlan.of(cfg)
 
     def open_hub(peer: Peer) -> Hub:

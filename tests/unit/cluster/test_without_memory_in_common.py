@@ -87,7 +87,7 @@ class Ring:
 class NoGroup:
     """Workers bring what they sum with."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, item: int) -> None:
         pass
 
     def member(self, rank: int) -> None:
@@ -104,7 +104,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     def make(size: int = 3, broken: bool = False, has: int = -1) -> list[Ring]:
         group, made = MemoryGroup(size, timeout=20), []
 
-        def connect(late: bool, elsewhere: Any) -> FallingCollective:
+        def connect(late: bool, elsewhere: Any, item: int) -> FallingCollective:
             [exchange] = elsewhere.args
             ring = None if late or broken else Ring(group, exchange.index, has)
             made.extend([] if ring is None else [ring])

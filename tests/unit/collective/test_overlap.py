@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gbactl.collective.base import Buckets
 from gbactl.collective.overlap import Filling
+from gbactl.kernels.halves import CODECS, Codec
 
 
 class Doubling:
@@ -36,9 +37,9 @@ class Doubling:
 SPANS = [(0, 4), (4, 6), (6, 12), (12, 15)]
 
 
-def filling() -> Filling:
+def filling(codec: Codec | None = None) -> Filling:
     buckets = Buckets("d", (0, 6, 12, 15))
-    return Filling(Doubling(), buckets, np.zeros(15, np.float32), SPANS)
+    return Filling(Doubling(), buckets, np.zeros(15, np.float32), SPANS, codec)
 
 
 def test_a_bucket_starts_when_it_and_all_behind_it_are_full() -> None:
@@ -73,6 +74,15 @@ def test_what_nobody_filled_is_started_by_the_wait() -> None:
     made = filling()
     made.wait()
     assert made.collective.started == ["d.2", "d.1", "d.0"]
+
+
+def test_parts_are_rounded_before_they_are_summed_and_sums_after() -> None:
+    made = filling(CODECS["fp16"])
+    made.buffer[:] = 1.0
+    made.buffer[[0, 7]] = 1025.3, 40_000.0
+    made.wait()
+    assert made.buffer[[0, 7]].tolist() == [2050.0, 65_504.0], "fp16 goes from 1024 in steps of 1, to its largest"
+    assert made.buffer[1:7].tolist() == [2.0] * 6
 
 
 def test_a_parameter_across_an_edge_is_refused() -> None:

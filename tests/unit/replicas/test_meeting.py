@@ -11,6 +11,7 @@ import pytest
 
 from gbactl.collective.memory import MemoryGroup
 from gbactl.errors import ClusterError
+from gbactl.kernels.halves import CODECS
 from gbactl.replicas import make
 from gbactl.replicas.drive import Foreground, Pace, Shadow
 from gbactl.replicas.meeting import CentreMeeting, RoundMeeting
@@ -77,6 +78,25 @@ def test_a_step_in_the_middle_of_a_round_is_not_lost() -> None:
     assert not meeting.accept(0.0)
     assert mine.value.tolist() == [-96.0 + 0.5 * (6.0 - 4.0)] * SIZE
     assert theirs.replica.value.tolist() == [7.0] * SIZE
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) -> None:
+    """1.0001 is 1 on its way: who has it there, and hears 1 from all others, keeps it."""
+    mine, others, codec = replica(1.0001), MemoryGroup(2), CODECS[name]
+    before = mine.value.tolist()
+    meeting = RoundMeeting(mine, make("ma", SIZE, {}), Notes(), others.member(0), codec=codec)
+    theirs = RoundMeeting(replica(1.0), make("ma", SIZE, {}), Notes(), others.member(1), codec=codec)
+    all_of([lambda: meeting.once(False), lambda: theirs.once(False)])
+    assert mine.value.tolist() == before and theirs.replica.value.tolist() == [1.0] * SIZE
+    heard: list[Any] = []
+
+    def ask(sent: Any, alpha: float) -> Any:
+        heard.append(sent.tolist())
+        return ones()
+
+    CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask, codec=codec).once(False)
+    assert mine.value.tolist() == before and heard == [[1.0] * SIZE]
 
 
 def test_every_step_and_every_difference_counts_with_threads_on_one_replica() -> None:

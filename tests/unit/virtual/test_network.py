@@ -17,8 +17,8 @@ from gbactl.virtual.events import Events
 from gbactl.virtual.network import Host, Network, VirtualHub
 from gbactl.virtual.spec import CostConfig
 
-COST = CostConfig(latency_us=1000.0, bandwidth_gbit=8e-3, local_latency_us=10.0, local_bandwidth_gbit=8.0)
-KILO = 1000 - MESSAGE_BYTES  # with its frame a kilobyte: a millisecond on the wire
+COST = CostConfig(latency_us=1000.0, bandwidth_gbit=16e-3, local_latency_us=10.0, local_bandwidth_gbit=16.0)
+BIG = 2000 - MESSAGE_BYTES  # with its frame more than a packet: a millisecond on the wire
 
 
 class Sink:
@@ -55,40 +55,97 @@ def payload(nbytes: int) -> Any:
 
 def test_a_message_takes_its_latency_and_its_bytes() -> None:
     net = Net(0, 1)
-    net.network.connect(*net.nodes).send(Take(1), payload(KILO))
+    net.network.connect(*net.nodes).send(Take(1), payload(BIG))
     net.run()
     assert net.nodes[1].got == [(1, 0.002)]
 
 
 def test_within_a_host_there_is_no_interface() -> None:
     net = Net(0, 0)
-    net.network.connect(*net.nodes).send(Take(1), payload(KILO))
+    net.network.connect(*net.nodes).send(Take(1), payload(BIG))
     net.run()
     assert net.nodes[1].got == [(1, 1.1e-05)]
     assert net.nodes[0].host.outward.busy_seconds == 0
 
 
-def test_senders_of_one_host_queue_at_its_interface() -> None:
+def test_senders_of_one_host_share_its_interface() -> None:
     net = Net(0, 0, 1, 2)
-    net.network.connect(net.nodes[0], net.nodes[2]).send(Take(1), payload(KILO))
-    net.network.connect(net.nodes[1], net.nodes[3]).send(Take(2), payload(KILO))
+    net.network.connect(net.nodes[0], net.nodes[2]).send(Take(1), payload(BIG))
+    net.network.connect(net.nodes[1], net.nodes[3]).send(Take(2), payload(BIG))
     net.run()
-    assert (net.nodes[2].got, net.nodes[3].got) == ([(1, 0.002)], [(2, 0.003)])
+    assert [net.nodes[each].got for each in (2, 3)] == [[(number, pytest.approx(0.003))] for number in (1, 2)]
 
 
-def test_a_receiver_s_interface_is_a_queue_too() -> None:
+def test_who_sends_less_is_through_earlier_and_the_rest_goes_as_fast_as_alone() -> None:
+    """1 and 3 ms alone: 2 ms for all of the one and a third of the other, then 2 ms for the rest; 1 ms of latency."""
+    net = Net(0, 0, 1, 2)
+    for number, (source, target, much) in enumerate([(0, 2, 1), (1, 3, 3)]):
+        net.network.connect(net.nodes[source], net.nodes[target]).send(Take(number), payload(BIG + (much - 1) * 2000))
+    net.run()
+    assert [net.nodes[each].got[0][1] for each in (2, 3)] == pytest.approx([0.003, 0.005])
+
+
+def test_one_connection_sends_one_message_after_the_other() -> None:
+    net = Net(0, 1)
+    channel = net.network.connect(*net.nodes)
+    for number in range(3):
+        channel.send(Take(number), payload(BIG))
+    net.run()
+    assert net.nodes[1].got == [(number, pytest.approx(0.002 + 0.001 * number)) for number in range(3)]
+
+
+def test_what_fits_into_a_packet_waits_for_nobody_but_on_its_own_connection() -> None:
+    """Alone it takes 1 ms of latency and 60 us of the wire; 2 also pays for 3."""
+    net = Net(0, 0, 1)
+    busy, other = (net.network.connect(net.nodes[each], net.nodes[2]) for each in (0, 1))
+    busy.send(Take(1), payload(BIG))
+    busy.send(Take(2))
+    other.send(Take(3))
+    net.run()
+    assert net.nodes[2].got == [(3, pytest.approx(0.00106)), (1, pytest.approx(0.002)), (2, pytest.approx(0.00212))]
+
+
+def test_packets_take_of_the_interface_what_they_need() -> None:
+    """100 of 60 us each from two connections, then a message of 1 ms, which comes after those of its own."""
+    net = Net(0, 0, 1)
+    ways = [net.network.connect(net.nodes[each], net.nodes[2]) for each in (0, 1)]
+    for number in range(100):
+        ways[number % 2].send(Take(number))
+    ways[1].send(Take(100), payload(BIG))
+    net.run()
+    assert net.nodes[2].got[:-1] == [(number, pytest.approx(0.001 + 6e-5 * (number + 1))) for number in range(100)]
+    assert net.nodes[2].got[-1] == (100, pytest.approx(0.007))
+    for line in (net.nodes[0].host.outward, net.nodes[2].host.inward):
+        assert line.busy_seconds == pytest.approx(0.007)
+
+
+def test_who_sends_more_pays_for_packets_between() -> None:
+    """Two messages of 1 ms, one after the other; ten packets of 60 us come while the first is on its way."""
+    net = Net(0, 0, 1)
+    large, small = (net.network.connect(net.nodes[each], net.nodes[2]) for each in (0, 1))
+    large.send(Take(0), payload(BIG))
+    for number in range(1, 11):
+        small.send(Take(number))
+    large.send(Take(11), payload(BIG))
+    net.run()
+    came = dict(net.nodes[2].got)
+    assert (came[0], came[11]) == pytest.approx((0.002, 0.003 + 0.0006))
+    assert net.nodes[0].host.outward.busy_seconds == pytest.approx(0.0026)
+
+
+def test_a_receiver_s_interface_is_shared_too() -> None:
     net = Net(0, 1, 2)
     for sender in (0, 1):
-        net.network.connect(net.nodes[sender], net.nodes[2]).send(Take(sender), payload(KILO))
+        net.network.connect(net.nodes[sender], net.nodes[2]).send(Take(sender), payload(BIG))
     net.run()
-    assert net.nodes[2].got == [(0, 0.002), (1, 0.003)]
+    assert net.nodes[2].got == [(sender, pytest.approx(0.003)) for sender in (0, 1)]
 
 
 @pytest.mark.parametrize(("message", "seconds"), [(Elastic(1, 0.5), 0.002), (PutDense(1), 0.002 + 0.001)])
 def test_narrow_values_take_half_the_bytes(message: Any, seconds: float) -> None:
     net = Net(0, 1)
     network = Network(net.events, net.network.cost, codec=CODECS["bf16"])
-    values = np.full(2 * KILO // 4, 1 + 2**-9, np.float32) if isinstance(message, Elastic) else payload(1000 + KILO)
+    values = np.full(2 * BIG // 4, 1 + 2**-9, np.float32) if isinstance(message, Elastic) else payload(2000 + BIG)
     network.connect(*net.nodes).send(message, values.view(np.uint8))
     net.run()
     assert net.nodes[1].got == [(-1, seconds)]

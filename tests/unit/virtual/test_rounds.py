@@ -10,7 +10,8 @@ import pytest
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.events import Events
 from gbactl.virtual.network import Host
-from gbactl.virtual.rounds import PIECES, Rounds
+from gbactl.virtual.ring import Ring
+from gbactl.virtual.rounds import TICK, Rounds
 from gbactl.virtual.spec import CostConfig
 
 
@@ -20,6 +21,9 @@ class Cost:
     def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float, agreed: int) -> float:
         return float(workers)
 
+    def sending(self, nbytes: int, workers: int, hosts: int) -> float:
+        return 0.0
+
 
 @pytest.fixture
 def events() -> Events:
@@ -28,7 +32,7 @@ def events() -> Events:
 
 @pytest.fixture
 def rounds(events: Events) -> Rounds:
-    return Rounds(events, Cost(), [Host(events, 1)] * 3)  # type: ignore[arg-type]
+    return Rounds(Ring(events, Cost(), [Host(events, 1)] * 3, least=TICK))  # type: ignore[arg-type]
 
 
 def meet(rounds: Rounds, events: Events, told: list[tuple[int, float, float]], *ranks: int) -> None:
@@ -58,7 +62,7 @@ def test_one_that_dies_before_a_round_is_missing_in_it(rounds: Rounds, events: E
     meet(rounds, events, told, 2, 0)
     run(events)
     assert told[2:] == [(0, 4.0, 4.0), (2, 4.0, 4.0)]
-    assert rounds.traffic.counters() == {"sent dense": 2 * 2 * (2 - 1) * 4}, "two rings of two, of one value"
+    assert rounds.ring.traffic.counters() == {"sent dense": 2 * 2 * (2 - 1) * 4}, "two rings of two, of one value"
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -92,7 +96,7 @@ def far(events: Events, ranks: int, each: int) -> Rounds:
     free = {"allreduce_us": 0.0, "latency_us": 0.0, "local_latency_us": 0.0}
     cost = CostModel(CostConfig(bandwidth_gbit=32e-9, **free), 0)
     hosts = [Host(events, 1) for _ in range(ranks // each)]
-    return Rounds(events, cost, [hosts[rank // each] for rank in range(ranks)])
+    return Rounds(Ring(events, cost, [hosts[rank // each] for rank in range(ranks)]))
 
 
 @pytest.mark.parametrize(("ranks", "each"), [(2, 1), (4, 1), (4, 2)])
@@ -102,19 +106,28 @@ def test_a_ring_takes_the_lines_between_its_hosts(events: Events, ranks: int, ea
     rounds = far(events, ranks, each)
     meet(rounds, events, told, *range(ranks))
     run(events)
-    busy = [line.busy_seconds for host in rounds.hosts for line in (host.outward, host.inward)]
+    busy = [line.busy_seconds for host in rounds.ring.hosts for line in (host.outward, host.inward)]
     assert busy == pytest.approx([2 * (ranks - 1) / ranks] * 2 * ranks, rel=1e-3)
     assert [when for _, _, when in told] == pytest.approx([2 * (ranks - 1) / ranks] * ranks, rel=1e-3)
 
 
-def test_who_is_on_a_line_lets_the_other_wait(events: Events) -> None:
+def test_rows_on_their_way_and_a_ring_share_a_line(events: Events) -> None:
+    """The ring has 1 second to send on each line, rows have 3 on one of them: there it gets a half until it is over."""
+    told: list[tuple[int, float, float]] = []
+    rows: list[float] = []
+    rounds = far(events, 2, 1)
+    rounds.ring.hosts[0].outward.run(3.0, lambda: rows.append(events.now))
+    meet(rounds, events, told, 0, 1)
+    run(events)
+    assert [when for _, _, when in told] == pytest.approx([2.0] * 2, rel=1e-3)
+    assert rows == pytest.approx([4.0], rel=1e-3)
+
+
+def test_fewer_bytes_a_value_take_less_of_a_line(events: Events) -> None:
     told: list[tuple[int, float, float]] = []
     rounds = far(events, 2, 1)
-    line = rounds.hosts[0].outward
-    line.reserve(10.0)  # rows on their way
+    rounds.ring.item = 2
     meet(rounds, events, told, 0, 1)
-    while events.now < 10.0:
-        events.step()
-    assert told == [] and line.reserve(1.0) - events.now <= 2 / PIECES, "between two pieces of the ring"
     run(events)
-    assert [when for _, _, when in told] == pytest.approx([12.0] * 2, abs=0.01)
+    assert [when for _, _, when in told] == pytest.approx([0.5] * 2, rel=1e-3)
+    assert rounds.ring.traffic.counters() == {"sent dense": 2 * 2}

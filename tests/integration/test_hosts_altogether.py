@@ -93,6 +93,24 @@ def test_a_worker_that_hangs_on_another_host_is_replaced(site_of: Callable[..., 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "shadow_ma"])
+def test_a_ring_that_breaks_while_everybody_lives_loses_nobody(site_of: Callable[..., Site], mode: str) -> None:
+    """One host's connections of the ring are reset; on others it does not fail by itself."""
+    site = site_of()
+    launched = site.start(f"mode={mode}", *LONG, "data.days=3")
+    launched.training()
+    ends = [int(place.split(":")[1], 16) for pid in site.machines.pids("b") for place in listeners(pid)]
+    ring = " and ".join(f"dport != :{port}" for port in ends)  # nobody listens for it any more
+    reset = ("ss", "-H", "-K", "state", "established", "dst", site.machines.address("b"), "and", ring)
+    broken = subprocess.run([*site.machines.inside("c"), *reset], check=True, capture_output=True, text=True)
+    assert broken.stdout
+    done = launched.finish(120)
+    accounted(done, 120000)
+    assert "lost_workers" not in done.result
+    assert "from now on this run sums without its ring" in (done.run_dir / "logs" / "W3.log").read_text()
+
+
+@pytest.mark.slow
 def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -> None:
     site = site_of(shared=True)
     killed = site.start("mode=gba", "checkpoint=full", "checkpoint.interval_steps=10", *LONG, "data.days=3")

@@ -245,10 +245,7 @@ def test_a_run_switches_and_replays(site_of: Callable[..., Site]) -> None:
     assert [phase["mode"] for phase in done.result["phases"]] == ["sync", "gba"]
     asynchronous = site.start("mode=async").finish()
     assert asynchronous.code == 0, asynchronous.err
-    replayed = subprocess.run(
-        [sys.executable, "-m", "gbactl", "replay", str(asynchronous.run_dir)], cwd=site.launcher.cwd,
-        env=site.launcher.environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    replayed = site.gbactl("replay", str(asynchronous.run_dir))
     assert replayed.returncode == 0, replayed.stderr + replayed.stdout
 
 
@@ -257,11 +254,7 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     site = site_of()
     site.machines.limit("c", "50mbit")
     out = tmp_path / "network.yaml"
-    asked = ["doctor", "--hosts", "a,b,c", "--ssh", site.machines.ssh, "--out", str(out), "--json"]
-    done = subprocess.run(
-        [*site.launcher.before, sys.executable, "-m", "gbactl", *asked], cwd=tmp_path, env=site.launcher.environment,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = site.gbactl("doctor", "--hosts", "a,b,c", "--ssh", site.machines.ssh, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["ok"] and set(found["hosts"]) == set(NAMES)
@@ -317,10 +310,7 @@ def test_the_commands_of_the_readme(site_of: Callable[..., Site]) -> None:
     assert [line.split()[:2] for line in lines] == [["gbactl", name] for name in extra]
     for line in lines:
         words = shlex.split(line)[1:]
-        done = subprocess.run(
-            [*site.launcher.before, sys.executable, "-m", "gbactl", *words, *extra[words[0]]], cwd=site.launcher.cwd,
-            env=site.launcher.environment, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+        done = site.gbactl(*words, *extra[words[0]], seconds=240)
         busy = words[0] == "calibrate" and "Nothing sensible came out" in done.stderr  # so it says
         assert done.returncode == 0 or busy, f"{line}\n{done.stderr}"
 

@@ -26,11 +26,8 @@ LOSS = 0.02
 
 
 def gbactl(site: Site, *arguments: str) -> str:
-    """A command beside the launcher; what it printed."""
-    done = subprocess.run(
-        [*site.launcher.before, sys.executable, "-m", "gbactl", *arguments], cwd=site.launcher.cwd,
-        env=site.launcher.environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    """A command beside the launcher that must go well; what it printed."""
+    done = site.gbactl(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

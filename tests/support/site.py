@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from tests.support.netns import LAUNCHER, Hosts, obstacle
 from tests.support.processes import Launched, Launcher, collective
 
@@ -22,6 +25,13 @@ class Site:
         return self.launcher.start(
             "cluster=hosts", f"cluster.hosts={on}", f"cluster.workers={workers}", f"cluster.ssh='{self.machines.ssh}'",
             "cluster.forward=[GBACTL_CACHE]", *overrides, tracking=tracking,
+        )  # fmt: skip
+
+    def gbactl(self, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+        """A command beside the launcher, at its end."""
+        return subprocess.run(
+            [*self.launcher.before, sys.executable, "-m", "gbactl", *arguments], cwd=self.launcher.cwd,
+            env=self.launcher.environment, capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
 
     def ours(self) -> list[str]:

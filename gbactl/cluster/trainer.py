@@ -43,15 +43,18 @@ from gbactl.store.dense import DenseBlock
 class TrainerDense(Lane):
     """`make_block` builds the replica at its first use, equal on all trainers; `collective` is None without one.
 
-    It is the first lane itself; `more_lanes(thread)` starts another."""
+    `codec`: values go in two bytes, and have `ring_item` in a ring. It is the first lane itself; `more_lanes(thread)`
+    starts another."""
 
     def __init__(
         self, flat: FlatModel, slices: Slices, served: ServedDense, make_block: Callable[[], DenseBlock],
         collective: Collective | None, more_lanes: Callable[[int], Lane] | None = None, codec: Codec | None = None,
+        ring_item: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.exchange = slices, slices.exchange
-        self.served, self.collective, self.codec = served, collective, codec
+        self.served, self.collective = served, collective
+        self.codec, self.ring_item = codec, ring_item
         self.more_lanes, self._make_block = more_lanes, make_block
         self._lanes: list[Lane] = [self]
         self.stands = False
@@ -129,13 +132,15 @@ class TrainerDense(Lane):
         if rule.centralised:
             if self._elastic is None:
                 self._elastic = ElasticExchange(self.slices, self.flat.size)
-            return CentreMeeting(self.replica, rule, self._notes, self._elastic, codec=self.codec)
+            item = 4 if self.codec is None else 2
+            return CentreMeeting(self.replica, rule, self._notes, self._elastic, codec=self.codec, item=item)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, Surviving):
             self.collective.without_the_dead()
         weight = float(self._trains)
-        return RoundMeeting(self.replica, rule, self._notes, self.collective, weight, codec=self.codec)
+        narrow: dict[str, Any] = {"codec": self.codec, "item": self.ring_item}
+        return RoundMeeting(self.replica, rule, self._notes, self.collective, weight, **narrow)
 
     def stepped(self) -> None:
         """See lane.Trainer."""

@@ -54,9 +54,8 @@ def work(
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     life = Life(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
-        collective = collective or connect(
-            boot.epoch > 0, functools.partial(ServedSums, life.exchange), ring_item(cfg.transport.wire_dtype)
-        )
+        sums = functools.partial(ServedSums, life.exchange)
+        collective = collective or connect(boot.epoch > 0, sums, life.ring_item)
     sides, trainer = life.sides(collective)
     if boot.epoch > 0:
         warm_up(life.computer, dataset, cfg)
@@ -91,6 +90,7 @@ class Life:
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
         self.turns, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
+        self.ring_item = 4 if cfg.collective.name == "shm" else ring_item(cfg.transport.wire_dtype)
         self.computer = self._computer()
         flat, served = self.computer.flat, "servers" in cfg.homes
         cuts = dense_cuts(cfg, flat.size)
@@ -131,7 +131,9 @@ class Life:
         if isinstance(collective, surviving.Surviving):
             self.exchange.on_absent = collective.leave_out
         served = ServedDense(flat, self.slices)
-        trainer = TrainerDense(flat, self.slices, served, self._replica, collective, codec=self.codec)
+        trainer = TrainerDense(
+            flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item
+        )
         sides: dict[str, DenseSide] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None

@@ -8,10 +8,13 @@ does an index outside its table, before anything is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gbactl.kernels.halves import Codec
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -143,6 +146,9 @@ class Kernels(Protocol):
         self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
     ) -> None:
         """running += momentum * (sum of weight * part / weight_sum - running)."""
+
+    def codec(self, name: str) -> Codec:
+        """Values in two bytes each: fp16 or bf16 (see halves.py)."""
 
     def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
         """Prepare steps of table f32[R, W]; the arrays are held, and updated in place."""

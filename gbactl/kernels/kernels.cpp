@@ -306,7 +306,7 @@ INLINE uint64_t mix64(uint64_t x) {
         default: call(0);      \
     }
 
-API int64_t gb_abi() { return 3; }
+API int64_t gb_abi() { return 4; }
 
 HOT static void add_chunk(const float* grad, const int32_t* at, int64_t n, int64_t width, float weight,
                           float* total) {
@@ -484,6 +484,72 @@ API HOT void gb_init_rows(float* table, int64_t rows, int64_t width, uint64_t se
             out[j] = scale * (float(int32_t(x)) * 0x1p-23f - 1.0f);
         }
     }
+}
+
+namespace {
+
+enum Halves { FP16 = 0, BF16 = 1 };
+constexpr uint32_t INFINITE = 0x7f800000, LARGEST_FP16 = 0x477fe000, QUIET_FP16 = 0x7e00, QUIET_BF16 = 0x7fc0;
+
+INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Nearest, ties to even; what is too large becomes the largest. Every branch is a choice between two values.
+INLINE uint16_t fp16_of(float value) {
+    const uint32_t bits = bits_of(value), sign = (bits & 0x80000000) >> 16, size = bits & 0x7fffffff;
+    const uint32_t within = size < LARGEST_FP16 ? size : LARGEST_FP16;
+    const uint32_t normal = (within + ((within >> 13) & 1) + 0xfff - (112u << 23)) >> 13;
+    const uint32_t small = bits_of(float_of(within) + 0.5f) - (126u << 23);  // the addition rounds it to 2^-24
+    const uint32_t half = within < (113u << 23) ? small : normal;
+    return uint16_t(size > INFINITE ? QUIET_FP16 : sign | half);
+}
+
+INLINE float of_fp16(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16, size = uint32_t(half & 0x7fff) << 13;
+    const uint32_t normal = size + (size >= (31u << 23) ? 224u << 23 : 112u << 23);
+    const float small = float_of(size + (113u << 23)) - float_of(113u << 23);
+    return float_of(sign | (size < (1u << 23) ? bits_of(small) : normal));
+}
+
+INLINE uint16_t bf16_of(float value) {
+    const uint32_t bits = bits_of(value);
+    const bool number = (bits & 0x7fffffff) <= INFINITE;
+    return uint16_t(number ? (bits + ((bits >> 16) & 1) + 0x7fff) >> 16 : QUIET_BF16);
+}
+
+INLINE float of_bf16(uint16_t half) { return float_of(uint32_t(half) << 16); }
+
+}  // namespace
+
+// Values in two bytes each: see halves.py.
+API HOT void gb_narrow(int64_t kind, const float* values, uint16_t* out, int64_t n) {
+    if (kind == FP16)
+        for (int64_t i = 0; i < n; ++i) out[i] = fp16_of(values[i]);
+    else
+        for (int64_t i = 0; i < n; ++i) out[i] = bf16_of(values[i]);
+}
+
+API HOT void gb_widen(int64_t kind, const uint16_t* halves, float* out, int64_t n) {
+    if (kind == FP16)
+        for (int64_t i = 0; i < n; ++i) out[i] = of_fp16(halves[i]);
+    else
+        for (int64_t i = 0; i < n; ++i) out[i] = of_bf16(halves[i]);
+}
+
+API HOT void gb_round(int64_t kind, float* values, int64_t n) {
+    if (kind == FP16)
+        for (int64_t i = 0; i < n; ++i) values[i] = of_fp16(fp16_of(values[i]));
+    else
+        for (int64_t i = 0; i < n; ++i) values[i] = of_bf16(bf16_of(values[i]));
 }
 
 // Denormal inputs and results count as 0 in the calling thread, or do not: see denormals.py.

@@ -13,7 +13,7 @@ import numpy as np
 from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Rule, require
 
-ABI = 3
+ABI = 4
 RULES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 ERRORS = {-1: "an index lies outside the table", -2: "an index occurs twice"}
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -28,6 +28,9 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gb_step_dense": (None, (c_void_p, c_int64, c_void_p, c_void_p, *(c_float,) * 4)),
     "gb_average": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_float, c_float)),
     "gb_init_rows": (None, (c_void_p, c_int64, c_int64, c_uint64, c_int64, c_int64, c_float)),
+    "gb_narrow": (None, (c_int64, c_void_p, c_void_p, c_int64)),
+    "gb_widen": (None, (c_int64, c_void_p, c_void_p, c_int64)),
+    "gb_round": (None, (c_int64, c_void_p, c_int64)),
     "gb_flush_denormals": (None, (c_int64,)),
     "gb_turn_take": (c_int64, (c_void_p, c_int64)),
     "gb_turn_end": (None, (c_void_p, c_int64)),

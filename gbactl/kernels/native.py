@@ -28,6 +28,7 @@ from gbactl.kernels.base import (
     require,
 )
 from gbactl.kernels.library import checked, dense_arguments, open_library, pointers
+from gbactl.kernels.native_halves import NativeCodec
 from gbactl.kernels.native_steps import NativeDenseStep, NativeRowStep
 
 
@@ -116,6 +117,10 @@ class NativeKernels:
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
         self._library.gb_average(running.ctypes.data, n, *dense_arguments(parts, n), weight_sum, momentum)
+
+    def codec(self, name: str) -> NativeCodec:
+        """See `Kernels.codec`."""
+        return NativeCodec(self._library, name)
 
     def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
         """See `Kernels.bind_rows`."""

@@ -28,6 +28,7 @@ from gbactl.kernels.base import (
     float32,
     require,
 )  # fmt: skip
+from gbactl.kernels.halves import CODECS, Codec
 from gbactl.kernels.twin_steps import TwinDenseStep, TwinRowStep, combine
 
 CHUNK = 1 << 15
@@ -158,6 +159,10 @@ class TwinKernels:
         to = torch.from_numpy(running)
         mean = combine(parts, 0, len(running)) / float32(weight_sum)
         to += float32(momentum) * (mean - to)
+
+    def codec(self, name: str) -> Codec:
+        """See `Kernels.codec`."""
+        return CODECS[name]
 
     def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> TwinRowStep:
         """See `Kernels.bind_rows`."""

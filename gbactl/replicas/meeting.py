@@ -47,13 +47,16 @@ class Meeting(Protocol):
 class Encounter:
     """What both kinds share. `ask` turns what was sent, f32[n], into the centre before or the mean.
 
-    `codec`: values go and come in two bytes. What comes back is compared with what was sent, as it arrived there: else
-    every exchange would round the replica itself, and steps smaller than that be lost."""
+    `codec`: values are rounded to two bytes, and have `item` of them on their way. What comes back is compared with
+    what was sent, as it arrived there: else every exchange would round the replica itself, and steps smaller than that
+    be lost."""
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter, codec: Codec | None = None
-    ) -> None:
-        self.replica, self.rule, self.notes, self._now, self.codec = replica, rule, notes, now, codec
+        self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter, codec: Codec | None = None,
+        item: int = 4,
+    ) -> None:  # fmt: skip
+        self.replica, self.rule, self.notes, self._now = replica, rule, notes, now
+        self.codec, self.item = codec, item
         self._began, self._first = now(), replica.iterations
         self._sent: Floats = np.empty_like(replica.value)
 
@@ -63,13 +66,13 @@ class Encounter:
         round_here(self.codec, self._sent)
         return self._sent
 
-    def receive(self, other: Floats, began: float, nbytes: float) -> None:
-        """What came back for what `send` gave: move the replica as it is now."""
+    def receive(self, other: Floats, began: float, values: float) -> None:
+        """What came back for what `send` gave: move the replica as it is now. So many values went each way."""
         self.notes.distance(self._now() - self._began, self._sent, other)
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
             self.replica.add(self._sent)
-        self.notes.met(self.replica.iterations - self._first, self._now() - began, nbytes)
+        self.notes.met(self.replica.iterations - self._first, self._now() - began, 2.0 * self.item * values)
 
 
 class CentreMeeting(Encounter):
@@ -78,9 +81,9 @@ class CentreMeeting(Encounter):
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats | None],
-        now: Now = time.perf_counter, codec: Codec | None = None,
+        now: Now = time.perf_counter, codec: Codec | None = None, item: int = 4,
     ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, now, codec)
+        super().__init__(replica, rule, notes, now, codec, item)
         self._ask = ask
 
     def once(self, leaving: bool) -> bool:
@@ -91,7 +94,7 @@ class CentreMeeting(Encounter):
         sent = self.send()
         centre = self._ask(sent, float(self.rule.alpha))
         if centre is not None:
-            self.receive(centre, began, 8.0 * len(sent))
+            self.receive(centre, began, len(sent))
         return False
 
 
@@ -101,9 +104,9 @@ class RoundEncounter(Encounter):
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter,
-        codec: Codec | None = None,
+        codec: Codec | None = None, item: int = 4,
     ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, now, codec)
+        super().__init__(replica, rule, notes, now, codec, item)
         self.weight = np.float32(weight)
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
@@ -123,7 +126,7 @@ class RoundEncounter(Encounter):
             return True
         np.divide(total[:-4], np.float32(max(1.0, weights)), out=total[:-4])
         if self.weight and computing:
-            self.receive(total[:-4], began, 8.0 * len(total) * (there - 1) / there)
+            self.receive(total[:-4], began, len(total) * (there - 1) / there)
         return False
 
 
@@ -134,9 +137,9 @@ class RoundMeeting(RoundEncounter):
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, collective: Collective, weight: float = 1.0,
-        now: Now = time.perf_counter, codec: Codec | None = None,
+        now: Now = time.perf_counter, codec: Codec | None = None, item: int = 4,
     ) -> None:  # fmt: skip
-        super().__init__(replica, rule, notes, weight, now, codec)
+        super().__init__(replica, rule, notes, weight, now, codec, item)
         self.collective = collective
 
     def once(self, leaving: bool) -> bool:

@@ -85,9 +85,11 @@ class VirtualTrainer:
         self._pace = Pace.of(rule, message.shadow, message.trainers, self.trains, message.values)
         self._next = self._pace.k
         if rule.centralised:
-            self._encounter = Encounter(self.replica, rule, self._notes, now, codec)
+            self._encounter = Encounter(self.replica, rule, self._notes, now, codec, 4 if codec is None else 2)
         else:
-            self._encounter = RoundEncounter(self.replica, rule, self._notes, float(self.trains), now, codec)
+            self._encounter = RoundEncounter(
+                self.replica, rule, self._notes, float(self.trains), now, codec, self.rounds.ring.item
+            )
         self.common, self._begun = False, True
         if self._pace.shadow:
             self._pause()
@@ -251,7 +253,7 @@ class VirtualTrainer:
             self._arrived()
 
     def _answered(self, began: float, done: Done) -> None:
-        self._encounter.receive(self._centre, began, 8.0 * len(self._centre))
+        self._encounter.receive(self._centre, began, len(self._centre))
         done(False)
 
     def _summed(self, began: float, done: Done) -> None:

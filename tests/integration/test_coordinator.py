@@ -75,6 +75,7 @@ def _log(launched: Launched, name: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.slow
 def test_it_is_killed_while_it_evaluates(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=6000", "train.eval_batch=4", "model.hidden=[256]")
     journal = launched.run_dir / "coordinator.json"

@@ -14,6 +14,7 @@ import pytest
 
 from gbactl.cluster import eventlog
 from tests.support.processes import Finished, Launched, Launcher, alive, children_of, collective, wait_for
+from tests.support.slow import slow
 
 SECONDS = 20.0  # the rule is 10; this machine may be busy with other things
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
@@ -47,7 +48,7 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("mode", "victim"), [("gba", "W1"), ("gba", "S0"), ("async", "C"), ("sync", "W1"), ("sync", "S1")]
+    ("mode", "victim"), [slow("gba", "W1"), ("gba", "S0"), ("async", "C"), ("sync", "W1"), slow("sync", "S1")]
 )
 def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: Path, mode: str, victim: str) -> None:
     launched = launcher.start(

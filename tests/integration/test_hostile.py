@@ -54,6 +54,7 @@ def test_a_worker_dies_while_strangers_stand_at_every_door(launcher: Launcher) -
     assert done.result["refused_frames"] == sum(done.result["refused"].values()) >= 3 * (150 - 128)
 
 
+@pytest.mark.slow
 def test_who_does_not_encrypt_is_refused_and_counted(launcher: Launcher) -> None:
     launched = launcher.start(*TRAINING, ENCRYPTED)
     launched.training()
@@ -65,7 +66,7 @@ def test_who_does_not_encrypt_is_refused_and_counted(launcher: Launcher) -> None
     assert done.result["refused"] == {STRANGE: 3} and done.result["refused_frames"] == 3
 
 
-@pytest.mark.parametrize("transport", ["tcp", slow("shm")])
+@pytest.mark.parametrize("transport", [slow("tcp"), slow("shm")])
 def test_encryption_changes_no_bit(launcher: Launcher, transport: str) -> None:
     common = ("mode=sync", "collective=shm", f"cluster.transport={transport}", "seed=3")
     plain, encrypted = launcher.train(*common), launcher.train(*common, ENCRYPTED)

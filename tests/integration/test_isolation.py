@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Launched, Launcher
+from tests.support.slow import slow
 from tests.support.sockets import LOOPBACK, listeners
 
 
@@ -26,8 +27,8 @@ def watch(launched: Launched) -> dict[int, set[str]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("mode=gba", "cluster.transport=tcp"),
-        ("mode=sync", "collective=gloo", "cluster.transport=tcp"),
+        slow(("mode=gba", "cluster.transport=tcp")),
+        slow(("mode=sync", "collective=gloo", "cluster.transport=tcp")),
         ("mode=sync", "collective=horovod", "cluster.transport=tcp"),
     ],
 )
@@ -43,6 +44,7 @@ def test_every_process_listens_on_loopback_only(launcher: Launcher, overrides: t
     assert sum(bool(addresses) for addresses in found.values()) >= 3, "coordinator and servers listen"
 
 
+@pytest.mark.slow
 def test_shared_memory_needs_no_port(launcher: Launcher) -> None:
     """On one host the nodes meet at Unix sockets without a file."""
     launched = launcher.start("mode=gba")

@@ -9,6 +9,7 @@ import pytest
 
 from gbactl.cluster.recovery import FATES
 from tests.support.processes import SHM, Launcher, alive, collective
+from tests.support.slow import slow
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
         "mode.local_batch=128", "train.max_eval_samples=2000")  # fmt: skip
@@ -77,7 +78,7 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
 @pytest.mark.parametrize(
     ("plan", "fates"), [("faults=messages", FATES), (NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
 )
-@pytest.mark.parametrize("mode", ["gba", "sync"])
+@pytest.mark.parametrize("mode", [slow("gba"), "sync"])
 def test_messages_are_lost_and_everything_counts_once(
     launcher: Launcher, mode: str, plan: str, fates: tuple[str, ...]
 ) -> None:

@@ -26,7 +26,8 @@ def adds_up(done: Finished, samples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("mode=shadow_ma", "mode.hogwild_threads=2"), ("mode=shadow_easgd",), ("mode=fr_bmuf", "mode.k=3")]
+    "options",
+    [("mode=shadow_ma", "mode.hogwild_threads=2"), slow(("mode=shadow_easgd",)), slow(("mode=fr_bmuf", "mode.k=3"))],
 )
 def test_trainers_train_and_part(launcher: Launcher, options: tuple[str, ...]) -> None:
     done = launcher.start(*options, "mode.local_batch=64", f"collective={collective()}", "cluster.workers=3").finish()
@@ -60,7 +61,7 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [("mode=shadow_easgd",), ("mode=shadow_ma",), slow(("mode=fr_bmuf", "mode.k=3"))],
+    [slow(("mode=shadow_easgd",)), ("mode=shadow_ma",), slow(("mode=fr_bmuf", "mode.k=3"))],
 )
 def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
     launched = launcher.start(

@@ -21,6 +21,7 @@ from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of
+from tests.support.slow import slow
 
 ROWS = [("sync", 1, 0.80), ("sync", 2, 0.81), ("gba", 1, 0.79), ("gba", 2, 0.80)]
 
@@ -127,7 +128,7 @@ UI = "import sys; from gbactl.cli.ui import command; command(sys.argv[1:])"
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_the_ui_answers_and_leaves_nothing_behind(folder: Path, how: signal.Signals) -> None:
     port = free_port()
     environment = os.environ | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}

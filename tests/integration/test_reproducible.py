@@ -45,6 +45,7 @@ def test_twice_and_beside_a_busy_neighbour(launcher: Launcher, workers: int) -> 
     assert other["checksums"]["model"] != first["checksums"]["model"]
 
 
+@pytest.mark.slow
 def test_any_number_of_servers(launcher: Launcher) -> None:
     results = [
         launcher.train(*COMMON, "collective=gloo", f"cluster.servers={servers}", f"cluster.transport={transport}")
@@ -60,6 +61,7 @@ def test_any_number_of_servers(launcher: Launcher) -> None:
     assert wires[1]["shared_memory"] == wires[1]["bytes"]["dense"], "a ring of two sends what is laid down beside it"
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_the_number_of_workers(launcher: Launcher) -> None:
     """The same parameters (none are trained: a rate of next to nothing) judged by one worker and by three."""
     same = ("mode=gba", "optim=sgd", "optim.lr=1e-30", "model.init_scale=0.5", "train.global_batch=192")

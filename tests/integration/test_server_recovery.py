@@ -51,6 +51,7 @@ def test_everybody_goes_back(launcher: Launcher) -> None:
     assert states == ["lost", "back", "rewound"]
 
 
+@pytest.mark.slow
 def test_a_stopped_server_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1", "checkpoint=cpr")
     launched.training()

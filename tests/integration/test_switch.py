@@ -147,7 +147,7 @@ def draining(launched: Launched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "to"), [("end", "bsp"), slow("continue", "bsp"), ("continue", "sync")]
+    ("lost", "to"), [slow("end", "bsp"), slow("continue", "bsp"), ("continue", "sync")]
 )
 def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
     """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it.
@@ -194,7 +194,7 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     assert client.returncode == 1
 
 
-@pytest.mark.parametrize("end", ["kill", "ctrl-c"])
+@pytest.mark.parametrize("end", [slow("kill"), "ctrl-c"])
 def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launcher: Launcher, end: str) -> None:
     """Everybody waits in the all-reduce for a worker that has stopped; another wish is refused meanwhile."""
     launched = launcher.start(

@@ -85,10 +85,11 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
     """1.0001 is 1 on its way: who has it there, and hears 1 from all others, keeps it."""
     mine, others, codec = replica(1.0001), MemoryGroup(2), CODECS[name]
     before = mine.value.tolist()
-    meeting = RoundMeeting(mine, make("ma", SIZE, {}), Notes(), others.member(0), codec=codec)
+    meeting = RoundMeeting(mine, make("ma", SIZE, {}), Notes(), others.member(0), codec=codec, item=2)
     theirs = RoundMeeting(replica(1.0), make("ma", SIZE, {}), Notes(), others.member(1), codec=codec)
     all_of([lambda: meeting.once(False), lambda: theirs.once(False)])
     assert mine.value.tolist() == before and theirs.replica.value.tolist() == [1.0] * SIZE
+    assert meeting.notes.sent == 2 * 2.0 * (SIZE + 4) / 2
     heard: list[Any] = []
 
     def ask(sent: Any, alpha: float) -> Any:

@@ -90,7 +90,7 @@ class Life:
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
         self.turns, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
-        self.ring_item = 4 if cfg.collective.name == "shm" else ring_item(cfg.transport.wire_dtype)
+        self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
         self.computer = self._computer()
         flat, served = self.computer.flat, "servers" in cfg.homes
         cuts = dense_cuts(cfg, flat.size)

@@ -123,9 +123,10 @@ def as_tensor(buffer: Any) -> Any:
     return torch.from_numpy(as_array(buffer))
 
 
-def ring_item(wire_dtype: str) -> int:
-    """Bytes of a value that a ring sums: Gloo, with which Horovod sums, too, adds fp16 and knows no bf16."""
-    return 2 if wire_dtype == "fp16" else 4
+def ring_item(collective: str, wire_dtype: str) -> int:
+    """Bytes of a value on its way through a collective: Gloo, with which Horovod sums, too, adds fp16 and knows no
+    bf16; in shared memory all have four."""
+    return 2 if wire_dtype == "fp16" and collective != "shm" else 4
 
 
 def ring_bytes(length: int, ranks: int, item: int = 4) -> int:

@@ -211,8 +211,7 @@ class VirtualCluster:
     def _ring(self, buckets: int, least: float = 0.0) -> Ring:
         """All workers': Horovod's agree on every bucket."""
         name = self.cfg.collective.name
-        item = 4 if name == "shm" else ring_item(self.cfg.transport.wire_dtype)
-        agreed = buckets if name == "horovod" else 0
+        item, agreed = ring_item(name, self.cfg.transport.wire_dtype), buckets if name == "horovod" else 0
         return Ring(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:

@@ -43,7 +43,8 @@ def run_in_memory(
     `wishes` come from the launcher at the start; `told` gets everything that it hears."""
     run_dir.mkdir(parents=True, exist_ok=True)
     network: dict[str, MemoryHub] = {}
-    dataset, group = open_dataset(data), MemoryGroup(cfg.processes, item=ring_item(cfg.transport.wire_dtype))
+    item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
+    dataset, group = open_dataset(data), MemoryGroup(cfg.processes, item=item)
     plan = FaultPlan.of(cfg)
 
     def open_hub(peer: Peer) -> Hub:

@@ -132,15 +132,15 @@ class TrainerDense(Lane):
         if rule.centralised:
             if self._elastic is None:
                 self._elastic = ElasticExchange(self.slices, self.flat.size)
-            item = 4 if self.codec is None else 2
+            item = self.exchange.hub.traffic.item
             return CentreMeeting(self.replica, rule, self._notes, self._elastic, codec=self.codec, item=item)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, Surviving):
             self.collective.without_the_dead()
-        weight = float(self._trains)
-        narrow: dict[str, Any] = {"codec": self.codec, "item": self.ring_item}
-        return RoundMeeting(self.replica, rule, self._notes, self.collective, weight, **narrow)
+        return RoundMeeting(
+            self.replica, rule, self._notes, self.collective, float(self._trains), codec=self.codec, item=self.ring_item
+        )
 
     def stepped(self) -> None:
         """See lane.Trainer."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.kernels import load
 from gbactl.kernels.base import Floats
 
 Halves = NDArray[np.uint16]
@@ -85,8 +86,6 @@ CODECS: dict[str, Codec] = {"fp16": Fp16(), "bf16": Bf16()}
 
 def codec_of(name: str) -> Codec | None:
     """By the name of its type; None for fp32, which travels as it is."""
-    from gbactl.kernels import load  # whose twin knows those above
-
     return load().codec(name) if name in CODECS else None
 
 

@@ -81,14 +81,14 @@ class VirtualTrainer:
 
     def _begin_with(self, message: OpenReplicas) -> None:
         rule, now = self._rule_of(message), lambda: self.worker.crew.events.now
-        codec = self.worker.crew.codec
+        codec, ring = self.worker.crew.codec, self.rounds.ring
         self._pace = Pace.of(rule, message.shadow, message.trainers, self.trains, message.values)
         self._next = self._pace.k
         if rule.centralised:
-            self._encounter = Encounter(self.replica, rule, self._notes, now, codec, 4 if codec is None else 2)
+            self._encounter = Encounter(self.replica, rule, self._notes, now, codec, ring.traffic.item)
         else:
             self._encounter = RoundEncounter(
-                self.replica, rule, self._notes, float(self.trains), now, codec, self.rounds.ring.item
+                self.replica, rule, self._notes, float(self.trains), now, codec, ring.item
             )
         self.common, self._begun = False, True
         if self._pace.shadow:

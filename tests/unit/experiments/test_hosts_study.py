@@ -100,5 +100,3 @@ def test_bytes_of_a_step(scripts: dict[str, ModuleType], rows: list[Any]) -> Non
 def test_the_ceiling_is_told(scripts: dict[str, ModuleType]) -> None:
     said = " ".join(scripts["paying"].ceiling(OWN, RELAYED))
     assert "20 Gbit/s, 30 us" in said and "8 Gbit/s, 75 us, of which 45 us" in said and "2 of 12,345" in said
-
-

@@ -50,15 +50,22 @@ class Orphaned:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Any], *later: int) -> None:
         self.deaths = 0
-        plain, seen = MemoryChannel.send, [-1]
+        plain, seen, one = MemoryChannel.send, [-1], threading.Lock()
+
+        def due(me: Any, message: Any) -> bool:
+            if me.role != "coordinator" or not me.epoch == self.deaths < len(later):
+                return False
+            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.epoch > 0
+            if seen[0] != later[me.epoch]:
+                return False
+            self.deaths, seen[0] = self.deaths + 1, -1
+            return True
 
         def send(this: Any, message: Any, payload: Any = None) -> None:
-            me = this._hub.me
-            if me.role == "coordinator" and me.epoch == self.deaths < len(later):
-                seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.epoch > 0
-                if seen[0] == later[me.epoch]:
-                    self.deaths, seen[0] = self.deaths + 1, -1
-                    raise Killed
+            with one:  # every channel of every thread comes here
+                killed = due(this._hub.me, message)
+            if killed:
+                raise Killed
             plain(this, message, payload)
 
         monkeypatch.setattr(MemoryChannel, "send", send)

@@ -47,9 +47,16 @@ class BatchNorm(nn.BatchNorm1d):
         )
 
 
+class Linear(nn.Linear):
+    """A layer whose first values are not torch's. (`skip_init` would import sympy for it: half a second a process.)"""
+
+    def reset_parameters(self) -> None:
+        """Nothing: the global generator stays as it is."""
+
+
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """A layer with Glorot-uniform weights from the generator and zero bias."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+    layer = Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer

@@ -78,10 +78,11 @@ def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) ->
     import dataclasses
 
     from gbactl.compose import compose
-    from gbactl.data.sources import SOURCES
+    from gbactl.data.sources import options_class
 
     composed = compose([f"data={name}"]).data
-    defaults = {f.name: getattr(SOURCES[name](), f.name) for f in dataclasses.fields(SOURCES[name])}
+    options = options_class(name)
+    defaults = {f.name: getattr(options(), f.name) for f in dataclasses.fields(options)}
     assert composed == {"name": name, "cache": None, **defaults}
 
 

@@ -39,6 +39,7 @@ def resumed(launcher: Launcher, first: Launched, *overrides: str, tracking: bool
     return done
 
 
+@pytest.mark.slow
 def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
     mode = ("mode=sync", f"collective={collective()}")

@@ -42,6 +42,7 @@ def replayed(launcher: Launcher, run_dir: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_the_plan_kills_it_and_both_lives_replay_as_one(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=24000", "faults=kill_coordinator")
     done = check(launched, 24_000)

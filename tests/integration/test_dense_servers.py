@@ -50,6 +50,7 @@ def test_sync_has_the_bits_of_a_run_with_the_dense_part_on_all(launcher: Launche
     assert one["checksums"]["model"] == plain["checksums"]["model"] and one["auc"] == plain["auc"]
 
 
+@pytest.mark.slow
 def test_through_switches(launcher: Launcher) -> None:
     result = ended(launcher.start("mode=sync", "collective=shm", *ONE_OF_THREE, SWITCHES))
     assert [phase["mode"] for phase in result["phases"]] == ["sync", "gba", "shadow_easgd"]

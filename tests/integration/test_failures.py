@@ -48,7 +48,7 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("mode", "victim"), [slow("gba", "W1"), ("gba", "S0"), ("async", "C"), ("sync", "W1"), slow("sync", "S1")]
+    ("mode", "victim"), [slow("gba", "W1"), ("gba", "S0"), slow("async", "C"), ("sync", "W1"), slow("sync", "S1")]
 )
 def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: Path, mode: str, victim: str) -> None:
     launched = launcher.start(
@@ -69,7 +69,7 @@ def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: P
     assert any(isinstance(record, eventlog.OrderRecord) for record in journal(done.run_dir))
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("sync", 1), ("gba", 1)])
+@pytest.mark.parametrize(("mode", "workers"), [("sync", 1), slow("gba", 1)])
 def test_where_nobody_can_take_over_a_lost_worker_ends_the_run(launcher: Launcher, mode: str, workers: int) -> None:
     options = (f"mode={mode}", f"cluster.workers={workers}", "cluster.lost_worker=continue")
     launched = launcher.start(*LONG, *options, f"collective={collective()}")
@@ -90,7 +90,7 @@ def journal(run_dir: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_an_interrupted_run_is_marked_as_killed(launcher: Launcher, store: Path, number: int) -> None:
     launched = launcher.start(*LONG, "mode=gba", f"tracking.uri=sqlite:///{store}", tracking=True)
     launched.training()

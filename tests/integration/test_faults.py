@@ -39,6 +39,7 @@ def checked(result: dict[str, Any], worker: str, factor: float, within: float) -
     assert found["error"] == pytest.approx(found["observed"] / found["injected"] - 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["gba", slow("async")])
 def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Launcher, mode: str) -> None:
     result = launcher.train(*FAULTY, f"mode={mode}", "faults=one_slow")
@@ -66,6 +67,7 @@ def test_a_slow_server_is_observed_to_be_slow(launcher: Launcher) -> None:
     assert found["S0"]["observed"] > 1.1  # of a server that is slower itself while other processes want its core
 
 
+@pytest.mark.slow
 def test_a_random_plan_on_every_worker_is_written_down(launcher: Launcher) -> None:
     plans = "faults.plans=[{kind: random, distribution: exponential, mean: 2}]"
     launched = launcher.start("mode=gba", "data.rows_per_day=24000", plans, "faults.seed=5")
@@ -112,6 +114,7 @@ def test_a_hog_that_dies_fails_nobody(launcher: Launcher) -> None:
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 @LINUX
 def test_hogs_die_with_a_launcher_that_is_killed(launcher: Launcher) -> None:
     launched = hogged(launcher)

@@ -40,6 +40,7 @@ def strangers(ports: list[int], each: int) -> Iterator[list[socket.socket]]:
         yield standing
 
 
+@pytest.mark.slow
 def test_a_worker_dies_while_strangers_stand_at_every_door(launcher: Launcher) -> None:
     """The one in its place gets in, and every sample counts once."""
     launched = launcher.start(*TRAINING, ENCRYPTED)

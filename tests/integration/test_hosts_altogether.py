@@ -43,7 +43,7 @@ def listened(pids: list[int]) -> set[str]:
     return {place.split(":")[0] for pid in pids for place in listeners(pid)}
 
 
-@pytest.mark.parametrize("mode", ["gba", slow("sync")])
+@pytest.mark.parametrize("mode", [slow("gba"), slow("sync")])
 def test_nobody_listens_elsewhere_or_gets_a_variable_that_is_not_named(site_of: Callable[..., Site], mode: str) -> None:
     site = site_of()
     site.launcher.environment |= {"ASKED_FOR": "forwarded", "NOT_ASKED_FOR": "a password"}

@@ -60,6 +60,7 @@ def test_sync_with_a_killed_worker_has_the_bits_of_one_without(launcher: Launche
     adds_up(killed, 60_000)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=async", "cluster.hang_seconds=1")
     launched.training()
@@ -76,7 +77,7 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
 
 
 @pytest.mark.parametrize(
-    ("plan", "fates"), [("faults=messages", FATES), (NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
+    ("plan", "fates"), [("faults=messages", FATES), slow(NOW_AND_NEVER, ("dropped", "delayed", "retried"))]
 )
 @pytest.mark.parametrize("mode", [slow("gba"), "sync"])
 def test_messages_are_lost_and_everything_counts_once(
@@ -90,7 +91,7 @@ def test_messages_are_lost_and_everything_counts_once(
     assert set(done.result["messages"]) == set(fates)
 
 
-@pytest.mark.parametrize("mode", ["shadow_easgd", "gba"])
+@pytest.mark.parametrize("mode", [slow("shadow_easgd"), "gba"])
 def test_a_killed_coordinator_ends_a_run_that_wants_it_so_with_a_sentence(launcher: Launcher, mode: str) -> None:
     ends = ("cluster.lost_coordinator=end", "data.rows_per_day=24000", "faults=kill_coordinator")
     done = launcher.start(f"mode={mode}", *ends).finish(60)

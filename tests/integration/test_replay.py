@@ -68,6 +68,7 @@ def test_four_processes_three_shards_one_slow_worker(launcher: Launcher, tmp_pat
     assert log.stat().st_size <= 100 * 2 * 157
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", EVERY)
 def test_a_killed_workers_batches_are_handed_out_again_and_replayed(
     launcher: Launcher, tmp_path: Path, mode: str

@@ -47,6 +47,7 @@ def hurt(launched: Launched, victim: str, kind: signal.Signals = signal.SIGKILL)
     return pid, began
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> None:
     launched = launcher.start(
         *LONG, "mode=shadow_ma", "cluster.workers=3", "mode.local_batch=64", "cluster.lost_worker=end",
@@ -59,6 +60,7 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [slow(("mode=shadow_easgd",)), ("mode=shadow_ma",), slow(("mode=fr_bmuf", "mode.k=3"))],
@@ -75,6 +77,7 @@ def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: 
     assert done.result["samples"]["trained"] == 12000 and launched.left_behind() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), slow("fr_ma", "k=3")])
 def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(
     launcher: Launcher, mode: str, own: str

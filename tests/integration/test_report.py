@@ -128,7 +128,7 @@ UI = "import sys; from gbactl.cli.ui import command; command(sys.argv[1:])"
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("how", [signal.SIGINT, slow(signal.SIGTERM)])
+@pytest.mark.parametrize("how", [slow(signal.SIGINT), slow(signal.SIGTERM)])
 def test_the_ui_answers_and_leaves_nothing_behind(folder: Path, how: signal.Signals) -> None:
     port = free_port()
     environment = os.environ | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}

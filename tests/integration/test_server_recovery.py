@@ -10,6 +10,7 @@ import pytest
 from gbactl.cluster import eventlog
 from tests.support.failures import logged
 from tests.support.processes import SECONDS, Launched, Launcher, alive
+from tests.support.slow import slow
 
 KILL = "faults.plans=[{kind: kill, servers: [0], step: 7}]"
 SAVED = ("checkpoint=cpr", "checkpoint.interval_steps=3")
@@ -26,7 +27,7 @@ def ended(launched: Launched, rows: int = 4_000, within: float = SECONDS) -> dic
     return done.result
 
 
-@pytest.mark.parametrize("mode", ["gba", "sync"])
+@pytest.mark.parametrize("mode", ["gba", slow("sync")])
 def test_a_killed_server_comes_back_alone(launcher: Launcher, mode: str) -> None:
     launched = launcher.start(f"mode={mode}", "collective=shm", KILL, *SAVED)
     result = ended(launched)

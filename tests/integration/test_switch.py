@@ -82,6 +82,7 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     assert not door.exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
     launched = launcher.start(*LONG, "mode=gba")
     launched.training()
@@ -147,7 +148,7 @@ def draining(launched: Launched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "to"), [slow("end", "bsp"), slow("continue", "bsp"), ("continue", "sync")]
+    ("lost", "to"), [slow("end", "bsp"), slow("continue", "bsp"), slow("continue", "sync")]
 )
 def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
     """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it.
@@ -194,7 +195,7 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     assert client.returncode == 1
 
 
-@pytest.mark.parametrize("end", [slow("kill"), "ctrl-c"])
+@pytest.mark.parametrize("end", [slow("kill"), slow("ctrl-c")])
 def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launcher: Launcher, end: str) -> None:
     """Everybody waits in the all-reduce for a worker that has stopped; another wish is refused meanwhile."""
     launched = launcher.start(

@@ -181,6 +181,7 @@ def stop_server(process: subprocess.Popen[bytes]) -> None:
     process.wait(20)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_tracking_server_that_is_killed_loses_nothing(
     tmp_path: Path, server: tuple[str, subprocess.Popen[bytes], list[str]]

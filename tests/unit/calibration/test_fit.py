@@ -53,6 +53,7 @@ def test_known_prices_are_found_again(dataset: Dataset, tmp_path: Path) -> None:
     assert {f: getattr(found.cost, f) for f in untouched} == untouched
 
 
+@pytest.mark.slow
 def test_what_was_fitted_on_2_and_4_workers_holds_for_8(dataset: Dataset, tmp_path: Path) -> None:
     told = predictor(dataset, tmp_path)
     found = fit(start(1.4, 0.5, 3.0, 0.5, 2.0, 2.0, 1.0), observed(told, noise=0.03), told)

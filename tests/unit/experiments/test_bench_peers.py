@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.slow import slow
+
 Modules = dict[str, ModuleType]
 TINY = (
     "data.numeric=2", "data.fields=3", "data.max_cardinality=50", "model.hidden=[8]", "model.dim=4",
@@ -35,9 +37,9 @@ def test_tables_and_bags_of_the_same_weights_give_the_same_rows(bench: Modules) 
 @pytest.mark.parametrize(
     ("script", "workers", "options"),
     [
-        ("peers/reference.py", 1, ("--processes", "1")), ("peers/dlrm_peer.py", 1, ("--processes", "1")),
-        ("peers/ddp_peer.py", 2, ("--processes", "2")), ("peers/hvd_peer.py", 2, ("--processes", "2")),
-        ("peers/rpc_peer.py", 2, ("--workers", "2")), ("data_path.py", 1, ("--shuffle",)),
+        ("peers/reference.py", 1, ("--processes", "1")), slow("peers/dlrm_peer.py", 1, ("--processes", "1")),
+        slow("peers/ddp_peer.py", 2, ("--processes", "2")), slow("peers/hvd_peer.py", 2, ("--processes", "2")),
+        slow("peers/rpc_peer.py", 2, ("--workers", "2")), ("data_path.py", 1, ("--shuffle",)),
     ],
 )  # fmt: skip
 def test_a_peer_prints_a_rate(

@@ -29,6 +29,7 @@ ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
 SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
 RECEIVE_BYTES = 1 << 18
 AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
+WORTH_WAKING = 1 << 18  # bytes of a payload that trickles in
 SILENCE_SECONDS, LONGEST_SILENCE, LONGEST_IDLE = 60.0, 86400.0, 30
 
 
@@ -53,10 +54,12 @@ class SocketChannel:
         self._lock = lock
         self._sent = self._received = 0
         self._encrypted = isinstance(sock, Encrypted)
+        self._patient = not self._encrypted and sock.family != socket.AF_UNIX  # TLS reads ahead, unseen
         self._pool, self._traffic = BufferPool(), traffic
         self._out = Outgoing(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
         self._start = self._end = self._turn = 0
+        self._awaited = 1
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
         self._layout: shm.Layout | None = None
         self._memory: mmap.mmap | None = None
@@ -147,9 +150,20 @@ class SocketChannel:
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
             except BlockingIOError:
+                self._await()
                 return False
             self._parse(found)
+        self._await()
         return False
+
+    def _await(self) -> None:
+        """Let the selector wake us for no less than what is worth it: on a line slower than memory, a payload comes in
+        pieces of some kilobytes, each of which would cost the core a change of threads."""
+        rest = 1 if self._partial is None else self._partial[0].payload_bytes - self._partial[3]
+        least = min(rest, WORTH_WAKING)
+        if least != self._awaited and self._patient:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._awaited = least
 
     def _read_buffer(self) -> bool:
         if self._start:

@@ -237,6 +237,49 @@ def test_frames_cut_anywhere_by_the_network_arrive_whole(pair: Pair) -> None:
     assert all(f.payload.tobytes() == payload for _, f in found)
 
 
+def trickle(pair: Pair, stranger: Stranger, data: bytes) -> list[tuple[Any, frames.Frame]]:
+    found: list[tuple[Any, frames.Frame]] = []
+    for low in range(0, len(data), 4096):
+        stranger.sock.sendall(data[low : low + 4096])
+        found += pair.far_hub.poll(0.002)
+    return found
+
+
+def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = Stranger(pair.far_hub)
+    keys = stranger.authenticate(pair.far_hub)
+    payload, plain, woken = noise(700_000).tobytes(), pair.far_hub._selector.select, [0]
+
+    def select(timeout: float | None) -> Any:
+        events = plain(timeout)
+        woken[0] += bool(events)
+        return events
+
+    monkeypatch.setattr(pair.far_hub._selector, "select", select)
+    for n in range(2):
+        head = frames.encode(
+            keys.from_connector, kind_of(Ack(0, n)), pack(Ack(0, n)), len(payload), sequence=2 * n
+        )  # fmt: skip
+        found = trickle(pair, stranger, head + payload) or pair.far_hub.poll(SECONDS)
+        assert [frame.payload.tobytes() for _, frame in found] == [payload]
+        small = frames.encode(keys.from_connector, kind_of(Take(n)), pack(Take(n)), sequence=2 * n + 1)
+        stranger.sock.sendall(small)
+        [(_, frame)] = pair.far_hub.poll(SECONDS)
+        assert unpack(frame.kind, frame.descriptor) == Take(n)
+    assert woken[0] < 20  # of 342 pieces
+
+
+def test_who_goes_in_the_middle_of_a_payload_is_missed_at_once(pair: Pair) -> None:
+    stranger = Stranger(pair.far_hub)
+    keys = stranger.authenticate(pair.far_hub)
+    head = frames.encode(keys.from_connector, kind_of(Ack(0, 0)), pack(Ack(0, 0)), 700_000)
+    assert trickle(pair, stranger, head + bytes(100_000)) == []
+    stranger.sock.close()
+    began = time.monotonic()
+    [(_, frame)] = pair.far_hub.poll(SECONDS)
+    assert frame.kind == frames.CLOSED and time.monotonic() - began < SECONDS / 3
+
+
 def test_a_channel_that_its_own_node_closes_leaves_the_hub_in_order(pair: Pair) -> None:
     """A node refuses a message and hangs up; the next connection gets the same file descriptor."""
     for _ in range(5):

@@ -19,7 +19,8 @@ install: ## make .venv with everything in it, Horovod too (HOROVOD=no leaves it 
 
 test: install ## every test that is not marked slow
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile tests/unit
-	$(BIN)/python -m pytest -m "not slow" tests/integration
+	$(BIN)/python -m pytest -m "beside and not slow" -n 2 --dist loadfile tests/integration
+	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs
 	$(BIN)/python -m pytest -m slow

@@ -25,6 +25,8 @@ from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels.halves import codec_of, rounded
 from tests.support.slow import slow
 
+pytestmark = pytest.mark.beside
+
 WORKER = Path(__file__).with_name("collective_worker.py")
 LIMIT = 60  # seconds for a whole group
 KINDS = ("horovod", "gloo", "shm")

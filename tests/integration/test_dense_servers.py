@@ -10,6 +10,8 @@ from gbactl.replay.command import replay, sentence
 from tests.support.processes import Launched, Launcher
 from tests.support.slow import slow
 
+pytestmark = pytest.mark.beside
+
 ONE_OF_THREE = ("cluster.servers=3", "cluster.dense_servers=1")
 SWITCHES = (
     "switch.schedule=[{at: {samples: 1024}, to: gba}, "
@@ -30,7 +32,7 @@ def ended(launched: Launched) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "transport"), [("gba", "shm"), slow("gba", "tcp"), slow("fr_easgd", "shm"), ("fr_easgd", "tcp")]
+    ("mode", "transport"), [("gba", "shm"), slow("gba", "tcp"), slow("fr_easgd", "shm"), slow("fr_easgd", "tcp")]
 )
 def test_they_train(launcher: Launcher, transport: str, mode: str) -> None:
     more = ("mode.k=3", "mode.local_batch=128") if mode == "fr_easgd" else ("model.hidden=[512,256]",)

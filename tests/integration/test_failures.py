@@ -48,7 +48,7 @@ def ends_after(launched: Launched, act: Callable[[], None]) -> Finished:
 
 
 @pytest.mark.parametrize(
-    ("mode", "victim"), [slow("gba", "W1"), ("gba", "S0"), slow("async", "C"), ("sync", "W1"), slow("sync", "S1")]
+    ("mode", "victim"), [slow("gba", "W1"), slow("gba", "S0"), slow("async", "C"), ("sync", "W1"), slow("sync", "S1")]
 )
 def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: Path, mode: str, victim: str) -> None:
     launched = launcher.start(

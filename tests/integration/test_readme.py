@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.readme import README, commands
 
+pytestmark = pytest.mark.beside
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120
 

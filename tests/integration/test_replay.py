@@ -18,6 +18,8 @@ from tests.support.processes import Launcher, wait_for
 from tests.support.recorded import MODES, splits
 from tests.support.slow import slow
 
+pytestmark = pytest.mark.beside
+
 HARD = (
     "data=libfm", "mode.local_batch=32", "train.epochs=2", "train.shuffle=true", "train.checksum_every=20",
     "model.dropout=0.2", "model.batch_norm=true", "cluster.workers=4", "cluster.servers=3", "seed=7",

@@ -23,6 +23,8 @@ from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of
 from tests.support.slow import slow
 
+pytestmark = pytest.mark.beside
+
 ROWS = [("sync", 1, 0.80), ("sync", 2, 0.81), ("gba", 1, 0.79), ("gba", 2, 0.80)]
 
 

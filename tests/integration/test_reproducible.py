@@ -13,6 +13,8 @@ import pytest
 from tests.support.processes import Launcher, collective
 from tests.support.slow import slow
 
+pytestmark = pytest.mark.beside
+
 PARTS = ("checksums", "auc", "logloss", "ne", "calibration", "samples", "global_step")
 COMMON = ("mode=sync", "model.dropout=0.2", "model.batch_norm=true", "data.rows_per_day=4010", "seed=11")
 

@@ -38,6 +38,7 @@ def test_jobs_of_a_sweep_run_side_by_side(launcher: Launcher, extra: str) -> Non
     assert all(result["status"] == "FINISHED" for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", LAUNCHERS)
 def test_an_error_of_a_job_is_that_of_the_sweep(launcher: Launcher, extra: str) -> None:
     done = sweep(launcher, extra, "mode=async", "model.dropout=0.0,2.0")

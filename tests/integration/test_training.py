@@ -12,6 +12,9 @@ import pytest
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, GrantRecord, InfoRecord, OrderRecord
 from tests.support.processes import Launcher
+from tests.support.slow import slow
+
+pytestmark = pytest.mark.beside
 
 KEYS = {
     "mode", "seed", "auc", "logloss", "ne", "eps", "wall_seconds", "samples", "staleness", "phases", "status",
@@ -91,8 +94,10 @@ def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None
     assert path.stat().st_size == result["event_log_bytes"] or path.stat().st_size > result["event_log_bytes"]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("mode", ["sync", "async", "gba"])
+@pytest.mark.parametrize(
+    ("mode", "transport"),
+    [("sync", "shm"), slow("sync", "tcp"), slow("async", "shm"), ("async", "tcp"), ("gba", "shm"), slow("gba", "tcp")],
+)
 def test_a_run_learns_and_its_result_adds_up(launcher: Launcher, mode: str, transport: str) -> None:
     launched = launcher.start(
         f"mode={mode}", f"cluster.transport={transport}", "collective=gloo", "data.rows_per_day=16000",
@@ -144,7 +149,12 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+PLAIN = (
+    "row-wise adagrad without prefetch", "adagrad and gba's other rules", "sgd on a schedule, with decay of every row",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in PLAIN else name for name in OPTIONS])
 def test_every_option_runs_to_its_end(launcher: Launcher, name: str) -> None:
     overrides = dict(pair.split("=", 1) for pair in OPTIONS[name] if "[" not in pair)
     result = launcher.train(*OPTIONS[name])

@@ -150,8 +150,7 @@ class SocketChannel:
             try:
                 more = self._read_payload(found) if self._partial else self._read_buffer()
             except BlockingIOError:
-                self._await()
-                return False
+                break
             self._parse(found)
         self._await()
         return False

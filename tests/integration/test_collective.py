@@ -23,7 +23,6 @@ from gbactl.collective.meeting import Meeting, interface_of
 from gbactl.collective.visitors import MOST_VISITORS
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels.halves import codec_of, rounded
-from tests.support.slow import slow
 
 pytestmark = pytest.mark.beside
 
@@ -88,8 +87,9 @@ def hogs(count: int) -> Iterator[None]:
             process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [slow(3), slow(4)])
+@pytest.mark.parametrize("size", [3, 4])
 def test_two_runs_give_the_same_bits_on_every_rank_with_a_hog_beside_the_second(
     kind: str, size: int, meeting_of
 ) -> None:

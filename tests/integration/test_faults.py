@@ -15,7 +15,6 @@ import pytest
 
 from gbactl.cluster.turns import available_cores
 from tests.support.processes import Launched, Launcher, alive, children_of, collective, wait_for
-from tests.support.slow import slow
 
 # a model of real size: in batches of 2 ms a worker's own network thread weighs as much as what is stretched
 FAULTY = (
@@ -40,7 +39,7 @@ def checked(result: dict[str, Any], worker: str, factor: float, within: float) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["gba", slow("async")])
+@pytest.mark.parametrize("mode", ["gba", "async"])
 def test_one_slow_worker_is_observed_to_be_as_slow_as_it_was_made(launcher: Launcher, mode: str) -> None:
     result = launcher.train(*FAULTY, f"mode={mode}", "faults=one_slow")
     checked(result, "W1", 4.0, NOISE)

@@ -13,7 +13,6 @@ import pytest
 
 from gbactl.cluster.tls import STRANGE
 from tests.support.processes import Launched, Launcher, environment, wait_for
-from tests.support.slow import slow
 from tests.support.sockets import LOOPBACK, listeners
 
 ROWS = 240_000  # seconds of training: time to stand at every door of it
@@ -67,7 +66,8 @@ def test_who_does_not_encrypt_is_refused_and_counted(launcher: Launcher) -> None
     assert done.result["refused"] == {STRANGE: 3} and done.result["refused_frames"] == 3
 
 
-@pytest.mark.parametrize("transport", [slow("tcp"), slow("shm")])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_encryption_changes_no_bit(launcher: Launcher, transport: str) -> None:
     common = ("mode=sync", "collective=shm", f"cluster.transport={transport}", "seed=3")
     plain, encrypted = launcher.train(*common), launcher.train(*common, ENCRYPTED)

@@ -128,7 +128,8 @@ def test_a_lost_host_s_server_comes_back_elsewhere(site_of: Callable[..., Site])
     assert {failed["process"] for failed in done.result["recovery"]} >= {"S1", "W2"}
 
 
-@pytest.mark.parametrize("number", [slow(signal.SIGINT), slow(signal.SIGKILL)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number: int) -> None:
     site = site_of()
     launched = site.start("mode=gba", *LONG, "data.days=3")

@@ -18,7 +18,6 @@ import pytest
 from tests.support.netns import LAUNCHER
 from tests.support.processes import Finished, wait_for
 from tests.support.site import LONG, NAMES, OBSTACLE, Site
-from tests.support.slow import slow
 from tests.support.sockets import LOOPBACK, listeners
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
@@ -43,7 +42,8 @@ def listened(pids: list[int]) -> set[str]:
     return {place.split(":")[0] for pid in pids for place in listeners(pid)}
 
 
-@pytest.mark.parametrize("mode", [slow("gba"), slow("sync")])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_nobody_listens_elsewhere_or_gets_a_variable_that_is_not_named(site_of: Callable[..., Site], mode: str) -> None:
     site = site_of()
     site.launcher.environment |= {"ASKED_FOR": "forwarded", "NOT_ASKED_FOR": "a password"}
@@ -123,7 +123,8 @@ def test_a_run_whose_launcher_was_killed_goes_on(site_of: Callable[..., Site]) -
     assert done.result["checkpoint"]["resumed_at"] >= 10
 
 
-@pytest.mark.parametrize("mode", [slow("gba"), slow("sync"), slow("shadow_ma")])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "sync", "shadow_ma"])
 def test_frames_that_are_lost_on_the_way_are_sent_again(site_of: Callable[..., Site], mode: str) -> None:
     site = site_of(losses={"c": LOSS})
     done = site.start(f"mode={mode}", "data.rows_per_day=8000").finish()

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(collective() != "horovod", reason="cluster=hosts
 HERE = ("cluster=hosts", "cluster.hosts=[localhost:2]")
 
 
-@pytest.mark.parametrize("mode", [slow("gba"), slow("sync")])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "sync"])
 def test_it_trains(launcher: Launcher, mode: str) -> None:
     done = launcher.start(f"mode={mode}", *HERE).finish()
     assert done.code == 0, done.err

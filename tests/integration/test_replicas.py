@@ -62,8 +62,7 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [slow(("mode=shadow_easgd",)), ("mode=shadow_ma",), slow(("mode=fr_bmuf", "mode.k=3"))],
+    "options", [("mode=shadow_easgd",), ("mode=shadow_ma",), ("mode=fr_bmuf", "mode.k=3")]
 )
 def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
     launched = launcher.start(
@@ -78,7 +77,7 @@ def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), slow("fr_ma", "k=3")])
+@pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), ("fr_ma", "k=3")])
 def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(
     launcher: Launcher, mode: str, own: str
 ) -> None:

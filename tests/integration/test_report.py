@@ -21,7 +21,6 @@ from gbactl.errors import GbactlError, TrackingError, UsageError
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of
-from tests.support.slow import slow
 
 pytestmark = pytest.mark.beside
 
@@ -129,8 +128,9 @@ def free_port() -> int:
 UI = "import sys; from gbactl.cli.ui import command; command(sys.argv[1:])"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("how", [slow(signal.SIGINT), slow(signal.SIGTERM)])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_the_ui_answers_and_leaves_nothing_behind(folder: Path, how: signal.Signals) -> None:
     port = free_port()
     environment = os.environ | {"PYTHONPATH": str(Path(gbactl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}

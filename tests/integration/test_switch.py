@@ -18,7 +18,6 @@ from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import InfoRecord
 from gbactl.tracking.store import connect
 from tests.support.processes import Launched, Launcher, collective, wait_for
-from tests.support.slow import slow
 
 LONG = ("data.rows_per_day=300000", "model.hidden=[512,512,512]", "train.global_batch=64")  # a minute and more
 SHORT = ("data.rows_per_day=12000", "model.hidden=[64]", "train.global_batch=64")
@@ -147,9 +146,8 @@ def draining(launched: Launched) -> None:
     wait_for(lambda: "a switch to" in path.read_text())
 
 
-@pytest.mark.parametrize(
-    ("lost", "to"), [slow("end", "bsp"), slow("continue", "bsp"), slow("continue", "sync")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("lost", "to"), [("end", "bsp"), ("continue", "bsp"), ("continue", "sync")])
 def test_a_worker_killed_during_a_switch(launcher: Launcher, lost: str, to: str) -> None:
     """It never comes back, so the drain waits for it: the run ends, or goes on in the other mode without it.
 
@@ -195,7 +193,8 @@ def test_ctrl_c_and_another_wish_during_a_switch(launcher: Launcher) -> None:
     assert client.returncode == 1
 
 
-@pytest.mark.parametrize("end", [slow("kill"), slow("ctrl-c")])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["kill", "ctrl-c"])
 def test_a_switch_out_of_sync_that_is_cut_ends_the_run_and_leaves_nothing(launcher: Launcher, end: str) -> None:
     """Everybody waits in the all-reduce for a worker that has stopped; another wish is refused meanwhile."""
     launched = launcher.start(

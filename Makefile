@@ -23,7 +23,9 @@ test: install ## every test that is not marked slow
 	$(BIN)/python -m pytest -m "not beside and not slow" tests/integration
 
 test-slow: install ## the tests marked slow: quality gates, wheel, long runs
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow tests/unit
+	$(BIN)/python -m pytest -m "beside and slow" -n 2 --dist loadfile tests/integration
+	$(BIN)/python -m pytest -m "not beside and slow" tests/integration
 
 check: install ## ruff and mypy --strict
 	$(BIN)/ruff check .

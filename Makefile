@@ -34,7 +34,7 @@ check: install ## ruff and mypy --strict
 bench: install ## the speed ratios of the README, measured here (1.5 hours; the machine should do nothing else)
 	$(BIN)/python experiments/performance/run.py --out experiments/performance
 
-fuzz: install ## COUNT=1000000 mutated frames against everything that reads them (a minute; SEED=0)
+fuzz: install ## COUNT=1000000 mutated frames against everything that reads them (a minute or two; SEED=0)
 	$(BIN)/python -m tests.fuzz.wire --count $(or $(COUNT),1000000) --seed $(or $(SEED),0)
 
 audit: install ## known holes in what is installed, by pip-audit (asks a service on the network; fails where that knows nothing)

@@ -68,6 +68,11 @@ class Closing:
             log.warning("what may go stays: %s", error)
 
 
+def fits(params: int, floats: int, optimizer: str) -> bool:
+    """Whether DenseBlock.packed may have made so many values of a whole vector with `params` parameters."""
+    return floats >= params * (1 + len(MOMENTS[OptimizerSpec(optimizer).for_dense().name]))
+
+
 def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:
     """What DenseBlock.packed made of a whole vector with `params` P parameters, as DenseBlock.state has it."""
     names = MOMENTS[OptimizerSpec(optimizer).for_dense().name]

@@ -19,7 +19,7 @@ from gbactl import __version__
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import position as positions
-from gbactl.checkpoint.closing import Closing, unpacked
+from gbactl.checkpoint.closing import Closing, fits, unpacked
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.gathering import Gathering
 from gbactl.checkpoint.intervals import Estimate, estimate_of, rhythm_of
@@ -33,6 +33,7 @@ from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveRepl
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.plan import EarlyStopping
 from gbactl.config import mode_values, to_dict
+from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
 
@@ -265,8 +266,11 @@ class Cuts:
             self._complete()
 
     def dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
-        """A worker's dense part, with its optimizer; or that it has none any more."""
+        """A worker's dense part, with its optimizer; or that it has none any more. Raises WireError where it cannot be
+        that."""
         cut = self._open
+        if message.params >= 0 and not fits(message.params, len(values), self.c.cfg.optim.name):
+            raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
         if cut is not None and cut.replicas is not None:
             if message.number == cut.manifest.number:
                 cut.replicas.came(worker, message.step, message.params, values)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint.closing import VALUE, unpacked
+from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
 
 
@@ -26,12 +27,16 @@ class Gathering:
         self._count = self._step = self._params = 0
 
     def came(self, worker: int, step: int, params: int, values: Floats) -> None:
-        """A trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none."""
+        """A trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none.
+
+        Raises WireError for one that is not as long as those before."""
         if worker not in self.due:
             return
         self.due.discard(worker)
         if params < 0:
             return
+        if self._sum is not None and self._sum.shape != values.shape:
+            raise WireError(f"W{worker} tells a replica of {len(values)} values, others {len(self._sum)}.")
         self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
         self._count, self._step, self._params = self._count + 1, max(self._step, step), params
 

@@ -72,6 +72,7 @@ from gbactl.store.schedule import factor
 
 PROGRESS_SECONDS = 0.5
 GOODBYE_SECONDS = 5.0
+SUM_DIGITS = 24  # of a node's part of a model's sum, which is below 2^64
 log = logging.getLogger(__name__)
 
 
@@ -530,7 +531,11 @@ class Coordinator:
         self.members.authentic(channel, "server", message.shard)
         self._reached[message.shard] = message.version
 
-    def _on_inspected(self, _: Channel, message: Inspected, __: Frame) -> None:
+    def _on_inspected(self, channel: Channel, message: Inspected, _: Frame) -> None:
+        self._member(channel)
+        total = message.model_sum
+        if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
+            raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
         self._inspected[message.node] = message
 
     def _on_saved(self, channel: Channel, message: Saved, _: Frame) -> None:
@@ -538,11 +543,21 @@ class Coordinator:
         self.cuts.saved(message)
 
     def _on_dense_saved(self, channel: Channel, message: DenseSaved, frame: Frame) -> None:
+        self.members.authentic(channel, "worker", channel.peer.index)
+        if frame.payload.size % 4:
+            raise WireError(f"{channel.peer} tells {frame.payload.size} bytes as its dense part.")
         self.cuts.dense(message, frame.payload.view(np.float32).copy(), channel.peer.index)
 
     def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
+        self._member(channel)
+        if message.square < 0:
+            raise WireError(f"{channel.peer} tells {message.square} as the square of a norm.")
         replicated = self.now.home == "workers"
         self.norms.add(self.now.mode.name, message, self.cfg.cluster.servers + replicated)
+
+    def _member(self, channel: Channel) -> None:
+        """Raise WireError unless the channel is that of a node of the run."""
+        self.members.authentic(channel, channel.peer.role, channel.peer.index)
 
     def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
         self.members.authentic(channel, "worker", message.worker)

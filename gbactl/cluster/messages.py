@@ -557,12 +557,15 @@ KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES,
 
 
 def _checker(annotation: Any) -> tuple[tuple[type, ...], type | None]:
-    """(accepted types, type of elements or None) of an annotation."""
+    """(accepted types, type of elements, of a map's values, or None) of an annotation."""
     origin = typing.get_origin(annotation)
     if origin is types.UnionType:
         return tuple(typing.get_args(annotation)), None
     if origin is list:
         return (list,), typing.get_args(annotation)[0]
+    if origin is dict:
+        values = typing.get_args(annotation)[1]
+        return (dict,), None if values is Any else values
     if origin is not None:
         return (origin,), None
     return ((float, int) if annotation is float else (annotation,)), None
@@ -631,10 +634,13 @@ def decode(frame: Frame) -> Any:
 def _check(cls: type[Any], value: Any, accepted: tuple[type, ...], element: type | None) -> None:
     if type(value) not in accepted:
         raise WireError(f"A {cls.__name__} message has a field of type {type(value).__name__}.")
+    if type(value) is dict and any(type(key) is not str for key in value):
+        raise WireError(f"A {cls.__name__} message has a key that is no text.")
+    elements = list(value.values()) if type(value) is dict else value
     if element is not None:
         allowed = (float, int) if element is float else (element,)
-        if any(type(item) not in allowed for item in value):
-            raise WireError(f"A {cls.__name__} message has a list element of a wrong type.")
-    numbers = value if element in (int, float) else (value,) if type(value) is int else ()
+        if any(type(item) not in allowed for item in elements):
+            raise WireError(f"A {cls.__name__} message has an element of a wrong type.")
+    numbers = elements if element in (int, float) else (value,) if type(value) is int else ()
     if any(type(number) is int and not -BOUND < number < BOUND for number in numbers):
         raise WireError(f"A {cls.__name__} message has a number out of bounds.")

@@ -21,7 +21,7 @@ from gbactl.config import RunConfig
 from gbactl.policies import Policy
 from gbactl.policies.base import policy_class
 from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
-from gbactl.replicas.notes import summary, total
+from gbactl.replicas.notes import require, summary, total
 
 
 class Trainers:
@@ -144,7 +144,8 @@ class Trainers:
         self._late[worker] = batches
 
     def closed(self, message: ClosedReplicas) -> None:
-        """A worker's answer."""
+        """A worker's answer. Raises WireError where its notes are none."""
+        require(message.notes)
         if message.turn == self._turn:
             self._notes[message.worker] = message.notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from gbactl.cluster.statistics import quantiles
+from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
 
 SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: a hundred in ten thousand
 POINTS = 20
+MOST_DIGITS = 20
+_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")
 
 
 @dataclass
@@ -57,14 +61,43 @@ class Notes:
         }  # fmt: skip
 
 
+def require(told: Mapping[str, Any]) -> None:
+    """Raise WireError unless a message carries what `fields` makes."""
+    counts = [told.get(key) for key in _COUNTS]
+    times = [told.get(key) for key in _TIMES]
+    gaps, distances = told.get("gaps"), told.get("distances")
+    right = (
+        all(_count(value) for value in counts) and all(_number(value) for value in times)
+        and isinstance(gaps, dict) and all(_gap(gap) and _count(count) for gap, count in gaps.items())
+        and isinstance(distances, list) and all(_point(point) for point in distances)
+    )  # fmt: skip
+    if not right:
+        raise WireError("A trainer's notes are not what notes are.")
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _gap(value: Any) -> bool:
+    return type(value) is str and value.isdecimal() and len(value) < MOST_DIGITS
+
+
+def _point(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int | float) for part in value)
+
+
 def total(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The trainers' notes (or totals of them) together: sums, all gaps, all distances in order of time."""
     told = list(found)
     gaps: Counter[str] = Counter()
     for each in told:
         gaps.update(each["gaps"])
-    keys = ("iterations", "exchanges", "seconds", "foreground", "sent")
-    sums = {key: sum(each[key] for each in told) for key in keys}
+    sums = {key: sum(each[key] for each in told) for key in (*_COUNTS, *_TIMES)}
     return {**sums, "gaps": dict(gaps), "distances": sorted(point for each in told for point in each["distances"])}
 
 

@@ -28,8 +28,10 @@ def value_of(kind: Any, rng: random.Random) -> Any:
         return value_of(rng.choice(typing.get_args(kind)), rng)
     if origin is list:
         return [value_of(typing.get_args(kind)[0], rng) for _ in range(rng.choice((0, 1, 2, 5)))]
-    if kind is dict or origin is dict:
-        return {rng.choice(TEXTS): rng.choice(NUMBERS[:-2]) for _ in range(rng.choice((0, 1, 3)))}
+    if origin is dict:
+        values = typing.get_args(kind)[1]
+        inside = int if values is Any else values
+        return {rng.choice(TEXTS): value_of(inside, rng) for _ in range(rng.choice((0, 1, 3)))}
     if kind is bool:
         return rng.random() < 0.5
     if kind is int:

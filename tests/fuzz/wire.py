@@ -1,10 +1,10 @@
-"""Mutated frames against everything that reads them: the handshake, a connection, the messages, a server.
+"""Mutated frames against everything that reads them: handshake, connection, messages, a server, a coordinator.
 
     python -m tests.fuzz.wire --count 1000000 --seed 0
 
 Whatever comes in, the answer is WireError (the connection ends, and is counted), or what was really sent: any other
 exception is a finding, and so is a frame that is accepted and was not sent, and a buffer that grows past its limit.
-The same seed and number give the same bytes again: --seed S --only N repeats one. 20,000 to 40,000 a second and core.
+The same seed and number give the same bytes again: --seed S --only N repeats one. 7,000 to 30,000 a second and core.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from gbactl.store.dense import DenseSpec
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
+from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame
 
 KEY = bytes(range(32))
@@ -217,8 +218,8 @@ class _NoHub:
 
 
 TARGETS: dict[str, tuple[int, Callable[[random.Random], str]]] = {
-    "without the key": (5, without_the_key), "with the key": (3, with_the_key), "handshake": (1, handshake),
-    "server": (1, Served()),
+    "without the key": (1000, without_the_key), "with the key": (600, with_the_key), "handshake": (200, handshake),
+    "server": (200, Served()), "coordinator": (1, Spoken()),  # a whole run each
 }  # fmt: skip
 _DRAWN = [name for name, (weight, _) in TARGETS.items() for _ in range(weight)]
 

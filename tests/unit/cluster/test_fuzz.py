@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import frames, messages
+from gbactl.cluster.channel import Channel
+from gbactl.cluster.coordinator import Coordinator
 from gbactl.errors import WireError
 from tests.fuzz import wire
+from tests.fuzz.coordinator import Intruder, Spoken
 
 
 def test_a_hundred_thousand_mutated_frames() -> None:
@@ -39,6 +42,18 @@ def test_an_exception_of_another_kind_would_be_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(messages, "unpack", careless)
     with pytest.raises(wire.Finding, match="with the key"):
         wire.run(20_000)
+
+
+def test_what_breaks_a_coordinator_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(self: Coordinator, _: Channel, message: messages.Norms, __: frames.Frame) -> None:
+        self.norms.add("gba", message, 1)
+
+    monkeypatch.setattr(Coordinator, "_on_norms", careless)
+    monkeypatch.setattr(Intruder, "_likely", lambda *_: messages.Norms(0, -1.0, []))
+    spoken = Spoken()
+    with pytest.raises(ValueError, match="math domain"):
+        for seed in range(20):
+            spoken(random.Random(seed))
 
 
 def test_the_same_number_makes_the_same_bytes() -> None:

@@ -15,8 +15,10 @@ from gbactl.cluster.messages import (
     MESSAGES,
     Event,
     Hello,
+    Inspected,
     OrderStep,
     Pull,
+    Saved,
     Staged,
     Take,
     kind_of,
@@ -93,6 +95,12 @@ def test_a_field_too_many_or_too_few(message: Any, data: st.DataObject) -> None:
         (Staged, [0, 1, 0, 0, 0.5, 0.0, 1.0, 1 << 62, 0]),
         (Event, ["progress", [1]]),
         (Event, [1, {}]),
+        (Event, ["progress", {b"step": 1}]),
+        (Inspected, ["S0", "", "", {"peak_rss": "much"}, {}, {}]),
+        (Inspected, ["S0", "", "", {}, {"fenced": 1.5}, {}]),
+        (Inspected, ["S0", "", "", {}, {}, {"WireError": 1 << 62}]),
+        (Inspected, ["S0", "", "", {}, {}, {"WireError": [1]}]),
+        (Saved, [0, 1, 10, 1, {"rows": 7}, 0.5, "", 0]),
     ],
 )
 def test_a_field_of_a_wrong_type_or_size(cls: type[Any], fields: list[Any]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from gbactl.replicas.notes import Notes, curve, summary, total
+import numpy as np
+import pytest
+
+from gbactl.errors import WireError
+from gbactl.replicas.notes import Notes, curve, require, summary, total
 
 
 def test_gaps_are_iterations_between_two_exchanges() -> None:
@@ -43,3 +47,31 @@ def test_without_an_exchange_there_are_zeros() -> None:
 def test_a_curve_has_at_most_twenty_points_in_order() -> None:
     points = curve([[float(n), 2.0 * n] for n in range(100)])
     assert len(points) == 20 and points[0] == [2.0, 4.0] and points == sorted(points)
+
+
+def noted() -> Notes:
+    notes = Notes(iterations=7)
+    notes.distance(0.5, np.ones(4, np.float32), np.zeros(4, np.float32))
+    notes.met(3, 0.25, 100.0)
+    return notes
+
+
+def test_what_a_trainer_tells_may_be_told() -> None:
+    require(Notes().fields())
+    require(noted().fields())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("iterations", -1), ("iterations", 1.0), ("exchanges", True), ("exchanges", None), ("seconds", "1"),
+        ("seconds", float("nan")), ("foreground", float("inf")), ("sent", [1]), ("gaps", []), ("gaps", {"x": 1}),
+        ("gaps", {"-1": 1}), ("gaps", {"1" * 5000: 1}), ("gaps", {"3": -1}), ("gaps", {"3": "1"}), ("distances", {}),
+        ("distances", [[1.0]]), ("distances", [1.0]), ("distances", [["a", "b"]]),
+    ],
+)  # fmt: skip
+def test_what_are_no_notes(key: str, value: Any) -> None:
+    with pytest.raises(WireError):
+        require({**noted().fields(), key: value})
+    with pytest.raises(WireError):
+        require({name: own for name, own in noted().fields().items() if name != key})

@@ -29,7 +29,7 @@ from tests.fuzz.mutations import message, odd_descriptor
 from tests.support.recorded import config, splits
 
 ROWS = 200
-POLLS = 160  # about as often as a coordinator of such a run looks for messages
+POLLS = 90  # a coordinator of such a run looks for messages 70 to 110 times
 PAYLOADS = (0, 0, 1, 4, 5, 16, 64, 240, 1400)
 STARVED = "Nothing is left to happen"
 
@@ -37,8 +37,9 @@ STARVED = "Nothing is left to happen"
 class Spoken:
     """A run with a node that speaks out of turn."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="gbactl-fuzz-")
+    @functools.cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="gbactl-fuzz-")
 
     def __call__(self, rng: random.Random) -> str:
         cfg, dataset = rng.choice(self._runs)
@@ -86,7 +87,7 @@ class Intruder:
     def __init__(self, cluster: VirtualCluster, rng: random.Random) -> None:
         self.coordinator, self.rng = cluster.coordinator, rng
         self._poll, self._polls = cluster.hub.poll, 0
-        self._turns = [rng.randrange(POLLS) for _ in range(rng.choice((1, 1, 2, 3)))]
+        self._turns = [rng.randint(1, POLLS) for _ in range(rng.choice((1, 1, 2, 3)))]
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """See channel.Hub."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,18 @@ class Closing:
             log.warning("what may go stays: %s", error)
 
 
+def _moments(optimizer: str) -> Sequence[str]:
+    return MOMENTS[OptimizerSpec(optimizer).for_dense().name]
+
+
 def fits(params: int, floats: int, optimizer: str) -> bool:
     """Whether DenseBlock.packed may have made so many values of a whole vector with `params` parameters."""
-    return floats >= params * (1 + len(MOMENTS[OptimizerSpec(optimizer).for_dense().name]))
+    return floats >= params * (1 + len(_moments(optimizer)))
 
 
 def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:
     """What DenseBlock.packed made of a whole vector with `params` P parameters, as DenseBlock.state has it."""
-    names = MOMENTS[OptimizerSpec(optimizer).for_dense().name]
+    names = _moments(optimizer)
     size = len(values) - params * len(names)
     found: dict[str, NDArray[Any]] = {VALUE: values[:size]}
     for number, name in enumerate(names):

@@ -13,8 +13,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gbactl.checkpoint.cuts import Cuts
 from gbactl.checkpoint.ranges import Ranges, after, flat, total
 from gbactl.cluster import eventlog, frames, normlog, traffic
@@ -532,7 +530,7 @@ class Coordinator:
         self._reached[message.shard] = message.version
 
     def _on_inspected(self, channel: Channel, message: Inspected, _: Frame) -> None:
-        self._member(channel)
+        self.members.member(channel)
         total = message.model_sum
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
             raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")
@@ -544,20 +542,14 @@ class Coordinator:
 
     def _on_dense_saved(self, channel: Channel, message: DenseSaved, frame: Frame) -> None:
         self.members.authentic(channel, "worker", channel.peer.index)
-        if frame.payload.size % 4:
-            raise WireError(f"{channel.peer} tells {frame.payload.size} bytes as its dense part.")
-        self.cuts.dense(message, frame.payload.view(np.float32).copy(), channel.peer.index)
+        self.cuts.dense(message, frame.floats(), channel.peer.index)
 
     def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
-        self._member(channel)
+        self.members.member(channel)
         if message.square < 0:
             raise WireError(f"{channel.peer} tells {message.square} as the square of a norm.")
         replicated = self.now.home == "workers"
         self.norms.add(self.now.mode.name, message, self.cfg.cluster.servers + replicated)
-
-    def _member(self, channel: Channel) -> None:
-        """Raise WireError unless the channel is that of a node of the run."""
-        self.members.authentic(channel, channel.peer.role, channel.peer.index)
 
     def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
         self.members.authentic(channel, "worker", message.worker)

@@ -51,6 +51,12 @@ class Frame:
     on_release: Callable[[], None] | None = None
     message: Any = None
 
+    def floats(self) -> npt.NDArray[np.float32]:
+        """float32[n]: a copy of the payload. Raises WireError for one that is no whole number of them."""
+        if self.payload.size % 4:
+            raise WireError(f"{self.payload.size} bytes are no whole number of values.")
+        return self.payload.view(np.float32).copy()
+
     def release(self) -> None:
         """Give the payload's memory back to the channel; idempotent."""
         if self.on_release is not None:

@@ -115,6 +115,10 @@ class Members:
         if self.channels.get((role, index)) is not channel:
             raise WireError(f"{channel.peer} speaks for {role} {index}.")
 
+    def member(self, channel: Channel) -> None:
+        """Raise WireError unless the channel is some node's of the run."""
+        self.authentic(channel, channel.peer.role, channel.peer.index)
+
     def forget(self, channel: Channel) -> bool:
         """A channel is lost. Whether it was a node's."""
         nodes = [node for node, known in self.channels.items() if known is channel]

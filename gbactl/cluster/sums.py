@@ -192,10 +192,7 @@ class SumSide:
 
     def _brought(self, channel: Channel, message: Sum, frame: Frame) -> None:
         self._channels[channel.peer.index] = channel
-        if frame.payload.size % 4:
-            raise WireError(f"a sum of {frame.payload.size} bytes")
-        total = frame.payload.view(np.float32).copy()
-        self._tell(self.sums.brought(channel.peer.index, message, total))
+        self._tell(self.sums.brought(channel.peer.index, message, frame.floats()))
         frame.release()
 
     def stepped(self) -> None:

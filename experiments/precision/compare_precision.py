@@ -1,13 +1,14 @@
 """Write results.md: AUC with the dense part, or what travels, in two bytes against fp32, in pairs of one seed. Part of
 `make precision`.
 
-    .venv/bin/python experiments/precision/compare_precision.py
+    .venv/bin/python experiments/precision/compare_precision.py [--part NAME]
 
 Costs a second; reads runs/studies/.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,31 +55,57 @@ def line(name: str, mode: str, cells: Sequence[Done], kind: str) -> str:
     return f"| {name} | {mode} | `{what}={kind}` | {len(plain)} | {auc:.5f} | {off} | {loss:.5f} | {worse} |"
 
 
-def table(parts: dict[str, Sequence[Done]]) -> str:
-    """A row for each data set, mode and kind."""
-    rows = [HEADS, f"| --- | --- | --- |{' ---: |' * 5}"]
-    for name, cells in parts.items():
-        for mode in dict.fromkeys(cell.options["mode"] for cell in cells):
-            of_mode = [cell for cell in cells if cell.options["mode"] == mode]
-            kinds = dict.fromkeys(cell.options[varied(cells)] for cell in of_mode)
-            rows += [line(name, mode, of_mode, kind) for kind in kinds if kind != "fp32"]
-    return "\n".join(rows)
+def table(rows: Sequence[str]) -> str:
+    """The rows below their heads."""
+    return "\n".join([HEADS, f"| --- | --- | --- |{' ---: |' * 5}", *rows])
+
+
+def lines(name: str, cells: Sequence[Done]) -> list[str]:
+    """A row for each mode and kind of a part."""
+    found = []
+    for mode in dict.fromkeys(cell.options["mode"] for cell in cells):
+        of_mode = [cell for cell in cells if cell.options["mode"] == mode]
+        kinds = dict.fromkeys(cell.options[varied(cells)] for cell in of_mode)
+        found += [line(name, mode, of_mode, kind) for kind in kinds if kind != "fp32"]
+    return found
+
+
+def origin(part: study.Part) -> str:
+    """Where a part's rows come from."""
+    version, count = study.code_version(), len(part.cells)
+    return f"- {part.name}: {count} runs, seeds {', '.join(seeds(part.cells))}, code version {version}."
+
+
+def kept(text: str, name: str) -> tuple[list[str], str]:
+    """A part's rows and their origin as they stand in results.md."""
+    rows = [each for each in text.splitlines() if each.startswith(f"| {name} |")]
+    return rows, next((each for each in text.splitlines() if each.startswith(f"- {name}: ")), "")
 
 
 def main() -> None:
-    """Write the file."""
-    parts = [part for part in study.read_study(SWEEP, size()) if not part.missing]
-    origin = [f"{p.name}: {len(p.cells)} runs, seeds {', '.join(seeds(p.cells))}." for p in parts]
+    """Write the file; with --part these parts alone anew, the others as they stand in it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", metavar="NAME")
+    chosen, path = parser.parse_args().part, HERE / "results.md"
+    before = path.read_text() if chosen else ""
+    rows, origins = [], []
+    for part in study.read_study(SWEEP, size()):
+        if chosen and part.name not in chosen:
+            found, told = kept(before, part.name)
+        elif part.missing:
+            continue
+        else:
+            found, told = lines(part.name, of_any.done(SWEEP, part.name, "precision")), origin(part)
+        rows += found
+        origins += [told] * bool(told)
     made = f"make precision{'' if size() == 'default' else f' SIZE={size()}'}"
-    notes = (
-        "\"- fp32\": minus fp32's, pairs of one seed; +-: half of a 95 % t interval; "
-        f"bold: all of it within +-{TARGET} AUC.",
-        f"code version {study.code_version()}. {' '.join(origin)}",
+    note = (
+        '- "- fp32": minus fp32\'s, pairs of one seed; +-: half of a 95 % t interval; '
+        f"bold: all of it within +-{TARGET} AUC."
     )
-    found = table({part.name: of_any.done(SWEEP, part.name, "precision") for part in parts})
     head = f"# Results\n\nWritten by `{made}`; the question and its answer are in README.md."
-    text = "\n".join([f"{head}\n", found, "", *(f"- {note}" for note in notes)])
-    (HERE / "results.md").write_text(f"{text}\n")
+    text = "\n".join([f"{head}\n", table(rows), "", note, *origins])
+    path.write_text(f"{text}\n")
     print(text)
 
 

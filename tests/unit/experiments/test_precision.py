@@ -43,7 +43,7 @@ def test_bf16_is_compared_with_fp32_of_the_same_seed(scripts: Any) -> None:
                 made({**options, "precision": "bf16"}, {"auc": auc + off, "logloss": 0.5}, Path()),
                 made({**options, "precision": "fp32"}, {"auc": auc, "logloss": 0.4}, Path()),
             ]
-    sync, gba = scripts["compare_precision"].table({"synthetic": found}).splitlines()[2:]
+    sync, gba = scripts["compare_precision"].lines("synthetic", found)
     assert sync == (
         "| synthetic | sync | `precision=bf16` | 2 | 0.75000 | **-0.00010 +-0.00000** | 0.40000 | +0.10000 +-0.00000 |"
     )
@@ -56,7 +56,17 @@ def test_each_kind_of_wire_has_its_row(scripts: Any) -> None:
         for seed, auc in (("1", 0.8), ("2", 0.7)):
             options = {"mode": "gba", "seed": seed, "transport.wire_dtype": kind}
             found.append(made(options, {"auc": auc + off, "logloss": 0.5}, Path()))
-    rows = scripts["compare_precision"].table({"wire": found}).splitlines()[2:]
+    rows = scripts["compare_precision"].lines("wire", found)
     assert [row.split(" | ")[2] for row in rows] == ["`transport.wire_dtype=fp16`", "`transport.wire_dtype=bf16`"]
     assert "| 2 | 0.75000 | +0.00100 +-0.00000 |" in rows[0]
     assert "| 2 | 0.75000 | -0.00200 +-0.00000 |" in rows[1]
+
+
+def test_a_part_that_is_not_asked_for_stays_as_it_is(scripts: Any) -> None:
+    text = (FOLDER / "results.md").read_text()
+    for part in scripts["study"].read_study(FOLDER / "sweep.yaml", "default"):
+        rows, origin = scripts["compare_precision"].kept(text, part.name)
+        kinds = 2 if part.name == "wire" else 1
+        assert [row.split(" | ")[1] for row in rows] == ["sync"] * kinds + ["gba"] * kinds
+        assert all(row in scripts["compare_precision"].table(rows).splitlines() for row in rows)
+        assert f"{len(part.cells)} runs" in origin and "code version" in origin

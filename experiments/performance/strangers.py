@@ -1,7 +1,7 @@
 """A training while strangers stand at every one of its doors: who say nothing, and who write a byte now and then.
 
-A thousand a door connect as soon as it listens; whoever is sent away comes again, fifty a tick at most. They are in a
-thread of the bench: what they cost of the two cores is in the ratio, too.
+A thousand a door connect as soon as it listens; whoever is sent away comes again, fifty a tick at most, or stays away.
+They are in a thread of the bench: what they cost of the two cores is in the ratio, too, and told as `crowd_cores`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import socket
 import threading
+import time
 from pathlib import Path
 
 from sides import Bench, Side, steady
@@ -36,11 +37,12 @@ def doors(address: str) -> list[int]:
 
 
 class Crowd:
-    """Strangers at every door of an address, as long as it is entered."""
+    """Strangers at every door of an address, as long as it is entered; `again` come again, a tick and door, at most."""
 
-    def __init__(self, address: str = BIND, each: int = EACH) -> None:
-        self.address, self.each = address, each
+    def __init__(self, address: str = BIND, each: int = EACH, again: int = AGAIN) -> None:
+        self.address, self.each, self.again = address, each, again
         self.came = 0
+        self.cores = 0.0  # what it took of one, on average; known when it is over
         self._standing: dict[int, list[socket.socket]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -59,13 +61,15 @@ class Crowd:
                 each.close()
 
     def _run(self) -> None:
+        began, used = time.monotonic(), time.thread_time()
         while not self._over.wait(TICK_SECONDS):
             for port in doors(self.address):
                 first = port not in self._standing
                 standing = self._standing.setdefault(port, [])
                 standing[:] = [each for number, each in enumerate(standing) if self._stands(each, number % 2 == 0)]
                 missing = self.each - len(standing)
-                standing += [self._comes(port) for _ in range(missing if first else min(missing, AGAIN))]
+                standing += [self._comes(port) for _ in range(missing if first else min(missing, self.again))]
+        self.cores = (time.thread_time() - used) / (time.monotonic() - began)
 
     def _comes(self, port: int) -> socket.socket:
         sock = socket.socket()
@@ -90,12 +94,13 @@ class Crowd:
         return False
 
 
-def crowded(bench: Bench, mode: str, workers: int, batch: int) -> Side:
+def crowded(bench: Bench, mode: str, workers: int, batch: int, again: int = AGAIN) -> Side:
     """A training by gbactl over TCP with a crowd at its doors."""
 
     def run() -> dict[str, float]:
-        with Crowd() as crowd:
+        with Crowd(again=again) as crowd:
             result = bench.train(mode, workers, batch, "cluster.transport=tcp", f"cluster.bind={BIND}")
-        return {**steady(result), "came": crowd.came, "refused": result["refused_frames"]}
+        told = {"came": crowd.came, "refused": result["refused_frames"], "crowd_cores": crowd.cores}
+        return {**steady(result), **told}
 
     return run

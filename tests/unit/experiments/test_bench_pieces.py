@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -46,6 +47,19 @@ def test_a_crowd_finds_the_doors_and_comes_again(bench: Modules) -> None:
                 hub.poll(0.1)
             assert len(hub.door.strangers) <= 10
         assert crowd.came > 20
+        assert 0 < crowd.cores < 1
+
+
+def test_a_crowd_that_is_sent_away_may_stay_away(bench: Modules) -> None:
+    strangers = bench["strangers"]
+    with closing(SocketHub(new_key(), Peer("server", 0), bind=strangers.BIND)) as hub:
+        assert hub.door is not None
+        hub.door.most = 10
+        with strangers.Crowd(each=20, again=0) as crowd:
+            until = time.monotonic() + 6 * strangers.TICK_SECONDS
+            while hub.refused.total() < 10 or time.monotonic() < until:
+                hub.poll(0.1)
+        assert crowd.came == 20 and hub.refused.total() == 10
 
 
 def test_bytes_that_a_step_touches(bench: Modules) -> None:

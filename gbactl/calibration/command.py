@@ -24,6 +24,7 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, UsageError
 from gbactl.hosts.network import read
+from gbactl.launch.stopping import stoppable
 from gbactl.virtual.spec import CostConfig
 
 MODES = ("sync", "async", "gba")
@@ -153,7 +154,8 @@ def calibrate(
     console = Console(stderr=True, highlight=False)
     plan = Plan(list(overrides), workers, repeat, seconds)
     plan.config("sync", workers[0])
-    found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
+    with stoppable():
+        found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
     found = replace(found, cost=replace(found.cost, name=out.stem, **lines))  # type: ignore[arg-type]
     out.write_text(write.text(found.cost, _header(plan, found)))
     _show(out, found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import time
 from collections import Counter
@@ -33,6 +32,7 @@ from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show
+from gbactl.launch.stopping import Stopped, look, stoppable
 from gbactl.launch.successors import Successors, told
 from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.control import Control
@@ -50,10 +50,6 @@ MOST_CURVES = 16  # workers whose rates are logged as they change
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
 
 
-class Stopped(BaseException):
-    """SIGTERM, treated like Ctrl-C."""
-
-
 def train(cfg: RunConfig) -> dict[str, Any]:
     """Run one training; prints the result and returns it. Raises GbactlError."""
     show, hogs = Show(), Hogs(cfg)
@@ -65,7 +61,7 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
-    with rundir.lock(run_dir), _sigterm_raises():
+    with rundir.lock(run_dir), stoppable():
         job.begin(run_dir, cfg)
         result = Run(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
@@ -82,18 +78,6 @@ def _headline(cfg: RunConfig, dataset: Dataset) -> str:
         f"G {cfg.train.global_batch}, local batch {cfg.local_batch}, M {cfg.gradients_per_step}, "
         f"seed {cfg.seed}, {dataset.rows:,} samples"
     )
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise Stopped
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Run:
@@ -190,6 +174,7 @@ class Run:
             self.coordinators.meet(self._check)
             self.control = Control(self.run_dir, self.coordinators.tell)
             while not (self.result is not None and (children.ended() or self.coordinators.gone)):
+                look()
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
                 self._hear(hub, LOOK_SECONDS)
@@ -238,6 +223,7 @@ class Run:
         return failure
 
     def _event(self, event: Event) -> None:
+        look()
         if switch_known(event, self.switches):
             return
         if self.control is not None:

@@ -42,6 +42,7 @@ from gbactl.cluster.messages import (
     PutDense,
     Relocated,
     Revive,
+    RingBroken,
     Rows,
     SaveDense,
     SaveReplica,
@@ -142,6 +143,8 @@ class Exchange:
         #: called by the reading thread: a batch of this step is next; another worker is gone
         self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
+        #: the same: another worker's ring is broken
+        self.on_ring_broken: Callable[[], None] = lambda: None
         #: the same: a server is gone, and what it was asked for is asked again, but for what `more` is the answer to
         self.on_lost: Callable[[int], None] = lambda _: None
         #: the same: another server is there in its place
@@ -345,6 +348,8 @@ class Exchange:
             self._abandon(message.phase)
         elif isinstance(message, Absent):
             self.on_absent(message.worker)
+        elif isinstance(message, RingBroken):
+            self.on_ring_broken()
         elif isinstance(message, Ping):
             self.coordinator.send(Pong(self.index, message.beat))
         elif isinstance(message, Revive):

@@ -1,16 +1,18 @@
-"""Dense gradients that are gone with workers, as the coordinator knows of them (see sums.py): counted once, as samples.
+"""Sums that a server makes, as far as the coordinator has to know of them (see sums.py).
 
-Rows have been trained with those batches; the dense parameters took their step without them.
+Dense gradients that are gone with workers are counted once, as samples: rows have been trained with those batches; the
+dense parameters took their step without them. That a ring is broken is told to all who may still wait in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gbactl.cluster import eventlog
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.messages import PartsLost
+from gbactl.cluster.messages import PartsLost, RingBroken
 from gbactl.errors import WireError
 from gbactl.policies import Phase
 
@@ -24,7 +26,9 @@ class LostParts:
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         self._phases: list[Phase] = []  # the last one that trained, and the one before: what is late may be of that
-        self.handlers = {PartsLost: self._heard}
+        self.handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
+            PartsLost: self._heard, RingBroken: self._broken,
+        }  # fmt: skip
         self._known: dict[int, set[int]] = {}
 
     def begins(self, phase: Phase) -> None:
@@ -46,9 +50,16 @@ class LostParts:
         self._phases = [Phase(samples, local, whole, first, ()) for samples, local, whole, first in phases]
         self._known = {step: set(parts) for step, parts in known}
 
-    def _heard(self, channel: Channel, message: PartsLost, _: Frame) -> None:
+    def _broken(self, channel: Channel, message: RingBroken, _: Frame) -> None:
+        self._sums(channel)
+        self.c.members.tell("worker", message)
+
+    def _sums(self, channel: Channel) -> None:
         if channel.peer.role != "server":
             raise WireError(f"{channel.peer} sums nothing.")
+
+    def _heard(self, channel: Channel, message: PartsLost, _: Frame) -> None:
+        self._sums(channel)
         known = self._known.setdefault(message.step, set())
         new = set(message.parts) - known
         known |= new

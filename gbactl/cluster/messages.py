@@ -178,6 +178,11 @@ class PartsLost(NamedTuple):
     parts: list[int]
 
 
+class RingBroken(NamedTuple):
+    """To the coordinator, of the server that sums, and from there to every worker: somebody's ring is broken, and
+    nobody uses it any more."""
+
+
 class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
 
@@ -551,6 +556,7 @@ Message = (
     | SumPart | Sum | PartsLost
     | Revive | Standing | Holding
     | Loaded | Adopt | Reload | Relocated
+    | RingBroken
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

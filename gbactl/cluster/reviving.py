@@ -30,6 +30,7 @@ from gbactl.cluster.messages import (
     MoveDense,
     PartsLost,
     Revive,
+    RingBroken,
     Staged,
     Standing,
     Take,
@@ -67,7 +68,7 @@ class Revival:
         self._standing: dict[int, Standing] = {}
         self._holding: dict[int, Holding] = {}
         self._staged: list[tuple[Channel, Staged]] = []
-        self._lost: list[tuple[Channel, PartsLost]] = []
+        self._sums: list[tuple[Channel, PartsLost | RingBroken]] = []
         self.handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
             Standing: self._on_standing, Holding: self._on_holding,
         }  # fmt: skip
@@ -118,8 +119,8 @@ class Revival:
             if message.shard in self._standing:
                 self._staged.append((channel, message))
             return True
-        if isinstance(message, PartsLost):
-            self._lost.append((channel, message))
+        if isinstance(message, PartsLost | RingBroken):
+            self._sums.append((channel, message))
             return True
         return isinstance(message, Take) and message.worker not in self._holding
 
@@ -241,8 +242,8 @@ class Revival:
             training.tell()
         c.switcher.settle(self.found.notes["moves"])
         c.losses.tell_workers()
-        for channel, lost in self._lost:
-            c.lost_parts.handlers[PartsLost](channel, lost, Frame(CLOSED, b"", NO_BYTES))
+        for channel, told in self._sums:
+            c.lost_parts.handlers[type(told)](channel, told, Frame(CLOSED, b"", NO_BYTES))
         self._back()
 
     def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gbactl.cluster.channel import Channel
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.messages import PartsLost, Sum, SumPart
+from gbactl.cluster.messages import PartsLost, RingBroken, Sum, SumPart
 from gbactl.collective.base import sum_in_rank_order
 from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
@@ -177,11 +177,12 @@ class SumSide:
         self.sums, self.shard, self.coordinator = Sums(), shard, coordinator
         self._channels: dict[int, Channel] = {}
         self._told: dict[int, int] = {}  # step -> how many lost parts of it the coordinator knows of
+        self._broken = False  # a ring, of which the coordinator knows
         #: message -> handler, as the server calls them
         self.from_workers: dict[type[Any], Any] = {SumPart: self._part, Sum: self._brought}
 
     def _part(self, channel: Channel, message: SumPart, frame: Frame) -> None:
-        self._channels[channel.peer.index] = channel
+        self._heard_of(channel)
         size = 0 if message.part < 0 else message.length
         if message.length < 0 or frame.payload.size != 4 * size:
             raise WireError(f"a part of {message.length} values with {frame.payload.size} bytes")
@@ -191,9 +192,16 @@ class SumSide:
         frame.release()
 
     def _brought(self, channel: Channel, message: Sum, frame: Frame) -> None:
-        self._channels[channel.peer.index] = channel
+        self._heard_of(channel)
         self._tell(self.sums.brought(channel.peer.index, message, frame.floats()))
         frame.release()
+
+    def _heard_of(self, worker: Channel) -> None:
+        """A worker sums here. Others may wait in their ring for one that is broken elsewhere, and not notice."""
+        self._channels[worker.peer.index] = worker
+        if not self._broken:
+            self._broken = True
+            self.coordinator.send(RingBroken())
 
     def stepped(self) -> None:
         """The shard has taken a step."""
@@ -203,6 +211,8 @@ class SumSide:
         """Another coordinator is there, which may know of nothing."""
         self._told.clear()
         self._report()
+        if self._broken:
+            self.coordinator.send(RingBroken())
 
     def _report(self) -> None:
         for step, parts in sorted(self.sums.lost.items()):

@@ -29,6 +29,7 @@ from gbactl.cluster.worker import DataSource, Worker
 from gbactl.collective import surviving
 from gbactl.collective.base import ring_item
 from gbactl.collective.factory import connect
+from gbactl.collective.falling import FallingCollective
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.delay import Delay
@@ -130,6 +131,8 @@ class Life:
             collective.moved = self.exchange.hub.traffic.summed
         if isinstance(collective, surviving.Surviving):
             self.exchange.on_absent = collective.leave_out
+        if isinstance(collective, FallingCollective):
+            self.exchange.on_ring_broken = collective.fall
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
             flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item

@@ -79,6 +79,10 @@ class FallingCollective(Surviving):
         self._break(f"rank {rank} is gone")
         self.under.leave_out(rank)
 
+    def fall(self) -> None:
+        """From any thread: the ring of another rank is broken, and this one's need not fail by itself."""
+        self._break("another rank's ring is broken")
+
     def interrupt(self) -> None:
         """See Surviving."""
         self.under.interrupt()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import Frame
-from gbactl.cluster.messages import PartsLost, Sum, SumPart
+from gbactl.cluster.messages import PartsLost, RingBroken, Sum, SumPart
 from gbactl.cluster.sums import OPEN, Sums, SumSide
 from gbactl.errors import WireError
 from gbactl.store.shard import Shard
@@ -107,11 +107,11 @@ def test_the_coordinator_is_told_once_of_what_is_gone_and_each_new_one_again() -
         message = part(name=name, parts=2, after=5, absent=(1,))
         side.from_workers[SumPart](worker, message, Frame(1, b"", values(3).view(np.uint8)))
     assert worker.sent == [("dense.1", 3.0), ("dense.0", 3.0)]
-    assert coordinator.messages == [PartsLost(4, [1])]
+    assert coordinator.messages == [RingBroken(), PartsLost(4, [1])]
     side.stepped()
-    assert len(coordinator.messages) == 1
+    assert len(coordinator.messages) == 2
     side.revive()
-    assert coordinator.messages == 2 * [PartsLost(4, [1])]
+    assert sorted(coordinator.messages, key=str) == 2 * [PartsLost(4, [1])] + 2 * [RingBroken()]
 
 
 @dataclass

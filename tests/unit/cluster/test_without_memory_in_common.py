@@ -14,7 +14,7 @@ from gbactl.cluster.dense import ReplicatedDense
 from gbactl.cluster.eventlog import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
 from gbactl.cluster.exchange import Exchange
 from gbactl.cluster.lost_parts import LostParts
-from gbactl.cluster.messages import KIND, Absent, Event, MoveDense, Sum, SumPart
+from gbactl.cluster.messages import KIND, Absent, Event, MoveDense, RingBroken, Sum, SumPart
 from gbactl.cluster.server import Server
 from gbactl.collective.base import as_array
 from gbactl.collective.falling import FallingCollective
@@ -61,9 +61,11 @@ def config(mode: str, lost: str = "replace", name: str = "gloo", workers: int = 
 
 
 class Ring:
-    """One of memory, that breaks for all with the first that leaves it, and gives nobody more sums than it `has`."""
+    """One of memory, that breaks for all with the first that leaves it, and gives nobody more sums than it `has`. Where
+    it `hangs` it does not break then before it is given up."""
 
-    def __init__(self, group: MemoryGroup, rank: int, has: int) -> None:
+    def __init__(self, group: MemoryGroup, rank: int, has: int, hangs: bool) -> None:
+        self.hangs, self.given_up = hangs, threading.Event()
         self.of_memory = group.member(rank)
         self.rank, self.size = rank, group.size
         self.sums, self.has = 0, has
@@ -73,11 +75,13 @@ class Ring:
 
     def wait(self, handle: Any) -> None:
         if self.sums == self.has:
+            assert not self.hangs or self.given_up.wait(20)
             raise ClusterError("The ring is broken.")
         self.of_memory.wait(handle)
         self.sums += 1
 
     def abandon(self) -> None:
+        self.given_up.set()
         self.of_memory.close()  # all leave it: nobody waits for who has gone before
 
     def close(self) -> None:
@@ -99,16 +103,20 @@ Rings = Callable[..., list[Ring]]
 
 @pytest.fixture
 def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
-    """Workers' rings, or none from the beginning, with the server under them."""
+    """Workers' rings, or none from the beginning, with the server under them. `deaf`: who dies before it could hear
+    that others' rings are broken."""
 
-    def make(size: int = 3, broken: bool = False, has: int = -1) -> list[Ring]:
+    def make(size: int = 3, broken: bool = False, has: int = -1, hangs: int = -1, deaf: int = -1) -> list[Ring]:
         group, made = MemoryGroup(size, timeout=20), []
 
         def connect(late: bool, elsewhere: Any, item: int) -> FallingCollective:
             [exchange] = elsewhere.args
-            ring = None if late or broken else Ring(group, exchange.index, has)
+            ring = None if late or broken else Ring(group, exchange.index, has, exchange.index == hangs)
             made.extend([] if ring is None else [ring])
-            return FallingCollective(ring, elsewhere(exchange.index, size))
+            made_of = FallingCollective(ring, elsewhere(exchange.index, size))
+            if exchange.index == deaf and not late:
+                monkeypatch.setattr(made_of, "fall", lambda: None)
+            return made_of
 
         monkeypatch.setattr(memory_cluster, "MemoryGroup", NoGroup)
         monkeypatch.setattr(working, "connect", connect)
@@ -178,7 +186,7 @@ def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
 ) -> None:
     """The dead one's batch is computed again, rows and dense part, unless its rows were announced: then its dense part
     is gone, which is said. Turn 16 is the last step."""
-    rings(has=BUCKETS * (turn - 1))
+    rings(has=BUCKETS * (turn - 1), deaf=1)
     DyingWorker(monkeypatch, 1, turn, when)
     result = run_in_memory(config("sync", lost), data, tmp_path)
     adds_up(result)
@@ -189,6 +197,30 @@ def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
     assert failed["samples_lost"] == lost_samples and [each.fields["step"] for each in told] in ([], [turn - 1])
     if when != "after":  # then it may have been announced or not
         assert bool(told) == (when == "announced")
+
+
+@pytest.mark.parametrize("mode", ["sync", "shadow_ma"])
+@pytest.mark.parametrize("hangs", [0, 2])
+def test_a_ring_that_hangs_is_given_up_when_it_breaks_elsewhere(
+    data: Path, tmp_path: Path, rings: Rings, mode: str, hangs: int
+) -> None:
+    made = rings(has=BUCKETS * 3, hangs=hangs)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert result["samples"]["trained"] == SAMPLES and "lost_workers" not in result
+    assert all(ring.given_up.is_set() and ring.sums == ring.has for ring in made)
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_and_so_it_is_where_the_coordinator_dies_meanwhile(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, later: int
+) -> None:
+    """The one before had told nobody, or some."""
+    made = rings(has=BUCKETS * 3, hangs=2)
+    death = Orphaned(monkeypatch, RingBroken, later)
+    result = run_in_memory(config("sync"), data, tmp_path)
+    assert death.deaths == 1 and all(ring.given_up.is_set() for ring in made)
+    assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
 
 
 @pytest.mark.parametrize("later", [1, 3, 6, 10])
@@ -255,7 +287,7 @@ def test_another_coordinator_counts_what_is_gone_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, turn: int, counted: bool
 ) -> None:
     """The one before dies when it hears of it, before or after it has noted that. Turn 16: in the evaluation."""
-    rings(has=BUCKETS * (turn - 1))
+    rings(has=BUCKETS * (turn - 1), deaf=1)
     DyingWorker(monkeypatch, 1, turn, "announced")
     plain, deaths = LostParts._heard, [0]
 
@@ -277,7 +309,7 @@ def test_another_coordinator_counts_what_is_gone_once(
 def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings
 ) -> None:
-    rings(size=2, has=BUCKETS * 3)
+    rings(size=2, has=BUCKETS * 3, deaf=1)
     DyingWorker(monkeypatch, 1, 4, "announced")
     adds_up(run_in_memory(config("sync", workers=2), data, tmp_path))
     with pytest.raises(EventLogError, match="a worker died with dense parts of step 3; such a run cannot be replayed"):

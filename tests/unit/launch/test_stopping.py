@@ -15,12 +15,14 @@ BOTH = pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardIn
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """What handles a signal is the same afterwards."""
+    """Ctrl-C raises, as it does for who types a command; what handles a signal is the same afterwards."""
     numbers = (signal.SIGINT, signal.SIGTERM)
+    outside = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in numbers]
     yield
     found = [signal.getsignal(number) for number in numbers]
-    for number, handler in zip(numbers, before, strict=True):
+    for number, handler in zip(numbers, outside, strict=True):
         signal.signal(number, handler)
     assert found == before
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
 
+# who runs tests in the background has Ctrl-C ignored, and every process that they start would inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("gbactl", deadline=None)
 settings.load_profile("gbactl")
 

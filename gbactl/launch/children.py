@@ -20,6 +20,7 @@ from gbactl.cluster.turns import available_cores, open_board, places
 from gbactl.collective.meeting import Seat
 from gbactl.config import RunConfig
 from gbactl.launch.starting import start_node, tell
+from gbactl.launch.stopping import whole
 
 GRACE_SECONDS = 3.0
 MOST_LIVES = 3  # coordinators one after the other that are killed before they go on
@@ -210,8 +211,9 @@ class Children:
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
         """Start a process of this host."""
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
-        process = start_node(environment, log, fds)
-        self.running.append(Child(str(boot.peer), process, log))
+        with whole():  # or nobody would end what was just started
+            process = start_node(environment, log, fds)
+            self.running.append(Child(str(boot.peer), process, log))
         tell(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:

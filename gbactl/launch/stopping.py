@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 
 _asked: list[type[BaseException]] = []
+_held: list[None] = []
 
 
 class Stopped(BaseException):
@@ -27,7 +28,8 @@ def stoppable() -> Iterator[None]:
 
     def stop(number: int, _: object) -> None:
         _asked.append(raised[number])
-        raise raised[number]
+        if not _held:
+            raise raised[number]
 
     before = {number: signal.signal(number, stop) for number in raised}
     try:
@@ -38,6 +40,18 @@ def stoppable() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _asked.clear()
+
+
+@contextlib.contextmanager
+def whole() -> Iterator[None]:
+    """What is done in here is done to its end; then a signal raises that came meanwhile."""
+    _held.append(None)
+    try:
+        yield
+    finally:
+        _held.pop()
+    if not _held:
+        look()
 
 
 def look() -> None:

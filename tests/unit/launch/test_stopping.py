@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gbactl.launch.stopping import Stopped, look, stoppable
+from gbactl.launch.stopping import Stopped, look, stoppable, whole
 
 BOTH = pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Stopped)])
 
@@ -61,6 +61,27 @@ def test_one_that_python_drops_is_raised_when_somebody_looks(number: int, raised
         look()
     assert came == ["it went on"]
     look()
+
+
+@BOTH
+def test_what_is_to_be_whole_is_done_to_its_end(number: int, raised: type[BaseException]) -> None:
+    came = []
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        try:
+            with whole():
+                with whole():
+                    os.kill(os.getpid(), number)
+                came.append("to its end")
+        except BaseException as error:
+            assert type(error) is raised
+            raise
+    assert came == ["to its end"]
+
+
+def test_an_error_in_there_is_told_before_a_signal() -> None:
+    with pytest.raises(ValueError, match="no"), stoppable(), whole():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("no")
 
 
 def test_nothing_was_asked_for() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
 CALM, CALM_BATCHES = 1.25, 10
+RECENT = 16  # batches that tell how long one takes just now: a machine's rate drifts by a fifth within seconds
 
 
 @dataclass
@@ -33,12 +34,14 @@ class _Sums:
     seconds: float = 0.0
     unslowed: float = 0.0
     samples: int = 0
+    recent: float = 0.0  # seconds per sample without the factors, the last batches weighing most
 
     def add(self, seconds: float, slowdown: float, samples: int) -> None:
         self.batches += 1
         self.seconds += seconds
         self.unslowed += seconds / slowdown
         self.samples += samples
+        self.recent += (seconds / slowdown / samples - self.recent) / min(self.batches, RECENT)
 
 
 class Observed:
@@ -72,7 +75,10 @@ class Observed:
 
     def reference(self, worker: int) -> float | None:
         """Seconds per sample of an undisturbed worker in this one's place; None where nobody shows them."""
-        calm = {w: sums.unslowed / sums.samples for w, sums in self._calm.items() if sums.batches >= CALM_BATCHES}
+        return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
+
+    def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:
+        calm = {w: rate for w, rate in rates.items() if self._calm[w].batches >= CALM_BATCHES}
         beside = {w: value for w, value in calm.items() if self.cores and self.cores[w] == self.cores[worker]}
         for found in (beside, calm):
             sound = [value for w, value in found.items() if w not in self.faulty]
@@ -81,10 +87,12 @@ class Observed:
         return None
 
     def usual(self, worker: int) -> float:
-        """For a worker that is to be slowed: seconds per sample of those without a fault; 0 if there is none."""
+        """For a worker that is to be slowed: seconds per sample that those without a fault take just now; 0 if none.
+
+        Not those of the whole run: where the machine gets slower or faster, what is slowed follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
             return 0.0
-        return self.reference(worker) or 0.0
+        return self._undisturbed(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
         """result.json's `faults`: the plans, and for every process that has one what was injected and observed.

@@ -63,6 +63,18 @@ def test_what_is_usual_comes_from_those_without_a_fault() -> None:
     assert everybody.usual(0) == 0.0
 
 
+@pytest.mark.parametrize("drift", [0.5, 1.3, 3.0])
+def test_a_machine_that_gets_slower_or_faster_slows_what_is_slowed_as_much(drift: float) -> None:
+    """Each of the slow worker's batches takes four times of what is usual just then, and comes as rarely."""
+    made = Observed(plan(FOUR), cores=[0, 1, 0, 1])
+    for turn in range(200):
+        took = 1.0 + (drift - 1.0) * turn / 200
+        for _ in range(4):
+            made.add(3, took, 1.0, 100)
+        made.add(1, 4.0 * (100 * made.usual(1) or took), 4.0, 100)
+    assert worker(made)["observed"] == pytest.approx(4.0, rel=0.02)
+
+
 def test_first_batches_are_not_looked_at() -> None:
     made = Observed(plan(FOUR))
     for index in range(2):

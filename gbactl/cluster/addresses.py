@@ -10,7 +10,7 @@ import socket
 import sys
 
 UNIX = "unix:"
-BACKLOG = 128
+BACKLOG = 4096  # or what the kernel allows: a crowd that comes at once leaves nobody out who has the key
 
 
 def local(bind: str, transport: str) -> str:

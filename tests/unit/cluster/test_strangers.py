@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -54,9 +55,17 @@ def gets_in(hub: SocketHub) -> None:
         hub.poll(SECONDS)
 
 
-def test_a_thousand_idle_strangers(hub: SocketHub) -> None:
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Both ends of a thousand connections are this process's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_thousand_idle_strangers(hub: SocketHub) -> None:
     with ExitStack() as stack:
         while_polling(hub, lambda: [stack.enter_context(dial(hub)) for _ in range(1000)])
         while hub.refused[GAVE_WAY] < 1000 - door.MOST_STRANGERS:
@@ -65,7 +74,26 @@ def test_a_thousand_idle_strangers(hub: SocketHub) -> None:
         assert len(hub._selector.get_map()) == door.MOST_STRANGERS + 1
         gets_in(hub)
     assert sum(hub.refused.values()) >= 1000 - door.MOST_STRANGERS
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def somaxconn() -> int:
+    """How many connections the kernel lets wait at one door."""
+    found = Path("/proc/sys/net/core/somaxconn")
+    return int(found.read_text()) if found.exists() else 0
+
+
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.skipif(somaxconn() < 2000, reason="this kernel lets fewer connections wait than the test has")
+def test_a_thousand_strangers_before_a_node_that_does_not_answer_yet(hub: SocketHub) -> None:
+    """They all wait in the kernel's queue, which has a place left: who has the key is not left out meanwhile."""
+    host, port = hub.address.rsplit(":", 1)
+    with ExitStack() as stack:
+        for _ in range(1000):
+            stranger = stack.enter_context(socket.socket())
+            stranger.setblocking(False)
+            stranger.connect_ex((host, int(port)))
+        stack.enter_context(socket.create_connection((host, int(port)), timeout=2.0))
+        gets_in(hub)
 
 
 def test_whoever_stood_longest_goes(hub: SocketHub) -> None:

@@ -56,10 +56,10 @@ class TransportConfig:
 
 @dataclass
 class CollectiveConfig:
-    """The all-reduce behind `sync`."""
+    """The all-reduce behind `sync`. `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
 
     name: str = "horovod"
-    cycle_time_ms: float = 3.0
+    cycle_time_ms: float | None = None
     buckets: int = 2
 
 

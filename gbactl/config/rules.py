@@ -172,7 +172,8 @@ def check(cfg: RunConfig) -> RunConfig:
     require(cfg.model.dim >= 1, "model.dim must be at least 1.")
     require(all(n >= 1 for n in cfg.model.hidden), "model.hidden is a list of sizes of at least 1.")
     require(cfg.collective.buckets >= 1, "collective.buckets must be at least 1.")
-    require(cfg.collective.cycle_time_ms > 0, "collective.cycle_time_ms must be positive.")
+    cycle = cfg.collective.cycle_time_ms
+    require(cycle is None or cycle > 0, "collective.cycle_time_ms must be positive, or null.")
     require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
     require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
     _check_mode(cfg)

@@ -160,7 +160,7 @@ class Run:
             return
         from gbactl.collective.factory import open_rendezvous
 
-        bind, cycle, seats = children.bind, c.cycle_time_ms, children.seats
+        bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"
         with open_rendezvous(c.name, workers, self.run_dir, bind, cycle, survives=survives, seats=seats) as meeting:
             self.meeting = meeting

@@ -43,6 +43,27 @@ def test_threads_are_shared_by_the_workers_of_the_machine(monkeypatch: pytest.Mo
     assert from_dict({"cluster": {"threads": 3}}).threads == 3
 
 
+@pytest.mark.parametrize(
+    ("local_batch", "given", "milliseconds"),
+    [(128, None, 3.0), (1024, None, 3.0), (2048, None, 6.0), (4096, None, 12.0), (4096, 3.0, 3.0)],
+)
+def test_horovods_thread_looks_less_often_where_steps_are_long(
+    local_batch: int, given: float | None, milliseconds: float
+) -> None:
+    values = {"train": {"global_batch": 2 * local_batch}, "collective": {"cycle_time_ms": given}}
+    assert from_dict(values | {"cluster": {"workers": 2}}).cycle_time_ms == milliseconds
+
+
+def test_the_shortest_steps_of_a_run_that_switches_count() -> None:
+    cfg = from_dict(
+        {
+            "train": {"global_batch": 16384}, "cluster": {"workers": 4},
+            "switch": {"schedule": [{"at": {"day": 1}, "to": "gba", "set": {"local_batch": 1024}}]},
+        }
+    )  # fmt: skip
+    assert [phase.local_batch for phase in cfg.possible] == [4096, 1024] and cfg.cycle_time_ms == 3.0
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mode": {"name": "turbo"}}, r"mode\.name=turbo is not known; type .*= one of: async, bsp, .*hop_bw, .*sync\."),
     ({"mode": {"name": "gba", "decay": "soft"}}, r"mode\.decay= one of: hard, inverse, exp"),
@@ -62,6 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cluster": {"threads": 0}}, r"cluster\.threads must be at least 1"),
     ({"cluster": {"start_timeout": 0}}, r"cluster\.start_timeout must be positive"),
     ({"collective": {"name": "nccl"}}, "collective= one of: horovod, gloo"),
+    ({"collective": {"cycle_time_ms": 0}}, r"collective\.cycle_time_ms must be positive, or null"),
     ({"collective": {"buckets": 0}}, r"collective\.buckets must be at least 1"),
     ({"model": {"name": "dlrm"}}, r"model\.name= one of: deepfm, wide_deep"),
     ({"model": {"dropout": 1.0}}, r"model\.dropout must be in \[0, 1\)"),

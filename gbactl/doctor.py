@@ -83,6 +83,14 @@ def check_cores() -> Check:
     return Check("cores", f"{usable} usable of {os.cpu_count()}", usable >= 2, False, "2 or more are better")
 
 
+def check_bf16() -> Check:
+    """Instructions for matrix products in bf16."""
+    from gbactl.processor import lacks_bf16, widest
+
+    found = f"{widest() or 'not told'}{', nothing for bf16' if lacks_bf16() else ''}"
+    return Check("processor", found, not lacks_bf16(), False, "train with precision=fp32: it is faster here")
+
+
 def check_threads() -> Check:
     """The launcher sets these for its workers; what stands here is for anything else."""
     found = ", ".join(f"{key}={os.environ.get(key, '-')}" for key in THREAD_SETTINGS)
@@ -141,7 +149,7 @@ def check_cmake() -> Check:
 
 
 CHECKS: tuple[Callable[[], Check], ...] = (
-    check_python, check_torch, check_horovod, check_kernels, check_cores, check_threads,
+    check_python, check_torch, check_horovod, check_kernels, check_cores, check_bf16, check_threads,
     check_shared_memory, check_cache, check_tracking, check_compiler, check_cmake,
 )  # fmt: skip
 

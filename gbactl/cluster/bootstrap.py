@@ -36,6 +36,7 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.serving import Slowness
 from gbactl.kernels.denormals import flush
+from gbactl.processor import vectors
 from gbactl.store.shard import Shard
 
 
@@ -91,20 +92,11 @@ def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
         "config": to_dict(cfg),
         "data": dataset.fingerprint,
         "machine": platform.machine(),
-        "cpu_flags": _cpu_flags(),
+        "cpu_flags": vectors(),
         "torch": _version("torch"),
         "threads": cfg.threads,
         "kernels": load().name,
     }
-
-
-def _cpu_flags() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
-    return " ".join(f for f in flags if f.startswith(("avx", "sse4", "fma", "amx")))
 
 
 def _version(package: str) -> str:

@@ -34,6 +34,7 @@ from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show
 from gbactl.launch.stopping import Stopped, look, stoppable
 from gbactl.launch.successors import Successors, told
+from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.control import Control
 from gbactl.switching.modes import legend, listed, mode_id
@@ -61,6 +62,8 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
+    if cfg.precision == "bf16" and not cfg.several_hosts and lacks_bf16():
+        show.say(f"  {SLOW_BF16}")
     with rundir.lock(run_dir), stoppable():
         job.begin(run_dir, cfg)
         result = Run(cfg, dataset, run_dir, show, hogs, job).go()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.cluster import eventlog
+from gbactl.processor import SLOW_BF16, lacks_bf16
 from tests.support.processes import Launcher, environment, wait_for
 
 SMALL = (
@@ -56,6 +57,13 @@ def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
     done = launched.finish(60)
     assert done.code == 130 and "Traceback" not in done.err
     assert done.result["status"] == "KILLED"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) -> None:
+    done = launcher.start(*SMALL, f"precision={precision}", "data.rows_per_day=512", small=False).finish()
+    assert done.result["status"] == "FINISHED"
+    assert (SLOW_BF16 in done.err) is (precision == "bf16" and lacks_bf16())
 
 
 def test_what_only_real_processes_have_is_not_taken(launcher: Launcher) -> None:

@@ -1,0 +1,43 @@
+"""What Linux tells of a processor, and what is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl import processor
+from gbactl.doctor import check_bf16
+
+ZEN4 = "model name\t: AMD EPYC\nflags\t\t: fpu sse4_1 fma avx avx2 avx512f avx512_bf16 sha_ni\n\nflags\t\t: other\n"
+ZEN3 = "model name\t: AMD EPYC\nflags\t\t: fpu sse4_1 fma avx avx2 sha_ni\n"
+GRAVITON = "BogoMIPS\t: 2100.00\nFeatures\t: fp asimd sve i8mm bf16\n"
+OLD_ARM = "Features\t: fp asimd\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "lacks", "widest", "vectors"),
+    [
+        (ZEN4, False, "AVX-512 with bf16", "sse4_1 fma avx avx2 avx512f avx512_bf16"),
+        (ZEN3, True, "AVX2", "sse4_1 fma avx avx2"),
+        (GRAVITON, False, "", ""),
+        (OLD_ARM, True, "", ""),
+        ("nothing of the kind\n", False, "", ""),
+        (None, False, "", ""),
+    ],
+)
+def test_what_is_made_of_it(tmp_path: Path, told: str | None, lacks: bool, widest: str, vectors: str) -> None:
+    path = tmp_path / "cpuinfo"
+    if told is not None:
+        path.write_text(told)
+    assert processor.lacks_bf16(path) is lacks
+    assert processor.widest(path) == widest
+    assert processor.vectors(path) == vectors
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_the_doctor_tells_of_it(monkeypatch: pytest.MonkeyPatch, lacks: bool) -> None:
+    monkeypatch.setattr(processor, "lacks_bf16", lambda: lacks)
+    check = check_bf16()
+    assert check.ok is not lacks and not check.essential
+    assert ("nothing for bf16" in check.found) is lacks

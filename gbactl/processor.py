@@ -13,14 +13,25 @@ SLOW_BF16 = (
 
 
 @functools.cache
-def features(path: Path = TOLD) -> tuple[str, ...]:
-    """Its features by Linux's names ("avx2"), in Linux's order; none where they are not told."""
+def _told(path: Path) -> dict[str, str]:
+    """What is said of the first core; nothing where the file is not there."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
-        return ()
-    names = ("flags", "Features")  # x86, ARM
-    return next((tuple(line.split(":", 1)[1].split()) for line in lines if line.startswith(names)), ())
+        return {}
+    pairs = [line.partition(":") for line in reversed(lines)]
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def model(path: Path = TOLD) -> str:
+    """What it is called; "" where that is not told."""
+    return _told(path).get("model name", "")
+
+
+def features(path: Path = TOLD) -> tuple[str, ...]:
+    """Its features by Linux's names ("avx2"), in Linux's order; none where they are not told."""
+    told = _told(path)
+    return tuple((told.get("flags") or told.get("Features", "")).split())  # x86, ARM
 
 
 def vectors(path: Path = TOLD) -> str:

@@ -22,16 +22,13 @@ COLUMNS = ("line", "what", "measured", "min - max", "target", "", "figures")
 
 def machine() -> dict[str, Any]:
     """Where this was measured, and with which versions."""
-    from gbactl.processor import widest
+    from gbactl.processor import model, widest
     from gbactl.tracking.summary import versions
 
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     vectors = f" ({widest()})" if widest() else ""
     return {
-        "cpu": f"{cpu or platform.machine()}{vectors}", "cores": len(os.sched_getaffinity(0)),
+        "cpu": f"{model() or platform.machine()}{vectors}", "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory, 1),
         "system": f"{platform.system()} {platform.release()}", "versions": versions(),
     }  # fmt: skip

@@ -35,6 +35,13 @@ def test_what_is_made_of_it(tmp_path: Path, told: str | None, lacks: bool, wides
     assert processor.vectors(path) == vectors
 
 
+@pytest.mark.parametrize(("told", "name"), [(ZEN4, "AMD EPYC"), (GRAVITON, ""), ("", "")])
+def test_what_it_is_called(tmp_path: Path, told: str, name: str) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(told)
+    assert processor.model(path) == name
+
+
 @pytest.mark.parametrize("lacks", [True, False])
 def test_the_doctor_tells_of_it(monkeypatch: pytest.MonkeyPatch, lacks: bool) -> None:
     monkeypatch.setattr(processor, "lacks_bf16", lambda: lacks)

@@ -55,6 +55,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "elp": ("3. Example-level parallelism", lambda: tables.parallelism(done("elp"))),
     "ablation": ("4. Ablations", lambda: tables.listing(with_traffic("ablation"), "line")),
     "modes": ("5. All modes", lambda: tables.listing(with_traffic("modes"), "mode")),
+    "modes_adagrad": ("5. All modes, Adagrad", lambda: tables.listing(with_traffic("modes_adagrad"), "mode")),
 }
 
 

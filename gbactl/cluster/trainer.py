@@ -97,7 +97,7 @@ class TrainerDense(Lane):
         self._fresh = self._trains
         self._notes, self._first = Notes(), self.replica.iterations
         rule = self._rule_of(message.rule, message.trainers, values)
-        pace = Pace.of(rule, message.shadow, message.trainers, self._trains, values)
+        pace = Pace.of(rule, message.shadow, message.trainers, self.exchange.index, values)
         self._use_lanes(values["hogwild_threads"])
         self.stands = self.exchange.lanes > 1 and not pace.shadow
         self._drive = pace.drive(self._meeting(rule), self._stopped)

@@ -69,7 +69,8 @@ class ForegroundOptions(AlphaOptions):
 
 @dataclass(frozen=True)
 class ShadowOptions(AlphaOptions):
-    """`shadow_interval`: seconds between two exchanges; 0: without pause, inf: none."""
+    """`shadow_interval`: seconds between two exchanges; 0: without pause, inf: none. With a centre, trainers spread
+    over it: they do not come all at once."""
 
     shadow_interval: float = 0.0
 

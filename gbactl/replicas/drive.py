@@ -74,11 +74,12 @@ class Foreground:
 
 
 class Shadow:
-    """In the background, `interval` seconds after each other; infinity: never."""
+    """In the background, `interval` seconds after each other, `part` of them before the first; infinity: never."""
 
-    def __init__(self, meeting: Meeting, interval: float) -> None:
+    def __init__(self, meeting: Meeting, interval: float, part: float = 1.0) -> None:
         self.meeting = meeting
         self._pause = None if math.isinf(interval) else interval
+        self._first = None if self._pause is None else part * interval
         self._leaving = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
@@ -86,7 +87,7 @@ class Shadow:
 
     def _run(self) -> None:
         try:
-            self._leaving.wait(self._pause)
+            self._leaving.wait(self._first)
             while not self.meeting.once(self._leaving.is_set()):
                 self._leaving.wait(self._pause)
         except BaseException as error:  # handed to the compute thread
@@ -109,19 +110,27 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Pace:
-    """In the background `interval` seconds after each other, or in the foreground every `k` iterations."""
+    """In the background `interval` seconds after each other (the first after `part` of them), or in the foreground
+    every `k` iterations."""
 
     shadow: bool = False
     interval: float = math.inf
     k: float = math.inf
+    part: float = 1.0
 
     @classmethod
-    def of(cls, rule: Rule, shadow: bool, trainers: int, trains: bool, values: Mapping[str, Any]) -> Pace:
-        """What a mode's own keys ask for of a worker that is one of the trainers, or only answers them."""
-        if not trains or (trainers == 1 and rule.idle_alone):
+    def of(cls, rule: Rule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]) -> Pace:
+        """What a mode's own keys ask for of worker `index`: one of the trainers, or who only answers them.
+
+        Trainers that come to a centre in the background come one after the other: who shares its line from the
+        first exchange on ends together with the others, pauses as long as they do, and meets them there ever after.
+        """
+        if index >= trainers or (trainers == 1 and rule.idle_alone):
             return cls()
-        return cls(True, interval=values["shadow_interval"]) if shadow else cls(k=values["k"])
+        if not shadow:
+            return cls(k=values["k"])
+        return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
     def drive(self, meeting: Meeting, stopped: Stopped = nullcontext) -> Drive:
         """One for a phase."""
-        return Shadow(meeting, self.interval) if self.shadow else Foreground(meeting, self.k, stopped)
+        return Shadow(meeting, self.interval, self.part) if self.shadow else Foreground(meeting, self.k, stopped)

@@ -82,7 +82,7 @@ class VirtualTrainer:
     def _begin_with(self, message: OpenReplicas) -> None:
         rule, now = self._rule_of(message), lambda: self.worker.crew.events.now
         codec, ring = self.worker.crew.codec, self.rounds.ring
-        self._pace = Pace.of(rule, message.shadow, message.trainers, self.trains, message.values)
+        self._pace = Pace.of(rule, message.shadow, message.trainers, self.worker.index, message.values)
         self._next = self._pace.k
         if rule.centralised:
             self._encounter = Encounter(self.replica, rule, self._notes, now, codec, ring.traffic.item)
@@ -92,7 +92,7 @@ class VirtualTrainer:
             )
         self.common, self._begun = False, True
         if self._pace.shadow:
-            self._pause()
+            self._pause(self._pace.part)
 
     def _rule_of(self, message: OpenReplicas) -> Rule:
         """See cluster/trainer.py."""
@@ -188,10 +188,10 @@ class VirtualTrainer:
 
     # -- the shadow ---------------------------------------------------------------------------------
 
-    def _pause(self) -> None:
+    def _pause(self, part: float = 1.0) -> None:
         self._pausing = True
         if not math.isinf(self._pace.interval) and not self._leaving:
-            self.worker.crew.events.after(max(TICK, self._pace.interval), self._wake, self._generation)
+            self.worker.crew.events.after(max(TICK, part * self._pace.interval), self._wake, self._generation)
         elif self._leaving:
             self._wake(self._generation)
 

@@ -43,7 +43,7 @@ def done(scripts: Any, line: str, workers: int, seed: int, **result: Any) -> Any
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
-    assert list(parts) == ["speed_local", "speed_one", "speed", "quality", "elp", "ablation", "modes"]
+    assert list(parts) == ["speed_local", "speed_one", "speed", "quality", "elp", "ablation", "modes", "modes_adagrad"]
     assert parts["speed_local"].jobs == 1
     assert [name for name, part in parts.items() if part.idle] == ["speed_one", "speed"]
     assert set(scripts["results"].SECTIONS) == set(parts)

@@ -333,10 +333,34 @@ def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
     loop.close()
 
 
+def pace(rule: str, trainers: int, index: int = 0, *, shadow: bool = True, interval: float = 0.0) -> Pace:
+    own = {"alpha": 0.5, "shadow_interval": interval, "block_momentum": 0.5, "block_lr": 1.0, "nesterov": False, "k": 5}
+    return Pace.of(make(rule, SIZE, own), shadow, trainers, index, own)
+
+
 def test_one_trainer_alone_has_nothing_to_average_with() -> None:
-    own = {"alpha": 0.5, "shadow_interval": 0.0, "block_momentum": 0.5, "block_lr": 1.0, "nesterov": False}
-    paces = {name: Pace.of(make(name, SIZE, own), True, 1, True, own) for name in ("ma", "bmuf", "easgd")}
-    assert paces["ma"] == Pace() and paces["bmuf"] == paces["easgd"] == Pace(True, 0.0)
-    assert Pace.of(make("ma", SIZE, own), True, 2, True, own) == Pace(True, 0.0)
-    assert Pace.of(make("ma", SIZE, own), False, 2, True, {"k": 5}) == Pace(k=5)
-    assert Pace.of(make("easgd", SIZE, own), True, 2, False, own) == Pace(), "who does not train only answers"
+    assert pace("ma", 1) == Pace() and pace("bmuf", 1) == pace("easgd", 1) == Pace(True, 0.0)
+    assert pace("ma", 2) == Pace(True, 0.0) and pace("ma", 2, shadow=False) == Pace(k=5)
+    assert pace("easgd", 2, 2) == Pace(), "who does not train only answers"
+
+
+def test_trainers_come_to_a_centre_one_after_the_other_and_meet_each_other_at_once() -> None:
+    """A quarter of the interval apart, the last after the whole of it."""
+    assert [pace("easgd", 4, index, interval=2.0).part for index in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [pace("ma", 4, index, interval=2.0) for index in range(4)] == [Pace(True, 2.0)] * 4
+
+
+def test_the_first_pause_is_its_part_of_the_interval() -> None:
+    """Of 1,000 s nothing is left after a millionth; the second exchange does not come."""
+    asked = threading.Event()
+
+    def ask(sent: Any, alpha: float) -> Any:
+        asked.set()
+        return ones(0.0)
+
+    notes = Notes()
+    meeting = CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), notes, ask)
+    loop = Pace(True, 1000.0, part=1e-6).drive(meeting)
+    assert asked.wait(LIMIT)
+    loop.close()
+    assert notes.exchanges == 1

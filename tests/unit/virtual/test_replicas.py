@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from virtual_runs import adds_up, config, model, run
 
 from gbactl.cluster.messages import Elastic
+from gbactl.config import ModelConfig
 from gbactl.data.prepare import prepare
 from gbactl.virtual.cost import CostModel
 from gbactl.virtual.server import VirtualServer
@@ -132,6 +134,19 @@ def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
         assert found[1]["replicas"][key] == found[None]["replicas"][key]
     assert found[1]["replicas"]["foreground_seconds"] > 1.5 * found[None]["replicas"]["foreground_seconds"]
     assert found[1]["eps"] < found[None]["eps"]
+
+
+def test_exchanges_with_a_pause_come_one_after_the_other(long: Path, tmp_path: Path) -> None:
+    """Those that began together would share the centre's line, end together, and pause as long as each other."""
+    took = {}
+    for trainers in (1, 4):
+        cost = {**OWN_CORES, "bandwidth_gbit": 0.02, "batch_us": 20_000.0}
+        cfg = replicas("shadow_easgd", trainers, cost=cost, hard=False, dense=1, shadow_interval=0.2)
+        wide = dataclasses.replace(cfg, model=ModelConfig(dim=4, hidden=[64]))
+        told = run(wide, long, tmp_path / str(trainers))["replicas"]
+        assert told["exchanges"] >= 4 * trainers
+        took[trainers] = told["exchange_ms"]
+    assert took[4] < 1.5 * took[1]
 
 
 @pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma", "sync", "gba"])

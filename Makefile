@@ -60,7 +60,7 @@ gba-claims: install ## the study in experiments/gba_claims (30 minutes; SIZE=ful
 	$(BIN)/python experiments/study.py runs/studies/gba_claims/chosen.yaml
 	$(BIN)/python experiments/gba_claims/results.py
 
-shadowsync: install ## the study in experiments/shadowsync (2 to 3 hours; SIZE=full: hours; SIZE=tiny: tries it out)
+shadowsync: install ## the study in experiments/shadowsync (3 to 4 hours; SIZE=full: a day; SIZE=tiny: tries it out)
 	$(BIN)/python experiments/study.py experiments/shadowsync/sweep.yaml
 	$(BIN)/python experiments/shadowsync/results.py
 

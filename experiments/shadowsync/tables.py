@@ -88,7 +88,7 @@ def quality(cells: Sequence[Done]) -> str:
             for n in trainers
         ]  # fmt: skip
     for line in [line for line in ordered(cells, "line") if line.startswith("shadow_")]:
-        other = line.replace("shadow_", "fr_")
+        other = line.replace("shadow_", "fr_").partition("-")[0]  # what follows is a pause
         rows[f"{line} against {other}"] = [
             written([100 * (each["logloss"] / found[other, n][seed]["logloss"] - 1)
                      for seed, each in found[line, n].items()], 3, lambda mean: mean <= NEUTRAL)
@@ -140,13 +140,21 @@ def _last(curve: Sequence[Sequence[float]]) -> float | None:
 
 
 def listing(cells: Sequence[Done], key: str) -> str:
-    """Parts 4 and 5: one line a setting, mean +- half of the 95 % interval over the seeds."""
-    found, rows = by(cells, key), {}
-    for name in ordered(cells, key):
-        values = {title: [read(result) for result in found[name,].values()] for title, (read, _) in COLUMNS.items()}
-        rows[name] = [
-            written([v for v in values[title] if v is not None], digits) for title, (_, digits) in COLUMNS.items()
-        ]
-    notes = "staleness: of rows, in steps; distance: L2 of a replica to the mean (easgd: the centre) at the end"
+    """Parts 4 and 5: one line a setting, mean +- half of the 95 % interval over seeds; AUC also against the first."""
+    found, names = by(cells, key), ordered(cells, key)
+    first, *columns = COLUMNS
+    rows = {}
+    for name in names:
+        results, base = found[name,], found[names[0],]
+        change = [each["auc"] - base[seed]["auc"] for seed, each in results.items()] if name != names[0] else []
+        told = {title: _column(title, results.values()) for title in COLUMNS}
+        rows[name] = [told[first], written(change, 5), *(told[title] for title in columns)]
+    notes = f"change: of AUC in pairs of the same seed, against {names[0]}; staleness: of rows, in steps."
+    distance = "distance: L2 of a replica to the mean (easgd: the centre) at the end."
     more = "MB: payloads of training through the network: of replicas alone; all, with rows, dense parts, all-reduces."
-    return markdown(key, list(COLUMNS), rows, f"{notes}.", more)
+    return markdown(key, [first, "change", *columns], rows, notes, distance, more)
+
+
+def _column(title: str, results: Iterable[Mapping[str, Any]]) -> str:
+    read, digits = COLUMNS[title]
+    return written([value for value in map(read, results) if value is not None], digits)

@@ -94,6 +94,11 @@ def test_quality_is_in_percent_and_against_the_foreground(scripts: Any) -> None:
     assert "| shadow_ma against fr_ma | **0.000** | **-0.980** |" in table
 
 
+def test_a_pause_in_the_background_has_the_same_foreground_counterpart(scripts: Any) -> None:
+    cells = [done(scripts, line, 1, 1, logloss=loss) for line, loss in {"shadow_ma-.02": 0.49, "fr_ma": 0.5}.items()]
+    assert "| shadow_ma-.02 against fr_ma | **-2.000** |" in scripts["tables"].quality(cells)
+
+
 def test_the_largest_elp_is_the_largest_that_keeps_the_auc(scripts: Any) -> None:
     aucs = {128: 0.8, 1024: 0.7996, 4096: 0.79}
     cells = [done(scripts, "shadow_ma", 1, 1, auc=auc, replicas={"elp": elp}) for elp, auc in aucs.items()]
@@ -112,9 +117,19 @@ def test_a_mode_without_replicas_has_no_gap(scripts: Any) -> None:
         done(scripts, "interval-inf", 1, 1, **common, replicas=never),
     ]  # fmt: skip
     table = scripts["tables"].listing(cells, "line")
-    assert "| sync | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | - | - | - | - | - | 7 | - |" in table
-    assert "| shadow_ma | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | 2.50 | 4 | 128 | 0.00 | 2 | 7 | 0.2500 |" in table
-    assert "| interval-inf | 0.80000 | 0.50000 | 0.90000 | 100 | 1.00 | - | - | 128 | 0.00 | 0 | 7 | - |" in table
+    common_to_all = "0.50000 | 0.90000 | 100 | 1.00"
+    assert f"| sync | 0.80000 | - | {common_to_all} | - | - | - | - | - | 7 | - |" in table
+    assert f"| shadow_ma | 0.80000 | 0.00000 | {common_to_all} | 2.50 | 4 | 128 | 0.00 | 2 | 7 | 0.2500 |" in table
+    assert f"| interval-inf | 0.80000 | 0.00000 | {common_to_all} | - | - | 128 | 0.00 | 0 | 7 | - |" in table
+
+
+def test_a_change_is_a_mean_over_pairs_of_the_same_seed(scripts: Any) -> None:
+    common = {"logloss": 0.5, "ne": 0.9, "eps": 100.0, "staleness": {"mean": 1.0}, "megabytes": 7.0}
+    aucs = {"sync": (0.70, 0.80), "gba": (0.71, 0.81)}  # far apart by seed, not in pairs
+    cells = [done(scripts, mode, 1, seed, auc=aucs[mode][seed], **common) for mode in aucs for seed in (0, 1)]
+    table = scripts["tables"].listing(cells, "line")
+    assert "| gba | 0.76000 +-0.63531 | 0.01000 +-0.00000 |" in table  # 12.7062 x .1 / 2
+    assert "in pairs of the same seed, against sync" in table
 
 
 PARAMETERS = (3 + 4 * 4) * 8 + 8 + 8 + 1 + 3 * 4 + 3 + 1  # of DeepFM with dim 4 and one hidden layer of 8

@@ -29,6 +29,7 @@ from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
+from gbactl.launch.fitting import check_memory
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show
@@ -59,6 +60,7 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
     Plan(cfg, [dataset.splits[part.split].rows for part in plan])  # what can never come is told
+    check_memory(cfg, dataset)
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))

@@ -1,0 +1,31 @@
+"""Whether the rows of a run fit into this machine's memory: told with the arithmetic, before a process starts."""
+
+from __future__ import annotations
+
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.errors import ConfigError
+from gbactl.hosts.facts import free_memory
+from gbactl.hosts.needs import row_bytes, shard_bytes
+
+GIBI = 1 << 30
+
+
+def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
+    """Raises ConfigError where all shards on this machine need more memory than is free. Those on several hosts are
+    judged by what the hosts tell."""
+    if not cfg.several_hosts and (why := too_large(cfg, dataset, free_memory())):
+        raise ConfigError(why)
+
+
+def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
+    """Why the rows do not fit into `free` bytes (0: not known), and what to type; "" where they do."""
+    needs = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
+    if not free or needs <= free:
+        return ""
+    rows, state = f"{dataset.schema.rows:,}", f"values and {cfg.optim.name}'s state"
+    return (
+        f"The table's {rows} rows of {row_bytes(cfg)} bytes ({state}) need {needs / GIBI:,.1f} GiB, and "
+        f"{free / GIBI:,.1f} GiB of memory are free; use data with fewer ids, a smaller model.dim or "
+        "optim=rowwise_adagrad, or spread the servers over machines with cluster=hosts."
+    )

@@ -1,0 +1,52 @@
+"""Rows that do not fit into memory: refused with the arithmetic, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl.compose import compose
+from gbactl.errors import ConfigError
+from gbactl.launch.fitting import too_large
+from gbactl.launch.run import train
+
+
+class Table:
+    """As much of a data set as the arithmetic needs."""
+
+    class schema:
+        rows = 1 << 24
+
+
+def test_the_arithmetic_is_told() -> None:
+    """2^24 rows of 13 values with two moments and Adam's count: 160 bytes, 2.5 GiB, and 3 % beside them."""
+    cfg = compose(["model=wide_deep", "model.dim=12", "optim=adam", "cluster.servers=4"])
+    told = too_large(cfg, Table(), 2 << 30)  # type: ignore[arg-type]
+    assert told.startswith(
+        "The table's 16,777,216 rows of 160 bytes (values and adam's state) need 2.6 GiB, "
+        "and 2.0 GiB of memory are free; "
+    )
+    assert "optim=rowwise_adagrad" in told and "cluster=hosts" in told
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_what_fits_is_not_refused(servers: int) -> None:
+    cfg = compose(["model=wide_deep", "model.dim=12", "optim=adam", f"cluster.servers={servers}"])
+    needs = 1.03 * (160 << 24)
+    assert too_large(cfg, Table(), int(needs)) == ""  # type: ignore[arg-type]
+    assert too_large(cfg, Table(), int(needs) - servers) != ""  # type: ignore[arg-type]
+    assert too_large(cfg, Table(), 0) == "", "a system that does not tell"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cluster", ["local", "virtual"])
+def test_a_run_that_cannot_fit_starts_nothing(cluster: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    cfg = compose([
+        f"cluster={cluster}", "mode=async", "data=synthetic", "data.days=2", "data.rows_per_day=1000",
+        "data.max_cardinality=1_000_000_000", "model.dim=512", f"data.cache={tmp_path / 'cache'}",
+        "train.global_batch=64", f"run_dir={run_dir}", "tracking.enabled=false",
+    ])  # fmt: skip
+    with pytest.raises(ConfigError, match=r"The table's [\d,]+ rows of [\d,]+ bytes .* GiB of memory are free"):
+        train(cfg)
+    assert not run_dir.exists()

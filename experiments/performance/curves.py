@@ -23,6 +23,8 @@ from server_cpu import watched
 from shapes import bytes_a_row, max_cardinality, table_rows
 from sides import Bench, SideError, steady
 
+from gbactl.hosts.facts import free_memory
+
 HERE = Path(__file__).resolve().parent
 DIM, WORKERS = 16, 4
 SPARE = 0.8  # of the free memory; a point that was refused is tried again
@@ -80,12 +82,6 @@ WHAT = {
 }
 
 
-def free_bytes() -> int:
-    """What can be had without swapping (Linux)."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
 def refusal(setting: Setting, free: int) -> str:
     """Why this point cannot be run here, with the arithmetic; empty where it can."""
     rows, each, total = setting.needed
@@ -99,7 +95,7 @@ def refusal(setting: Setting, free: int) -> str:
 
 def run(bench: Bench, setting: Setting, samples: int) -> Point:
     """The training of a point. `samples` of its day, more where a batch is large."""
-    if why := refusal(setting, free_bytes()):
+    if why := refusal(setting, free_memory()):
         return Point(setting.x, why=why)
     rows = max(samples, 150 * setting.batch)
     result, used = watched(bench, setting.mode, setting.workers, setting.batch, *setting.overrides, rows=rows)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gbactl.config import RunConfig
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
+CLOCK_SECONDS = 1e-9  # less than a clock can tell is no time
 CALM, CALM_BATCHES = 1.25, 10
 RECENT = 16  # batches that tell how long one takes just now: a machine's rate drifts by a fifth within seconds
 
@@ -67,7 +68,7 @@ class Observed:
         """A gradient of `samples` took `seconds` in all, `slowdown` being the factor that was injected."""
         seen = self._seen[worker] = self._seen.get(worker, 0) + 1
         self._full = max(self._full, samples)
-        if seen <= WARM_UP or samples < self._full or seconds <= 0.0:
+        if seen <= WARM_UP or samples < self._full or seconds < CLOCK_SECONDS:
             return
         self._workers.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
         if slowdown <= CALM and worker not in self.hogged:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fault_plans import plan
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
@@ -116,6 +116,7 @@ def test_a_worker_that_did_too_little_is_unknown() -> None:
     assert worker(few) == {"injected": pytest.approx(4.0), "observed": None, "error": None}
 
 
+@example([*[(1, 0.0, 1.0, 0)] * 3, (1, 5e-324, 2.0, 1)])  # half of it is 0
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 10), st.floats(1, 10), st.integers(0, 9)), max_size=80))
 def test_whatever_is_said_makes_a_summary(said: list[tuple[int, float, float, int]]) -> None:
     made = Observed(plan(FOUR, {"kind": "hog", "workers": [0]}), hogged=[0], cores=[0, 1, 0, 1])

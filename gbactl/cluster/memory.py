@@ -43,8 +43,8 @@ class MemoryChannel:
 
     def close(self) -> None:
         """Tell the peer that the connection is gone."""
-        if self.other is not None:
-            other, self.other = self.other, None
+        other, self.other = self.other, None
+        if other is not None:  # the peer may close it meanwhile
             other.other = None
             other._hub.inbox.put((other, Frame(CLOSED, b"", NO_BYTES)))
 

@@ -35,6 +35,30 @@ class Killed(Exception):
     """Raised in a node's thread, it is gone as if it had been killed."""
 
 
+class Node(MemoryHub):
+    """A node's end, until all that belongs to a failed run is killed, as the launcher does."""
+
+    def __init__(self, network: dict[str, MemoryHub], me: Peer, failed: threading.Event) -> None:
+        super().__init__(network, me)
+        self._failed = failed
+
+    def connect(self, *args: Any, **more: Any) -> Any:
+        """See MemoryHub. Raises Killed."""
+        self._look()
+        return super().connect(*args, **more)
+
+    def poll(self, timeout: float | None) -> Any:
+        """See MemoryHub. Raises Killed."""
+        self._look()
+        found = super().poll(timeout)
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        if self._failed.is_set():
+            raise Killed
+
+
 def run_in_memory(
     cfg: RunConfig, data: Path, run_dir: Path, wishes: Sequence[Event] = (), told: list[Event] | None = None
 ) -> dict[str, Any]:
@@ -51,7 +75,7 @@ def run_in_memory(
         return exposed(MemoryHub(network, peer), peer, plan)
 
     def joined(me: Peer) -> Hub:
-        return dressed(MemoryHub(network, me), cfg, me)
+        return dressed(Node(network, me, failed), cfg, me)
 
     hub = open_hub(Peer("coordinator", 0))
     launcher = MemoryHub(network, Peer("launcher", 0))
@@ -60,7 +84,7 @@ def run_in_memory(
         to_coordinator.send(message)
     errors: list[BaseException] = []
     events: list[Event] = []
-    over = threading.Event()
+    over, failed = threading.Event(), threading.Event()
     epochs: Counter[str] = Counter()
 
     def boot(role: str, index: int) -> Bootstrap:
@@ -154,6 +178,11 @@ def run_in_memory(
     over.set()
     listener.join()
     if errors:
+        failed.set()
+        for node in list(network.values()):
+            node.close()
+        for thread in threads:
+            thread.join(1.0)  # a later test would count what they do; one that hangs is left
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "the cluster did not end"
     if told is not None:

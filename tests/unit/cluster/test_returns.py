@@ -380,7 +380,7 @@ def test_who_dies_on_the_way_back(
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[Any]]]:
     """Server 0 stands still from its 14th push on, until the event is set; the list has it from then on."""
-    awake, plain, pushes, who = threading.Event(), Server.handle, [0], []
+    awake, over, plain, pushes, who = threading.Event(), threading.Event(), Server.handle, [0], []
 
     def handle(this: Any, channel: Any, frame: Any) -> None:
         pushes[0] += this.index == 0 and frame.kind == KIND[Push]
@@ -388,10 +388,13 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, lis
             who.append(this)
         if this in who:
             awake.wait(12)
+            if over.is_set():  # else it would go on in the next test
+                raise Killed
         plain(this, channel, frame)
 
     monkeypatch.setattr(Server, "handle", handle)
     yield awake, who
+    over.set()
     awake.set()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
 from gbactl.collective.meeting import Meeting, interface_of
+from gbactl.collective.outliving import outlive
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # how often a wait looks whether it was given up
@@ -71,6 +72,7 @@ class GlooCollective:
         self.size = int(environment["GBACTL_SIZE"])
         self.moved: Moved = uncounted
         self._handed = Handed(item)
+        outlive()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
         try:

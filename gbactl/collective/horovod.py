@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
+from gbactl.collective.outliving import outlive
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
@@ -55,6 +56,7 @@ class HorovodCollective:
 
     def __init__(self, item: int = 4) -> None:
         self._handed, self._hvd = Handed(item), import_horovod()
+        outlive()
         try:
             self._hvd.init()
         except Exception as error:

@@ -60,3 +60,7 @@ class EventLogError(GbactlError):
 
 class CheckpointError(GbactlError):
     """A checkpoint that is torn, damaged, foreign or not there; names the file."""
+
+
+class NotFiniteError(CheckpointError):
+    """A checkpoint with infinities or NaN in it."""

@@ -14,6 +14,7 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.tensorfile import sync_folder, write_tensors
+from gbactl.errors import NotFiniteError
 from gbactl.kernels.base import Floats
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 
@@ -32,7 +33,7 @@ class Closing:
         inline: bool = False,
     ) -> None:  # fmt: skip
         self.folder, self.manifest, self.dense, self.keep = folder, manifest, dense, keep
-        self.error = ""
+        self.error, self.finite = "", True
         self._thread: threading.Thread | None = None
         if inline:
             self._run()
@@ -54,12 +55,14 @@ class Closing:
         try:
             self._close()
         except Exception as error:  # told to the launcher; training goes on
-            self.error = f"{self.manifest.name} could not be written ({getattr(error, 'strerror', None) or error})"
+            self.finite = not isinstance(error, NotFiniteError)
+            why = f"{self.manifest.name} could not be written ({getattr(error, 'strerror', None) or error})"
+            self.error = why if self.finite else str(error)
 
     def _close(self) -> None:
         path = self.folder.path / self.manifest.name
         if self.dense is not None:
-            written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"})
+            written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"}, needs_finite=True)
             self.manifest.files.append(Entry(DENSE, -1, written.bytes, 0, written.sums))
         manifests.write(path, self.manifest)
         sync_folder(self.folder.path)

@@ -33,7 +33,7 @@ from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveRepl
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.plan import EarlyStopping
 from gbactl.config import mode_values, to_dict
-from gbactl.errors import WireError
+from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
 
@@ -61,8 +61,14 @@ class Cut:
 
     @property
     def error(self) -> str:
-        """Why it cannot be, if somebody's part failed."""
-        return next((part.error for part in self.parts.values() if part.error), "")
+        """Why it cannot be, if somebody's part failed; before all, that it is not finite."""
+        failed = sorted((part for part in self.parts.values() if part.error), key=lambda part: part.finite)
+        return failed[0].error if failed else ""
+
+    @property
+    def finite(self) -> bool:
+        """Whether nobody found an infinity or NaN."""
+        return all(part.finite for part in self.parts.values()) and (self.closing is None or self.closing.finite)
 
 
 class Cuts:
@@ -290,7 +296,7 @@ class Cuts:
         if cut is None or cut.closing is not None or len(cut.parts) < cut.manifest.shards:
             return
         if cut.error:
-            self.abandon(cut.error)
+            self._failed(cut, cut.error)
             return
         if self._waits(cut):
             return
@@ -325,7 +331,7 @@ class Cuts:
         if cut is None or cut.closing is None or not cut.closing.over:
             return
         if cut.closing.error:
-            self.abandon(cut.closing.error)
+            self._failed(cut, cut.closing.error)
             return
         self._open = None
         self._tick += 1
@@ -384,6 +390,32 @@ class Cuts:
         """Of the checkpoint that still waits for a worker's dense part."""
         cut = self._open
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
+
+    def _failed(self, cut: Cut, why: str) -> None:
+        """The checkpoint under way could not be written. Raises DivergedError where that ends the run."""
+        self.abandon(why)
+        if not cut.finite and self.c.cfg.train.on_divergence == "stop":
+            raise DivergedError(f"The model diverged at or before step {cut.manifest.step}: {why}")
+
+    def way_back(self) -> str:
+        """The newest good checkpoint and the command that goes on from it, in a sentence; "" where there is none.
+
+        Reads it to its end. What is still being written is given up, unless all parts of it are there."""
+        if self._open is not None and self._open.closing is not None:
+            self._open.closing.wait(CLOSING_SECONDS)
+        elif self.on:
+            self._forget()
+        try:
+            last, run = self.folder.newest().last, self.folder.path.parent
+        except CheckpointError:
+            if self.c.cfg.resume is None:
+                return ""
+            run = Path(self.c.cfg.resume)
+            last = manifests.read(run)
+        return (
+            f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with: gbactl train "
+            f"resume={run}"
+        )
 
     def abandon(self, why: str) -> None:
         """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.manifest import CUT, Entry, Manifest, cut_name
-from gbactl.checkpoint.tensorfile import PIECE
+from gbactl.checkpoint.tensorfile import PIECE, finite, not_finite
 from gbactl.errors import CheckpointError
 
 NAME = "checkpoints"
@@ -140,36 +140,46 @@ def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
 
 
 def check(path: Path, entry: Entry) -> None:
-    """Read a file to its end. Raises CheckpointError, with its name, unless it is what its manifest says."""
+    """Read a file to its end. Raises CheckpointError, with its name, unless it is finite and what its manifest says."""
     try:
         if path.is_symlink() or path.stat().st_size != entry.bytes:
             raise ValueError(f"it has {path.stat().st_size} bytes, not {entry.bytes}")
-        _check_sums(path, entry)
+        strange = _check_sums(path, entry)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged ({error}).") from error
+    if strange:
+        raise not_finite(path, strange)
 
 
-def _check_sums(path: Path, entry: Entry) -> None:
+def _check_sums(path: Path, entry: Entry) -> str:
+    """The first tensor with an infinity or NaN; "" where there is none."""
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(min(int.from_bytes(length, "little"), entry.bytes))
         if hashlib.sha256(length + header).hexdigest() != entry.sums[""]:
             raise ValueError("its header has another checksum")
-        spans = {name: info["data_offsets"] for name, info in json.loads(header).items() if name != "__metadata__"}
-        if set(spans) != set(entry.sums) - {""}:
+        tensors = {name: info for name, info in json.loads(header).items() if name != "__metadata__"}
+        if set(tensors) != set(entry.sums) - {""}:
             raise ValueError("it holds other tensors")
-        for name, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
+        strange = ""
+        for name, info in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+            low, high = info["data_offsets"]
             file.seek(8 + len(header) + low)
-            if _digest(file, high - low) != entry.sums[name]:
+            digest, is_finite = _digest(file, high - low, info["dtype"])
+            if digest != entry.sums[name]:
                 raise ValueError(f"{name} has another checksum")
+            strange = strange or ("" if is_finite else name)
+    return strange
 
 
-def _digest(file: object, size: int) -> str:
-    found = hashlib.sha256()
+def _digest(file: object, size: int, kind: str) -> tuple[str, bool]:
+    """The SHA-256 of a tensor's bytes, and whether its values are finite."""
+    found, is_finite = hashlib.sha256(), True
     while size > 0:
         data: bytes = file.read(min(PIECE, size))  # type: ignore[attr-defined]
         if not data:
             break
         found.update(data)
+        is_finite = is_finite and finite(kind, data)
         size -= len(data)
-    return found.hexdigest()
+    return found.hexdigest(), is_finite

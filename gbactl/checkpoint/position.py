@@ -79,6 +79,7 @@ def _statistics(found: Statistics) -> dict[str, Any]:
         "staleness": sorted(found.staleness.items()), "token_staleness": sorted(found.token_staleness.items()),
         "samples_behind": found.samples_behind, "gradients": dict(found.gradients),
         "workers": [[worker, *asdict(rate).values()] for worker, rate in sorted(found.workers.items())],
+        "first_loss": found.limit.first,
     }  # fmt: skip
 
 
@@ -138,4 +139,5 @@ def _restore_statistics(into: Statistics, values: dict[str, Any], step: int, fin
     into.token_staleness = Counter({int(k): int(n) for k, n in values["token_staleness"]})
     into.samples_behind, into.gradients = float(values["samples_behind"]), Counter(values["gradients"])
     into.workers = {int(worker): WorkerRate(*rest) for worker, *rest in values["workers"]}
+    into.limit.first = values.get("first_loss")  # not known of older checkpoints
     into.samples_at = [finished] * (step + 1)

@@ -196,7 +196,7 @@ class Saver:
         assert save is not None
         found = writing.written
         size, sums = (0, {}) if found is None else (found.bytes, found.sums)
-        told = size, self._rows, sums, writing.seconds, writing.error, self._safe
+        told = size, self._rows, sums, writing.seconds, writing.error, self._safe, writing.finite
         self.tell(Saved(self.shard.spec.shard, save.number, *told))
 
     def give_up(self) -> None:

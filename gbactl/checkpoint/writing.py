@@ -14,14 +14,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written
+from gbactl.checkpoint.tensorfile import Layout, TensorFile, Written, not_finite
+from gbactl.errors import NotFiniteError
 
 Piece = Mapping[str, NDArray[Any]]
 
 
 class Writing:
     """Begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
-    nothing is left of the file then.
+    nothing is left of the file then. `finite`: no infinity and no NaN was found; with one, there is no file.
 
     `inline`: everything is written within `end`, in no other thread, and held until then."""
 
@@ -32,6 +33,7 @@ class Writing:
         self.pace = 0.0 if inline else pace
         self.written: Written | None = None
         self.error = ""
+        self.finite = True
         self.seconds = 0.0
         self._began = time.monotonic()
         self._given_up = self._ended = False
@@ -88,7 +90,9 @@ class Writing:
         except Exception as error:  # told to the coordinator; training goes on
             for _ in self._handed():  # whoever hands over pieces must not wait for ever
                 pass
-            self.error = f"{self.path} could not be written ({getattr(error, 'strerror', None) or error})"
+            self.finite = not isinstance(error, NotFiniteError)
+            why = f"{self.path} could not be written ({getattr(error, 'strerror', None) or error})"
+            self.error = why if self.finite else str(error)
 
     def _handed(self) -> Iterator[Piece]:
         while not self._ended:
@@ -116,6 +120,8 @@ class Writing:
                     break
                 for name, values in piece.items():
                     file.add(name, values)
+                if file.not_finite:
+                    raise not_finite(self.path, file.not_finite)
                 self._rest(file.bytes)
             if self._given_up:
                 raise OSError("it was given up")

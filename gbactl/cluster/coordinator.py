@@ -62,7 +62,7 @@ from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
-from gbactl.errors import ClusterError, PeerGoneError, WireError
+from gbactl.errors import ClusterError, DivergedError, PeerGoneError, WireError
 from gbactl.faults.observed import Observed
 from gbactl.policies import Phase, make
 from gbactl.policies.base import policy_class
@@ -126,7 +126,22 @@ class Coordinator:
     # -- the run ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Gather the nodes, work through the rounds, report the result, dismiss everybody."""
+        """Gather the nodes, work through the rounds, report the result, dismiss everybody.
+
+        Raises GbactlError; one for a model that diverged says what the run can go on from."""
+        try:
+            self._run()
+        except DivergedError as error:
+            raise DivergedError(self._ended_by(error)) from error
+
+    def _ended_by(self, error: DivergedError) -> str:
+        """Tell how far the run came and keep its log; the sentence for the user."""
+        self._progress()
+        self.log.flush()
+        back = self.cuts.way_back()
+        return f"{error} {back} optim.lr={self.cfg.optim.lr / 10:g}" if back else str(error)
+
+    def _run(self) -> None:
         plan = rounds(self.dataset, self.cfg.train)
         self._switcher = Switcher(self, [self.dataset.splits[part.split].rows for part in plan], self.run_dir)
         self.gather()
@@ -222,6 +237,7 @@ class Coordinator:
             self.hub.now, cfg.train.checksum_every,
         )  # fmt: skip
         training.stop_at, training.ranges, self._training = stop_at, rest, training
+        training.told_loss = self._on_loss
         self.cuts.watch(training)
         training.one_each = cfg.home == "servers" and cfg.mode.prefetch == 0
         if self.revival is not None:
@@ -251,6 +267,13 @@ class Coordinator:
 
     def _lr_scale(self, finished: int) -> float:
         return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
+
+    def _on_loss(self, worker: int, loss: float) -> None:
+        """A gradient comes with this loss. Raises DivergedError where that ends the run."""
+        limit, training = self.record.statistics.limit, self._training
+        if limit.passed(loss) and self.cfg.train.on_divergence == "stop" and training is not None:
+            rate = self.cfg.optim.lr * training.lr_scale(training.policy.ledger.finished)
+            raise DivergedError(limit.sentence(worker, training.policy.step, loss, rate))
 
     def evaluate(self, split: int) -> dict[str, float]:
         """Metrics of the present parameters on a split."""

@@ -414,6 +414,7 @@ class Saved(NamedTuple):
     seconds: float
     error: str
     updates: int = 0  # of rows that were not saved before and are in it, where rows are chosen
+    finite: bool = True  # false: the error is that values are infinite or NaN
 
 
 class SaveDense(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.cluster.divergence import LossLimit
 from gbactl.faults.observed import Observed
 from gbactl.policies import Member, Step
 
@@ -54,6 +55,7 @@ class Statistics:
     samples_at: list[int] = field(default_factory=lambda: [0])
     loss_sum: float = 0.0
     loss_samples: int = 0
+    limit: LossLimit = field(default_factory=LossLimit)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: Observed | None = None
     heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient

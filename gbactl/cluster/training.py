@@ -66,6 +66,7 @@ class Training:
         self.ranges: Ranges = ((0, policy.phase.samples),)
         self.granted: Callable[[int, int], None] = lambda worker, token: None
         self.ordered: Callable[[int], None] = lambda steps: None
+        self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # before its gradient is logged
         self.stop_at: int | None = None  # the global step at which the phase ends
         self.stopped: float | None = None  # when it was told to
         self.one_each = False  # whether a worker that asks early has to wait: without prefetch in this phase
@@ -236,6 +237,7 @@ class Training:
         rows, dense = [part.row_version for part in parts], [part.dense_version for part in parts]
         pulled = self._pulled(rows, dense)
         self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
+        self.told_loss(one.worker, one.loss)
         part_rows = [] if self.parts is None else [part.rows for part in parts]
         self.log.announce(one.worker, one.batch, rows, dense, part_rows if self.log.ahead else ())
         if self.parts is not None:

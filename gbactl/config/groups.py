@@ -116,6 +116,7 @@ class TrainConfig:
     checksum_every: int = 500
     norms_every: int = 0
     max_eval_samples: int | None = None
+    on_divergence: str = "stop"
 
 
 @dataclass

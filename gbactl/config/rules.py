@@ -146,6 +146,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster.lost_coordinator", cfg.cluster.lost_coordinator, ("end", "replace"))
     require(cfg.cluster.hang_seconds > 0, "cluster.hang_seconds must be positive.")
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
+    choice("train.on_divergence", cfg.train.on_divergence, ("stop", "continue"))
     choice("precision", cfg.precision, ("fp32", "bf16"))
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
     choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)

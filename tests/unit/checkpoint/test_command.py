@@ -47,6 +47,16 @@ def test_verify_names_what_is_not_good(run: Path) -> None:
     assert "cut-000001" in printed("ls", str(run)), "a list tells of it, and goes on"
 
 
+def test_verify_says_what_is_not_finite(run: Path) -> None:
+    """Written by a gbactl that did not look."""
+    shards = shards_of(2)
+    shards[0].dense_block().value[0] = float("inf")
+    save(run / "checkpoints", shards, 3)
+    done = CliRunner().invoke(command, ["verify", str(run)])
+    assert isinstance(done.exception, CheckpointError) and "1 of 3 checkpoints" in str(done.exception)
+    assert "cut-000003/S0.safetensors is not finite: dense.value holds" in done.output
+
+
 def test_a_run_without_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     assert "holds no complete checkpoint" in printed("ls", str(tmp_path))

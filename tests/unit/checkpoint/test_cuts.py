@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from gbactl.checkpoint.restore import dense_state
 from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from gbactl.cluster.record import RunRecord
 from gbactl.config import CheckpointConfig, RunConfig
-from gbactl.errors import CheckpointError
+from gbactl.errors import CheckpointError, DivergedError
+from tests.unit.checkpoint.checkpoint_files import save, shards_of
 
 
 class Channel:
@@ -63,9 +65,9 @@ class Cluster:
     def saves(self) -> list[Save]:
         return [message for message in self.nodes["server"][0].sent if isinstance(message, Save)]
 
-    def answer(self, number: int, *shards: int, error: str = "") -> None:
+    def answer(self, number: int, *shards: int, error: str = "", finite: bool = True) -> None:
         for shard in shards:
-            self.cuts.saved(Saved(shard, number, 10, 3, {}, 0.1, error))
+            self.cuts.saved(Saved(shard, number, 10, 3, {}, 0.1, error, finite=finite))
 
 
 def names(run_dir: Path) -> list[str]:
@@ -164,6 +166,46 @@ def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None
     assert not (tmp_path / "checkpoints" / "cut-000001").exists()
     cluster.training.ordered(2)
     assert cluster.saves()[-1].kind == "whole"
+
+
+@pytest.mark.parametrize("on_divergence", ["stop", "continue"])
+@pytest.mark.parametrize("of", ["rows", "dense"])
+def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path, of: str, on_divergence: str) -> None:
+    cluster = Cluster(tmp_path, "shadow_ma", keep=1)
+    cluster.cfg.train.on_divergence = on_divergence
+    cluster.trainers.saved = [0]
+    for step, value in ((2, 1.0), (4, np.nan if of == "dense" else 1.0)):
+        cluster.training.ordered(step)
+        cluster.cuts.dense(DenseSaved(step // 2, step, 3), replica(value), 0)
+        if value == value and step == 2:
+            cluster.answer(1, 0, 1)
+    assert names(tmp_path) == ["cut-000001"]
+    error = {"rows": "S1.safetensors is not finite", "dense": ""}[of]
+    stopped: Any = pytest.raises(DivergedError, match=r"diverged at or before step 4: .*safetensors is not finite")
+    with stopped if on_divergence == "stop" else nullcontext():
+        cluster.answer(2, 0)
+        cluster.answer(2, 1, error=error, finite=not error)
+    assert names(tmp_path) == ["cut-000001"] and not (tmp_path / "checkpoints" / "cut-000002").exists()
+    assert "is not finite" in cluster.events[-1]["why"]
+    cluster.training.ordered(6)
+    assert cluster.saves()[-1].kind == "whole"
+
+
+def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    assert cluster.cuts.way_back() == ""
+    cluster.training.ordered(2)
+    cluster.answer(1, 0)
+    assert cluster.cuts.way_back() == "", "it is not all there, and will not be"
+    assert not (tmp_path / "checkpoints" / "cut-000001").exists()
+    shards = shards_of(2)
+    save(cluster.cuts.folder.path, shards, 2, identity=cluster.cuts.folder.identity)
+    shards[0].table[0, 0] = np.inf
+    save(cluster.cuts.folder.path, shards, 3, identity=cluster.cuts.folder.identity)
+    assert cluster.cuts.way_back() == (
+        "The newest good checkpoint is cut-000002, of step 3; go on from it with: gbactl train "
+        f"resume={tmp_path.resolve()}"
+    )
 
 
 def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint import tensorfile
+from gbactl.checkpoint import resume, tensorfile
 from gbactl.checkpoint.closing import DENSE, Closing
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import Folder, check
 from gbactl.checkpoint.manifest import Entry
 from gbactl.checkpoint.restore import load_newest, load_shard
 from gbactl.checkpoint.tensorfile import TensorFile, write_tensors
-from gbactl.errors import CheckpointError
+from gbactl.errors import CheckpointError, NotFiniteError
 from gbactl.store.shard import Shard
 from tests.unit.checkpoint.checkpoint_files import fill, save, shards_of, spec
 
@@ -65,6 +65,49 @@ def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
     assert (found["rows"].dtype, found["rows"].nbytes) == (np.uint16, values.nbytes // 2)
     expected = np.array([[1.0, 1.0, -3.140625], [2.0**-100, np.inf, np.nan]])  # 1 + 2^-8 is half-way: to even
     np.testing.assert_array_equal(tensorfile.widened(found["rows"]), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        ("fp32", [3.4e38, 1.0], ""), ("fp32", [1.0, np.nan], "rows"), ("fp32", [-np.inf, 1.0], "rows"),
+        ("bf16", [1.0, -3e38], ""), ("bf16", [np.nan, 1.0], "rows"), ("bf16", [1.0, -np.inf], "rows"),
+        ("bf16", [3.4028e38, 1.0], "rows"),  # beyond what bf16 can hold, it is rounded to infinity
+    ],
+)  # fmt: skip
+def test_a_file_says_which_tensor_is_not_finite(
+    tmp_path: Path, dtype: str, values: list[float], expected: str
+) -> None:
+    """Integers with the bits of NaN are not."""
+    odd = np.array([0x7FC00000, 0xFFFFFFFF], np.uint32)
+    tensors = {"row_counts": odd, "index": odd.view(np.int32), "rows": np.array(values, np.float32)}
+    layout = tensorfile.layout_of(tensors)
+    file = TensorFile(tmp_path / "S0.safetensors", tensorfile.halved(layout, ["rows"]) if dtype == "bf16" else layout, {})
+    for name, array in tensors.items():
+        file.add(name, array)
+    assert file.not_finite == expected
+    written = file.finish()
+    entry = Entry("S0.safetensors", 0, written.bytes, 2, written.sums)
+    if not expected:
+        check(tmp_path / "S0.safetensors", entry)
+        return
+    with pytest.raises(NotFiniteError, match=r"S0\.safetensors is not finite: rows holds infinities or NaN"):
+        check(tmp_path / "S0.safetensors", entry)
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_loaded(two: Path) -> None:
+    """Of an older gbactl, which did not look: the one before is used, for a run and for a server that comes back."""
+    shards = shards_of(2)
+    shards[1].table[2, 1] = np.nan
+    save(two, shards, 3)
+    told: list[str] = []
+    folder = Folder(two)
+    assert folder.newest(told.append).last.number == 2
+    found = load_newest(Shard(spec(1, 2)), folder, told.append)
+    assert found is not None and found.number == 2
+    assert len(told) == 2 and all("S1.safetensors is not finite: rows" in why for why in told)
+    with pytest.raises(NotFiniteError, match="not finite"):
+        resume.find(str(two / "cut-000003"))
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

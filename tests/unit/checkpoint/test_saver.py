@@ -149,6 +149,17 @@ def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path)
     assert ended(saver, told).error == ""
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_rows_that_are_not_finite_leave_no_file(tmp_path: Path, inline: bool) -> None:
+    shard, saver, told = saver_of(tmp_path, inline=inline)
+    shard.rows.moments["first"][ROWS - 1, 0] = np.nan
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    found = ended(saver, told)
+    assert not found.finite and "S0.safetensors is not finite: row_moment.first holds" in found.error
+    assert not list((tmp_path / "cut-000001").iterdir())
+
+
 def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -> None:
     _, saver, told = saver_of(tmp_path)
     for number in (1, 2):

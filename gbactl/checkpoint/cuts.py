@@ -29,6 +29,7 @@ from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.stakes import Stakes
 from gbactl.cluster.comeback import BEGINNING
+from gbactl.cluster.divergence import ADVICE
 from gbactl.cluster.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.plan import EarlyStopping
@@ -395,10 +396,12 @@ class Cuts:
         """The checkpoint under way could not be written. Raises DivergedError where that ends the run."""
         self.abandon(why)
         if not cut.finite and self.c.cfg.train.on_divergence == "stop":
-            raise DivergedError(f"The model diverged at or before step {cut.manifest.step}: {why}")
+            step, found = cut.manifest.step, why.rstrip(".")
+            raise DivergedError(f"The model diverged at or before step {step}: {found}; {ADVICE}")
 
-    def way_back(self) -> str:
-        """The newest good checkpoint and the command that goes on from it, in a sentence; "" where there is none.
+    def way_back(self, *keys: str) -> str:
+        """The newest good checkpoint and the command that goes on from it with `keys` typed beside, in a sentence; ""
+        where there is none.
 
         Reads it to its end. What is still being written is given up, unless all parts of it are there."""
         if self._open is not None and self._open.closing is not None:
@@ -412,10 +415,8 @@ class Cuts:
                 return ""
             run = Path(self.c.cfg.resume)
             last = manifests.read(run)
-        return (
-            f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with: gbactl train "
-            f"resume={run}"
-        )
+        command = " ".join(("gbactl train", f"resume={run}", *keys))
+        return f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with '{command}'."
 
     def abandon(self, why: str) -> None:
         """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""

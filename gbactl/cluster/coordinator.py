@@ -138,8 +138,7 @@ class Coordinator:
         """Tell how far the run came and keep its log; the sentence for the user."""
         self._progress()
         self.log.flush()
-        back = self.cuts.way_back()
-        return f"{error} {back} optim.lr={self.cfg.optim.lr / 10:g}" if back else str(error)
+        return f"{error} {self.cuts.way_back(f'optim.lr={self.cfg.optim.lr / 10:g}')}".rstrip()
 
     def _run(self) -> None:
         plan = rounds(self.dataset, self.cfg.train)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 FACTOR = 1000.0
+ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
 LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that gives every click one half
 
 
@@ -28,5 +29,5 @@ class LossLimit:
         first = "" if self.first is None else f", {FACTOR:,.0f} times the first one is {FACTOR * self.first:.4g}"
         return (
             f"The model diverged: the loss of W{worker} at step {step} is {loss:.4g}{first}, at a learning rate of "
-            f"{rate:g}; type a smaller optim.lr, or train.on_divergence=continue to train on."
+            f"{rate:g}; {ADVICE}"
         )

@@ -53,6 +53,6 @@ class Continued:
 def saying(fields: dict[str, Any]) -> str:
     """An event about checkpoints in one line."""
     if fields["state"] == "failed":
-        why = f"The checkpoint of step {fields['step']} failed: {fields['why']}"
+        why = f"The checkpoint of step {fields['step']} failed: {fields['why'].rstrip('.')}"
         return f"{why}; training goes on, the next one tries again."
     return str(fields["sentence"])

@@ -1,8 +1,13 @@
-"""Names in shared memory: whose each one is, so that what the dead left can be told and taken away. Linux."""
+"""Names in shared memory, and the lock on each: what the dead left can be told and taken away. Linux.
+
+Everything with such a name is locked by those who use it. The kernel gives a lock up with the last descriptor of the
+process, however that dies, and knows it in every pid namespace that has the file system.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -14,21 +19,47 @@ PREFIX = "gbactl-"
 NAME = re.compile(r"gbactl-([0-9]+)-[0-9a-f]{16}")
 
 
+def available() -> bool:
+    """Whether this host has shared memory that this process may write to."""
+    return DIRECTORY.is_dir() and os.access(DIRECTORY, os.W_OK | os.X_OK)
+
+
 def new() -> str:
-    """A name that nobody has, with this process's id in it."""
+    """A name that nobody has, with this process's id in it for those who list the folder."""
     return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
 
 
+def held(path: Path, flags: int = 0) -> int:
+    """A descriptor of a segment or folder, opened with `flags`: no sweep takes it while this or a copy of it is open.
+    With O_CREAT it is made again where a sweep was faster than the lock.
+
+    Raises FileNotFoundError where it is not there."""
+    while True:
+        handle = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == path.lstat().st_ino:
+                return handle
+        os.close(handle)
+
+
 def sweep() -> int:
-    """Remove this user's segments and folders whose creator is dead; returns how many. Whoever
-    is killed before all others have opened what it made leaves such a name."""
+    """Remove this user's segments and folders that nobody holds; returns how many. Processes that are killed before
+    all others have opened what they made leave such names."""
     removed = 0
     for path in DIRECTORY.glob(f"{PREFIX}*"):
-        name = NAME.fullmatch(path.name)
-        if name is None or Path(f"/proc/{name[1]}").exists():
-            continue
         with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-                removed += 1
+            if NAME.fullmatch(path.name) and path.lstat().st_uid == os.getuid():
+                removed += _removed(path)
     return removed
+
+
+def _removed(path: Path) -> bool:
+    """Remove what has this name. Raises BlockingIOError where somebody holds it."""
+    handle = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    finally:
+        os.close(handle)
+    return True

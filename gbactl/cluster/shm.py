@@ -48,27 +48,24 @@ class Layout:
         return first, second
 
 
-def available() -> bool:
-    """Whether this host has a shared-memory file system."""
-    return DIRECTORY.is_dir() and os.access(DIRECTORY, os.W_OK)
-
-
 def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
-    """Make a segment. Raises ClusterError when the host's shared memory is full."""
+    """Make a segment, which the mapping holds (see shared_names) with a descriptor of its own. Raises ClusterError when
+    the host's shared memory is full or cannot be written."""
     layout = Layout(shared_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
-        os.posix_fallocate(handle, 0, layout.total)
-        return layout, mmap.mmap(handle, layout.total)
+        handle = shared_names.held(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        try:
+            os.posix_fallocate(handle, 0, layout.total)
+            return layout, mmap.mmap(handle, layout.total)
+        finally:
+            os.close(handle)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        unlink(layout)
         raise ClusterError(
-            f"Shared memory is full ({layout.total >> 20} MiB needed for one connection); free some in "
-            f"{DIRECTORY} or type cluster.transport=tcp."
+            f"Shared memory is full or cannot be written ({layout.total >> 20} MiB needed for one connection: "
+            f"{error.strerror}); free some in {DIRECTORY} or type cluster.transport=tcp."
         ) from error
-    finally:
-        os.close(handle)
 
 
 def attach(layout: Layout) -> mmap.mmap | None:
@@ -90,5 +87,5 @@ def attach(layout: Layout) -> mmap.mmap | None:
 
 def unlink(layout: Layout) -> None:
     """Remove the name; the mapping lives on."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         (DIRECTORY / layout.name).unlink()

@@ -12,7 +12,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from gbactl.cluster import auth, frames, shm
+from gbactl import shared_names
+from gbactl.cluster import auth, frames
 from gbactl.cluster.addresses import address_of, dial, listen
 from gbactl.cluster.auth import Peer, SessionKeys
 from gbactl.cluster.channel import COORDINATOR, NO_BYTES, Channel
@@ -65,7 +66,7 @@ class SocketHub:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
         sock, keys = self._let_in(address, peer)
         channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
-        if segment_bytes != (0, 0) and shm.available():
+        if segment_bytes != (0, 0) and shared_names.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
 

@@ -79,7 +79,17 @@ class _Handle:
 
 def available() -> bool:
     """Whether this machine has what it takes."""
-    return bool(FUTEX) and SHARED_MEMORY.is_dir()
+    return bool(FUTEX) and shared_names.available()
+
+
+def require_available() -> None:
+    """Raise ConfigError where this machine has no shared memory for a collective."""
+    if not available():
+        raise _unusable("it is read-only or not there" if FUTEX else f"not on {platform.machine()}")
+
+
+def _unusable(why: str) -> ConfigError:
+    return ConfigError(f"collective=shm needs shared memory in {SHARED_MEMORY} ({why}); type collective=gloo.")
 
 
 def alive(pid: int) -> bool:
@@ -106,6 +116,7 @@ class SharedMemoryCollective(Beneath):
         self._dealt: tuple[int, int | None, int] | None = None
         self._absent: set[int] = set()
         self._spares = False
+        self._held: int | None = None
 
     def without_the_dead(self) -> None:
         """See Surviving."""
@@ -242,6 +253,7 @@ class SharedMemoryCollective(Beneath):
         while True:
             with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped took the folder away
                 self._root.mkdir(mode=0o700, exist_ok=True)
+                self._hold()
                 self.folder.mkdir(mode=0o700, exist_ok=True)
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
                 break
@@ -250,22 +262,32 @@ class SharedMemoryCollective(Beneath):
             raise ClusterError(f"{path} belongs to another user; type collective=gloo.")
         return handle
 
+    def _hold(self) -> None:
+        """Keep sweeps from the folder as it is now. Raises FileNotFoundError where it is gone again."""
+        held, self._held = self._held, shared_names.held(self._root)
+        if held is not None:
+            os.close(held)
+
     def close(self) -> None:
         """See Collective.close. The memory goes with the last view of it."""
         self._buckets.clear()
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
 
 
 class SharedMemoryMeeting(Meeting):
     """A private folder in shared memory; the ranks remove it as soon as all have what is in it, else close() does."""
 
     def __init__(self, size: int) -> None:
-        if not available():
-            raise ConfigError(
-                "collective=shm needs Linux and /dev/shm; type collective=gloo."
-            )
+        require_available()
         self.size = size
         self.folder = SHARED_MEMORY / shared_names.new()
-        self.folder.mkdir(mode=0o700)
+        try:
+            self.folder.mkdir(mode=0o700)
+            self._held: int | None = shared_names.held(self.folder)
+        except OSError as error:
+            raise _unusable(error.strerror or "") from error
 
     def environment(self, rank: int) -> dict[str, str]:
         """See Meeting.environment."""
@@ -278,4 +300,7 @@ class SharedMemoryMeeting(Meeting):
 
     def close(self) -> None:
         """See Meeting.close."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        held, self._held = self._held, None
+        if held is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(held)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from gbactl import shared_names
+from gbactl.collective.shm import SharedMemoryCollective
+
+STRANGE = "import os; os.getpid = lambda: 4194300; "  # as in a pid namespace of its own: a number that nobody has here
+SEGMENT = "from gbactl.cluster import shm; made = shm.create(4096, 4096); print(made[0].name, flush=True)"
+FOLDER = (
+    "from gbactl.collective.shm import SharedMemoryMeeting; made = SharedMemoryMeeting(2); "
+    "print(made.folder.name, flush=True)"
+)
 
 
-def test_sweep_removes_what_the_dead_left_and_nothing_else() -> None:
+def test_sweep_removes_what_nobody_holds_and_nothing_else() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     segment, folder = (shared_names.DIRECTORY / f"gbactl-{dead.pid}-{digit * 16}" for digit in "01")
@@ -17,11 +32,78 @@ def test_sweep_removes_what_the_dead_left_and_nothing_else() -> None:
     mine = shared_names.DIRECTORY / shared_names.new()
     strange = shared_names.DIRECTORY / f"gbactl-{dead.pid}-not-ours"
     mine.mkdir()
+    held = shared_names.held(mine)
     strange.write_bytes(b"x")
     try:
         assert shared_names.sweep() >= 2
         assert not segment.exists() and not folder.exists()
         assert mine.exists() and strange.exists()
+        os.close(held)
+        assert shared_names.sweep() >= 1
+        assert not mine.exists()
     finally:
-        mine.rmdir()
         strange.unlink()
+
+
+@pytest.mark.parametrize("made", [SEGMENT, FOLDER], ids=["segment", "folder"])
+@pytest.mark.parametrize("before", [(), ("unshare", "-p", "-f", "--kill-child")], ids=["here", "own pid namespace"])
+def test_what_a_living_process_made_stays_until_it_is_dead(made: str, before: tuple[str, ...]) -> None:
+    if before and subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root and pid namespaces")
+    owner = subprocess.Popen(
+        [*before, sys.executable, "-c", f"{STRANGE}{made}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        path = shared_names.DIRECTORY / owner.stdout.readline().strip()
+        assert shared_names.NAME.fullmatch(path.name)
+        shared_names.sweep()
+        assert path.exists()
+    finally:
+        owner.kill()
+        owner.communicate()
+    _until_gone(path)
+
+
+def _until_gone(path: Path) -> None:
+    """A namespace's processes end a moment after the one that made it."""
+    for _ in range(500):
+        shared_names.sweep()
+        if not path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} is still there")
+
+
+def test_a_folder_that_ranks_make_again_is_held_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_names, "DIRECTORY", tmp_path)
+    rank = SharedMemoryCollective(tmp_path / shared_names.new(), 0, 2)
+    os.close(rank._create(rank.folder / "0-8"))
+    assert shared_names.sweep() == 0
+    assert (rank.folder / "0-8").exists()
+    rank.close()
+    assert shared_names.sweep() == 1
+
+
+@pytest.mark.parametrize(("flags", "again"), [(os.O_CREAT | os.O_RDWR, True), (os.O_RDWR, False)])
+def test_a_sweep_that_is_faster_than_the_lock_is_noticed(
+    flags: int, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "name"
+    path.touch()
+    lock: Callable[[int, int], None] = fcntl.flock
+    late = [path]
+
+    def slow(handle: int, how: int) -> None:
+        for taken in late[:1]:
+            taken.unlink()
+        late.clear()
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    if again:
+        os.close(shared_names.held(path, flags))
+        assert path.exists()
+    else:
+        with pytest.raises(FileNotFoundError):
+            shared_names.held(path, flags)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gbactl import shared_names
 from gbactl.errors import GbactlError
 
 MEBI = 1 << 20
@@ -99,11 +100,20 @@ def check_threads() -> Check:
 
 def check_shared_memory() -> Check:
     """Free space in /dev/shm, where payloads travel on one host."""
-    path, advice = Path("/dev/shm"), "enlarge /dev/shm, or train with cluster.transport=tcp"
-    if not path.is_dir():
-        return Check("shared memory", "no /dev/shm", False, False, "train with cluster.transport=tcp")
-    free = shutil.disk_usage(path).free
+    advice = "enlarge /dev/shm, or train with cluster.transport=tcp"
+    if not shared_names.available():
+        return Check("shared memory", "no /dev/shm, or read-only", False, False, "do not train with collective=shm")
+    free = shutil.disk_usage(shared_names.DIRECTORY).free
     return Check("shared memory", f"{free // MEBI:,} MiB free", free >= ENOUGH_SHARED, False, advice)
+
+
+def check_own_name() -> Check:
+    """An address of this machine's own name, where Horovod's ring listens."""
+    from gbactl.collective.meeting import address_of_own_name
+
+    name, address = socket.gethostname(), address_of_own_name()
+    advice = f"put the line `127.0.0.1 {name}` into /etc/hosts, or train with collective=shm"
+    return Check("own name", f"{name}: {address or 'no address'}", bool(address), False, advice)
 
 
 def check_cache() -> Check:
@@ -150,7 +160,7 @@ def check_cmake() -> Check:
 
 CHECKS: tuple[Callable[[], Check], ...] = (
     check_python, check_torch, check_horovod, check_kernels, check_cores, check_bf16, check_threads,
-    check_shared_memory, check_cache, check_tracking, check_compiler, check_cmake,
+    check_shared_memory, check_own_name, check_cache, check_tracking, check_compiler, check_cmake,
 )  # fmt: skip
 
 

@@ -18,12 +18,20 @@ from gbactl.collective.base import Collective, Single
 from gbactl.collective.falling import FallingCollective, FallingMeeting, Ring
 from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.meeting import Meeting, Seat
-from gbactl.collective.rendezvous import HorovodRendezvous
-from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting, available
+from gbactl.collective.rendezvous import HorovodRendezvous, require_own_name
+from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting, available, require_available
 from gbactl.collective.surviving import Beneath
 from gbactl.errors import ConfigError
 
 NAMES = ("horovod", "gloo", "shm")
+
+
+def check_here(name: str) -> None:
+    """Raise ConfigError where a group whose ranks are all on this machine could not form, with what to type."""
+    if name == "horovod":
+        require_own_name()
+    if name == "shm":
+        require_available()
 
 
 def open_rendezvous(

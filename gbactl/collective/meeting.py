@@ -1,7 +1,8 @@
-"""What every rendezvous offers the launcher, and which network interface carries an address."""
+"""What every rendezvous offers the launcher, and this machine's interfaces and addresses."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -57,6 +58,17 @@ def _address(name: str) -> str:
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
+
+
+def address_of_own_name() -> str:
+    """What this machine's name means to itself, as Gloo finds it: the first of its addresses that can be bound; ""
+    where there is none."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+                return str(where[0])
+    return ""
 
 
 def interface_of(address: str) -> str:

@@ -17,17 +17,29 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import socketserver
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from gbactl.collective.horovod import missing
-from gbactl.collective.meeting import Meeting, Seat, interface_of
+from gbactl.collective.meeting import Meeting, Seat, address_of_own_name, interface_of
 from gbactl.collective.visitors import Visitors
-from gbactl.errors import ClusterError
+from gbactl.errors import ClusterError, ConfigError
 
 MAX_BODY = 1 << 20
+
+
+def require_own_name() -> None:
+    """Raise ConfigError where this machine's own name has no address: the ring that sums would listen there, and its
+    process would die without a word."""
+    if not address_of_own_name():
+        name = socket.gethostname()
+        raise ConfigError(
+            f"This machine's own name {name} has no address here, and collective=horovod listens where it points to; "
+            f"put the line `127.0.0.1 {name}` into /etc/hosts, or type collective=shm."
+        )
 
 
 def here(size: int, interface: str) -> list[Seat]:

@@ -10,10 +10,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gbactl.hosts.route import address_of_own_name, client_of_ssh
+from gbactl import shared_names
+from gbactl.collective.meeting import address_of_own_name
+from gbactl.hosts.route import client_of_ssh
 
 SAME = ("gbactl", "python", "torch", "horovod")  # versions that have to be the same everywhere
-SHM = Path("/dev/shm")
 
 
 def facts() -> dict[str, Any]:
@@ -27,7 +28,7 @@ def facts() -> dict[str, Any]:
         "horovod": version("horovod"),
         "cores": len(os.sched_getaffinity(0)),
         "memory": free_memory(),
-        "shared_memory": shutil.disk_usage(SHM).free if SHM.is_dir() else 0,
+        "shared_memory": shutil.disk_usage(shared_names.DIRECTORY).free if shared_names.available() else 0,
         "client": client_of_ssh(),
         "name": socket.gethostname(),
         "own_name": address_of_own_name(),

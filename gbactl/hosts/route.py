@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 
@@ -27,17 +26,6 @@ def interface_to(address: str) -> tuple[str, str]:
     """(address, interface) of this machine on its route to another. Raises ClusterError."""
     own = route_to(address)
     return own, interface_of(own)
-
-
-def address_of_own_name() -> str:
-    """What this machine's name means to itself, as Gloo finds it: the first of its addresses that can be bound; ""
-    where there is none."""
-    with contextlib.suppress(OSError):
-        for family, kind, protocol, _, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.bind(where)
-                return str(where[0])
-    return ""
 
 
 def client_of_ssh() -> str | None:

@@ -1,7 +1,8 @@
-"""Whether the rows of a run fit into this machine's memory: told with the arithmetic, before a process starts."""
+"""Whether a run fits this machine, in its collective and in memory: told before a process starts."""
 
 from __future__ import annotations
 
+from gbactl.collective.factory import check_here
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ConfigError
@@ -9,6 +10,12 @@ from gbactl.hosts.facts import free_memory
 from gbactl.hosts.needs import row_bytes, shard_bytes
 
 GIBI = 1 << 30
+
+
+def check_collective(cfg: RunConfig) -> None:
+    """Raises ConfigError where the run's all-reduce cannot form here. Several hosts are judged by what they tell."""
+    if cfg.real and cfg.collects and not cfg.several_hosts:
+        check_here(cfg.collective.name)
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:

@@ -29,7 +29,7 @@ from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
-from gbactl.launch.fitting import check_memory
+from gbactl.launch.fitting import check_collective, check_memory
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show
@@ -54,6 +54,7 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waite
 
 def train(cfg: RunConfig) -> dict[str, Any]:
     """Run one training; prints the result and returns it. Raises GbactlError."""
+    check_collective(cfg)
     show, hogs = Show(), Hogs(cfg)
     path = prepare(cfg.data, show.step)
     show.clear()

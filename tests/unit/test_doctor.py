@@ -37,7 +37,7 @@ def test_every_item_of_the_list_is_there_and_what_is_not_ok_says_what_to_do(here
     names = [check.name for check in checks]
     assert names == [
         "Python", "torch", "Horovod", "row kernels", "cores", "processor", "threads", "shared memory",
-        "data cache", "tracking store", "C++ compiler", "cmake",
+        "own name", "data cache", "tracking store", "C++ compiler", "cmake",
     ]  # fmt: skip
     assert all(check.ok or check.advice for check in checks)
     assert list(here.iterdir()) == []

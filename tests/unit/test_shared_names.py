@@ -50,9 +50,8 @@ def test_sweep_removes_what_nobody_holds_and_nothing_else() -> None:
 def test_what_a_living_process_made_stays_until_it_is_dead(made: str, before: tuple[str, ...]) -> None:
     if before and subprocess.run([*before, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs root and pid namespaces")
-    owner = subprocess.Popen(
-        [*before, sys.executable, "-c", f"{STRANGE}{made}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = [*before, sys.executable, "-c", f"{STRANGE}{made}; input()"]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
         path = shared_names.DIRECTORY / owner.stdout.readline().strip()

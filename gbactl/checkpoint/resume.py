@@ -17,10 +17,12 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.position import Position
+from gbactl.config.groups import ClusterConfig
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
+COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # what runs here or on hosts, and what it is told
 
 
 def run_of(chain: Chain) -> Path:
@@ -84,14 +86,14 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     name = named(arguments)
     if name is None:
         return []
-    typed = {text.lstrip("+").partition("=")[0] for text in arguments}
+    typed, there = _keys(arguments), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
     if wrong := [group for group in NOT_BESIDE if group in typed]:
         raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
     config = find(name).last.config
     stored = {group: values.get("name") for group, values in config.items() if isinstance(values, dict)}
     return [
         f"{group}={option}" for group, option in stored.items()
-        if group not in typed and (conf / group / f"{option}.yaml").is_file()
+        if group not in typed and (group, str(option)) in there
     ]  # fmt: skip
 
 
@@ -106,8 +108,27 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
         _take_over(stored, values, key.split("."))
         if key == "switch.schedule":
             _take_over(stored, values, ("switch", "modes"))
+    _refuse_commands(stored, values)
     stored[KEY] = str(chain.folder.resolve() / chain.last.name)
     return stored
+
+
+def _keys(arguments: Iterable[str]) -> set[str]:
+    """What is typed before the "=" of overrides."""
+    return {text.lstrip("+").partition("=")[0] for text in arguments}
+
+
+def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a command that only the run's own configuration names: whoever wrote that would have it run
+    here. `values`: what is composed from this machine's files and what was typed."""
+    for key in COMMANDS:
+        group, name = key.split(".")
+        given, own = stored.get(group, {}), values.get(group, {})
+        if name in given and given[name] != own.get(name, getattr(ClusterConfig(), name)):
+            raise UsageError(
+                f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
+                f"you trust it, type {key}=VALUE beside resume=."
+            )
 
 
 def at(chain: Chain) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gbactl.errors import ConfigError
 
 SPREAD, PACKED = "spread", "packed"
 PLACEMENTS = (SPREAD, PACKED)
-_HOST = re.compile(r"([\w.-]+):([0-9]{1,4})")  # Horovod's own pattern of a host and its slots
+_HOST = re.compile(r"(?!-)([\w.-]+):([0-9]{1,4})")  # Horovod's own pattern of a host and its slots; no option of ssh
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def hosts_of(given: Sequence[str]) -> tuple[Host, ...]:
     found = []
     for text in given:
         match = _HOST.fullmatch(text.strip())
-        if match is None or text.startswith("-"):
+        if match is None:
             raise ConfigError(f"cluster.hosts has {text!r}, which is no NAME:SLOTS; type for instance a:4.")
         found.append(Host(match[1], int(match[2])))
     names = [host.name for host in found]

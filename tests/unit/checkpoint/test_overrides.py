@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gbactl.checkpoint.resume import find
+from gbactl.checkpoint.resume import find, group_choices
 from gbactl.compose import compose
 from gbactl.config import to_dict
 from gbactl.errors import CheckpointError, GbactlError, UsageError
+from gbactl.paths import conf_dir
 from tests.unit.checkpoint.checkpoint_files import POSITION, save, shards_of
 
 STORED = [
@@ -65,6 +69,46 @@ WRONG = {"experiment=smoke": "leave experiment= out", "mode.bound=3": r"mode\.bo
 def test_what_cannot_be_typed(run: Path, typed: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compose([f"resume={run}", typed])
+
+
+FOREIGN = {
+    "cluster.ssh": "sh -c 'touch evil' #", "cluster.python": "/tmp/evil", "cluster.forward": ["AWS_SECRET_ACCESS_KEY"],
+}  # fmt: skip
+
+
+def foreign(run: Path, **cluster: Any) -> None:
+    """A run with a checkpoint, whose configuration somebody else has written."""
+    config = to_dict(compose(["cluster=hosts", "cluster.hosts=[a:2]", "mode=gba", "train.global_batch=64"]))
+    config["cluster"].update(cluster)
+    (run / "config.yaml").write_text("")
+    mode = {**config["mode"], "workers": 2}
+    save(run / "checkpoints", shards_of(1), config=config, position={**POSITION, "mode": mode})
+    find.cache_clear()
+
+
+@pytest.mark.parametrize(("key", "value"), FOREIGN.items())
+def test_commands_of_another_run_are_taken_only_if_they_are_typed(tmp_path: Path, key: str, value: Any) -> None:
+    name = key.partition(".")[2]
+    foreign(tmp_path, **{name: value})
+    with pytest.raises(UsageError, match=rf"has {key}=.*type {key}=VALUE beside resume=") as told:
+        compose([f"resume={tmp_path}"])
+    assert "\n" not in str(told.value)
+    typed = json.dumps(value)
+    assert getattr(compose([f"resume={tmp_path}", f"{key}={typed}"]).cluster, name) == value
+    assert compose([f"resume={tmp_path}", "cluster=local"]).cluster.name == "local"
+
+
+def test_a_run_that_names_no_command_goes_on_with_its_hosts(tmp_path: Path) -> None:
+    foreign(tmp_path)
+    assert compose([f"resume={tmp_path}"]).cluster.hosts == ["a:2"]
+
+
+def test_a_group_s_file_outside_the_configuration_s_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "evil.yaml").write_text("# @package hydra\nlauncher: {_target_: os.system}\n")
+    outside = os.path.relpath(tmp_path / "evil", conf_dir() / "cluster")
+    foreign(tmp_path, name=outside)
+    assert group_choices([f"resume={tmp_path}"], conf_dir())
+    assert not any("evil" in text for text in group_choices([f"resume={tmp_path}"], conf_dir()))
 
 
 def test_runs_that_are_not_there_or_have_nothing(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_what_is_typed_is_read() -> None:
         (["a:4", "b:2", "a:1"], "names a twice"),
         (["-oProxyCommand=x:4"], "no NAME:SLOTS"),
         (["-F:4"], "no NAME:SLOTS"),
+        ([" -Fevil:4"], "' -Fevil:4', which is no NAME:SLOTS"),
+        (["\t-Fevil:4 "], "no NAME:SLOTS"),
         (["a b:4"], "no NAME:SLOTS"),
         (["a;reboot:4"], "no NAME:SLOTS"),
     ],

@@ -47,7 +47,8 @@ def verdict(local: Sequence[Record], virtual: Sequence[Record]) -> str:
 
 
 NOTES = """\
-- local EPS: mean and standard deviation over n runs of `gbactl train`: `eps` of result.json, first hand-out to last.
+- local EPS: mean and standard deviation over n runs of `gbactl train`: `eps` of result.json, first hand-out to last
+  announced gradient.
 - predicted EPS: the same of one run with `cluster=virtual cost=experiments/calibration/calibrated.yaml`.
 - fitted on: whether the calibration saw runs of that many workers; it did not see these runs.
 - others' cores: what processes that are none of the run's used meanwhile, on the average. Runs during which that was

@@ -97,8 +97,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 def steady(result: dict[str, Any]) -> dict[str, float]:
     """The rate of a result: samples finished between its first and its last note within the phase.
 
-    `eps`, first hand-out to last, counts batches still in flight at the end as done and so is 1 to 4 % above
-    what was sustained in runs as short as these; it is kept beside the rate.
+    `eps`, first hand-out to last announced gradient, has the beginning and the end in it, when not every worker is
+    busy; it is kept beside the rate.
     """
     notes = result["curve"][:-1]
     if len(notes) < 3:

@@ -33,8 +33,8 @@ ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while others use more than this s
 @dataclass(frozen=True)
 class Observation:
     """A run: `eps` samples a second while it lasted; `cpu` role -> seconds of a core for a sample; `others`: cores
-    that processes which are none of the run's used meanwhile; `phase_eps`: samples over first hand-out to last, the
-    `eps` of result.json, which counts what is in flight at the end; 0 of a run that was cut."""
+    that processes which are none of the run's used meanwhile; `phase_eps`: samples trained over first hand-out to
+    last announced gradient, the `eps` of result.json; 0 of a run that was cut."""
 
     mode: str
     workers: int

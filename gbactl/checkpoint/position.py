@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.ranges import Ranges, merged
 from gbactl.cluster.plan import EarlyStopping
-from gbactl.cluster.record import RunRecord
+from gbactl.cluster.record import RunRecord, eps
 from gbactl.cluster.statistics import Statistics, WorkerRate
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
@@ -64,7 +64,7 @@ def _open_phase(record: RunRecord, training: Training | None, step: int, mode: d
             "day": record.label, "mode": mode["name"], "first_sample": training.ranges[0][0],
             "first_step": training.policy.phase.first_step, "pause_ms": None,
             "steps": step - training.policy.phase.first_step, "samples": trained, "seconds": seconds,
-            "eps": trained / seconds if seconds > 0 else 0.0, "drain_seconds": 0.0,
+            "eps": eps(trained, seconds), "closing_seconds": 0.0,
         }
     ]  # fmt: skip
 

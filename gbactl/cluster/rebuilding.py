@@ -48,7 +48,7 @@ class Rebuilt:
         self.parts = Parts(self._hit, lambda *missed: self.missed.append(missed))
         self.joins: dict[int, deque[Grant]] = {}  # the last hand-outs of no samples, by worker
         self.reissued = 0
-        self.stopped = self.begun = False
+        self.stopped = self.begun = self.announced = False
         self._decisions = Decisions(policy, lr_scale)
 
     @property
@@ -114,6 +114,7 @@ class Rebuilt:
             self.finished.forgo(given_up, self.policy.ledger.decayed - decayed)
 
     def _announced(self, record: AnnounceRecord) -> None:
+        self.announced = True
         samples = self.policy.phase.size(record.batch)
         pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
         self.statistics.noted(record.worker, record.batch, samples, pulled)

@@ -18,6 +18,11 @@ METRICS = ("auc", "logloss", "ne", "calibration")
 FATES = ("read", "trained", "decayed", "lost", "effective")
 
 
+def eps(trained: int, seconds: float) -> float:
+    """Samples trained a second; 0 where no time was counted."""
+    return trained / seconds if seconds > 0 else 0.0
+
+
 class RunRecord:
     """Filled in by the coordinator while the run goes on. Times are seconds since `start`."""
 
@@ -65,10 +70,12 @@ class RunRecord:
         self._fresh = True
 
     def close_phase(self, part: Round, mode: str, training: Training, first_sample: int) -> None:
-        """A phase's last gradient is applied. EPS covers first hand-out to last; the drain stands beside it."""
+        """A phase's last gradient is applied. EPS covers first hand-out to last announced gradient; what it took from
+        there to the last applied step stands beside it."""
         policy, clock = training.policy, training.clock
         self.ledger.add(policy.ledger)
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
+        end = clock.first if self.last_gradient is None else self.last_gradient
         pause, self._pause = self._pause, None
         fresh, self._fresh = self._fresh, False
         self.phases.append(
@@ -82,8 +89,8 @@ class RunRecord:
                 "steps": policy.step - policy.phase.first_step,
                 "samples": policy.ledger.trained,
                 "seconds": clock.seconds,
-                "eps": policy.ledger.trained / clock.seconds if clock.seconds > 0 else 0.0,
-                "drain_seconds": self.now() - clock.last,
+                "eps": eps(policy.ledger.trained, clock.seconds),
+                "closing_seconds": 0.0 if end is None else self.now() - end,
             }
         )
 
@@ -122,7 +129,7 @@ class RunRecord:
         return {
             **{key: best[key] for key in METRICS},
             "best_round": best["day"],
-            "eps": self.ledger.trained / seconds if seconds else 0.0,
+            "eps": eps(self.ledger.trained, seconds),
             "samples": {fate: getattr(self.ledger, fate) for fate in FATES},
             "phases": self.phases,
             "curve": self.curve,

@@ -188,8 +188,11 @@ class Revival:
         rebuilt = Rebuilt(policy, training.lr_scale, self.c.record.statistics)
         for record in self.found.records:
             rebuilt.feed(record)
+        clock = training.clock
         if rebuilt.begun:
-            training.clock.first, training.clock.last = self.found.stood["at"], self.c.hub.now()
+            clock.first, clock.last = self.found.stood["at"], self.c.hub.now()
+        if rebuilt.announced:  # the last time by which they can have been: the log has no times
+            clock.gradients = (self.found.missed, self.found.missed)
         for shard, standing in sorted(self._standing.items()):
             self._tell_server(training, self.c.members.of("server")[shard], standing, rebuilt)
         training.take_up(rebuilt, set(self._holding))

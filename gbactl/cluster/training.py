@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Clock:
-    """First and last hand-out of a phase, in seconds by `now`."""
+    """First and last hand-out of a phase, first and last announced gradient, in seconds by `now`."""
 
     now: Callable[[], float]
     first: float | None = None
@@ -46,8 +46,8 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """First hand-out to last."""
-        return 0.0 if self.first is None else self.last - self.first
+        """First hand-out to last announced gradient, which EPS counts."""
+        return 0.0 if self.first is None or self.gradients is None else self.gradients[1] - self.first
 
 
 class Training:

@@ -44,7 +44,8 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
     for phase in result.get("phases") or []:
         before = samples, seconds
         samples += phase.get("samples") or 0
-        seconds += (phase.get("seconds") or 0) + (phase.get("drain_seconds") or 0)
+        rest = phase.get("closing_seconds", phase.get("drain_seconds"))  # the older: since the last hand-out
+        seconds += (phase.get("seconds") or 0) + (rest or 0)
         _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:
             points.append((samples, seconds, phase["auc"]))

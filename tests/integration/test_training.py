@@ -22,7 +22,7 @@ KEYS = {
     "best_auc", "staleness_histogram", "calibration",
 }  # fmt: skip
 PHASE_KEYS = {
-    "day", "mode", "steps", "samples", "seconds", "eps", "drain_seconds", "auc", "logloss", "ne",
+    "day", "mode", "steps", "samples", "seconds", "eps", "closing_seconds", "auc", "logloss", "ne",
     "calibration", "evaluated_on",
 }  # fmt: skip
 

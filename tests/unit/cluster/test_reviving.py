@@ -38,6 +38,7 @@ def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
     assert sum(gradients.values()) == 2 * BATCHES
     assert sum(result["staleness_histogram"].values()) == gradients["applied"] + gradients["decayed"]
     assert len(result["phases"]) >= 2 and all("auc" in phase for phase in result["phases"][-1:])
+    assert all(phase["seconds"] > 0 for phase in result["phases"] if phase["samples"]), "the clock outlives it"
     mine = [failed for failed in result["recovery"] if failed["process"] == "C"]
     assert len(mine) == deaths
     assert all((each["failure"], each["samples_lost"], each["pls"]) == ("death", 0, 0.0) for each in mine)

@@ -180,12 +180,22 @@ def test_the_end_applies_what_is_left_and_checks_the_accounts(at: Setting) -> No
     assert [(order.batches, order.divisor) for order in at.of("S0", OrderStep)][-1] == ([4], 1.0)
 
 
-def test_the_clock_runs_from_the_first_hand_out_to_the_last(at: Setting) -> None:
-    assert at.training.clock.seconds == 0.0
+def test_the_clock_runs_from_the_first_hand_out_to_the_last_announced_gradient(at: Setting) -> None:
+    clock, now = at.training.clock, [10.0]
+    clock.now = lambda: now[0]
     at.training.take(0)
-    assert at.training.clock.seconds == 0.0
+    now[0] = 12.0
+    at.training.take(1)
+    assert clock.seconds == 0.0, "nobody has computed anything yet"
+    for batch, worker, seconds in ((1, 1, 5.0), (0, 0, 9.0)):
+        now[0] = 10.0 + seconds
+        at.announce(worker, batch)
+        assert clock.seconds == seconds
+    now[0] = 30.0
     at.training.take(0)
-    assert at.training.clock.seconds > 0.0
+    now[0] = 60.0
+    at.training.forgo()  # past a switch's deadline
+    assert clock.seconds == 9.0
 
 
 def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: Setting) -> None:

@@ -17,7 +17,7 @@ RESULT = {
     "phases": [
         {"samples": 10, "seconds": 2.0, "drain_seconds": 0.5, "auc": 0.6},
         {"samples": 10, "seconds": 1.0, "drain_seconds": None, "auc": None},
-        {"samples": 20, "seconds": 3.0, "drain_seconds": 0.5, "auc": 0.7},
+        {"samples": 20, "seconds": 3.0, "closing_seconds": 0.5, "auc": 0.7},
     ],
     "staleness_histogram": {"0": 1, "2": 3},
 }

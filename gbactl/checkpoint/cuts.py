@@ -110,6 +110,7 @@ class Cuts:
         if c.cfg.resume is not None:
             position = self.resumed = Position(manifests.read(Path(c.cfg.resume)).position)
             position.restore(c.record, self.stopping, self.results)
+            c.record.modes = position.modes_with(c.cfg.mode.name)
             c.step = position.step
             self._base = None
         step = c.step if self.resumed else BEGINNING

@@ -17,6 +17,7 @@ from gbactl.cluster.statistics import Statistics, WorkerRate
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
 from gbactl.policies.base import policy_class
+from gbactl.switching.modes import switched
 
 if TYPE_CHECKING:
     from gbactl.cluster.training import Training
@@ -45,7 +46,7 @@ def told(
         "unread": None if unread is None else [list(pair) for pair in unread],
         "ledger": _plain(ledger_of(*parts)), "mode": mode, "switches": switches,
         "stopping": asdict(stopping) if results else None, "results": [dict(each) for each in results],
-        "phases": [*(dict(each) for each in record.phases), *_open_phase(record, training, step, mode)],
+        "modes": record.modes, "phases": [*(dict(each) for each in record.phases), *_open_phase(record, training, step, mode)],
         "curve": _thin(record.curve), "statistics": _statistics(record.statistics),
     }  # fmt: skip
 
@@ -92,6 +93,7 @@ class Position:
             self.step, self.round = int(values["step"]), int(values["round"])
             self.ended, self.switches = bool(values["ended"]), int(values["switches"])
             self.mode: dict[str, Any] = dict(values["mode"])
+            self.modes = str(values.get("modes", self.mode["name"]))
             self.unread: Ranges | None = None
             if values["unread"] is not None:
                 self.unread = merged((int(low), int(high)) for low, high in values["unread"])
@@ -113,6 +115,10 @@ class Position:
         stopping = self._values["stopping"]
         return bool(stopping and 0 < stopping["patience"] <= stopping["seen"] - 1 - stopping["best_round"])
 
+    def modes_with(self, mode: str) -> str:
+        """The name of a run that goes on from here in `mode`."""
+        return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
+
     def go_back(self, record: RunRecord, stopping: EarlyStopping, results: list[dict[str, Any]]) -> None:
         """Put a run back where it was here; its clock goes on."""
         seconds = record.seconds
@@ -129,6 +135,7 @@ class Position:
             if name != "patience":
                 setattr(stopping, name, value)
         record.ledger = replace(self.ledger)
+        record.modes = self.modes
         record.phases, record.curve = list(values["phases"]), list(values["curve"])
         record.go_on(float(values["seconds"]))
         _restore_statistics(record.statistics, values["statistics"], self.step, self.ledger.finished)

@@ -347,6 +347,7 @@ class Coordinator:
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(self.hub.refused))
         return {
             **self.record.result(best, inspected),
+            "mode": self.record.modes,
             **self.trainers.result(),
             **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
             "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),

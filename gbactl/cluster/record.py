@@ -32,6 +32,7 @@ class RunRecord:
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
         self.curve: list[dict[str, Any]] = []
+        self.modes = ""  # by which modes it went so far: sync>gba@day2
         self.round: tuple[Round, int, int] | None = None
         self.last_gradient: float | None = None  # of the last phase, by `now`
         self._pause: float | None = None

@@ -23,6 +23,7 @@ from gbactl.config import RunConfig, mode_values
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
+from gbactl.switching.modes import switched
 from gbactl.switching.plan import Plan, Position
 from gbactl.switching.wishes import obstacle, wished
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gbactl.cluster.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
+BY_AUTO = 0  # the id of a wish of switch=auto; those from outside count from 1
 SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switch: 40 ms
 
 
@@ -39,6 +41,7 @@ class Switcher:
     def __init__(self, coordinator: Coordinator, rows: list[int], run_dir: Path) -> None:
         self.c, self.rows = coordinator, rows
         self.plan = Plan(coordinator.cfg, rows)
+        coordinator.record.modes = coordinator.cfg.mode.name
         self.late = Late(coordinator.cfg.cluster.servers)
         self.mover = Mover(coordinator.members, coordinator.losses, self._in_time, coordinator.cfg.home)
         self.mover.noted = coordinator.journal.note
@@ -103,7 +106,9 @@ class Switcher:
             self._drained = None
             self.c._event("switch", {**report, "state": "stayed", "why": why_not})
             return
-        here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read}
+        point = self.plan.point or ("auto" if wish.get("id") == BY_AUTO else f"step{self.c.step}")
+        modes = self.c.record.modes = switched(self.c.record.modes, cfg.mode.name, point, self._fresh)
+        here = {"day": self.c.record.label, "first_sample": first, "samples": self.c.record.ledger.read, "modes": modes}
         self._report = {**report, **here, "state": "done", **({"fresh_optimizer": True} if self._fresh else {})}
         self.c.now = cfg
         self.c.log.info(eventlog.SWITCH, {"mode": mode_values(cfg), "step": self.c.step, **kept})
@@ -258,7 +263,7 @@ class Switcher:
 
     def ask(self, fields: dict[str, Any]) -> None:
         """A wish of `gbactl switch`, by way of the launcher: {id, mode: {...}}. It is answered in any case."""
-        wish = {"id": fields.get("id", 0)}
+        wish = {"id": fields.get("id", BY_AUTO)}
         try:
             cfg = wished(self.c.cfg, self.c.now, fields.get("mode"))
         except ConfigError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gbactl.checkpoint import resume
 from gbactl.checkpoint.folder import Chain, Folder, number_of
+from gbactl.checkpoint.position import Position
 from gbactl.config import RunConfig, to_dict
 from gbactl.data.dataset import Dataset
 from gbactl.launch import rundir
@@ -38,6 +39,11 @@ class Continued:
     def run_dir(self, cfg: RunConfig) -> Path:
         """Where it works: the run's own directory, or a new one if run_dir= names one."""
         return resume.run_of(self.chain) if self.chain is not None and self.same_run else rundir.create(cfg)
+
+    def modes(self, cfg: RunConfig) -> str:
+        """By which modes it has gone so far, the one included that it begins in now."""
+        mode = cfg.mode.name
+        return mode if self.chain is None else Position(self.chain.last.position).modes_with(mode)
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
         """The directory is ours: put what was there aside, and what was saved after the checkpoint away."""

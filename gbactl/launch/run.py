@@ -103,6 +103,7 @@ class Run:
         self.injuries: Injuries | None = None
         self.successors: Successors | None = None
         self.switches: list[dict[str, Any]] = []
+        self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
         self.control: Control | None = None
         self.coordinators: Coordinators | None = None
@@ -261,6 +262,7 @@ class Run:
         elif event.name == "result":
             self._result_at = time.monotonic()
             self.result = event.fields
+            self._named(event.fields["mode"])
 
     def _saved(self, fields: dict[str, Any]) -> None:
         """A checkpoint exists, or could not be written; or what is expected of them."""
@@ -286,6 +288,7 @@ class Run:
         elif fields["state"] == "done":
             self.switches.append(fields)
             self._log({"mode_id": mode_id(fields["to"]), "pause_ms": fields["pause_ms"]}, fields["samples"])
+            self._named(fields["modes"])
             if self.tracked is not None:
                 self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
             self.show.say(f"  step {fields['step']}: {answer(fields)}")
@@ -310,12 +313,24 @@ class Run:
             return
         config, t = to_dict(self.cfg), self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
-        tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend()}
-        name = t.run_name or self.run_dir.name
+        tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         self.tracked = TrackedRun(
-            tracking_uri(self.cfg), t.experiment, name, flatten(config), tags, self.run_dir, warn=self.show.say,
+            tracking_uri(self.cfg), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir, warn=self.show.say,
             resumed=self.job.tracked if self.job.same_run else None,
         )  # fmt: skip
+
+    def _naming(self) -> dict[str, str]:
+        """Tags that name the run by the modes that it went by; MLflow takes the second one for the run's name."""
+        name = self.cfg.tracking.run_name or self.run_dir.name
+        name = name if self.modes == self.cfg.mode.name else f"{name} {self.modes}"
+        return {"gbactl.mode": self.modes, "mlflow.runName": name}
+
+    def _named(self, modes: str) -> None:
+        """The run is known by these modes from now on."""
+        if modes != self.modes:
+            self.modes = modes
+            if self.tracked is not None:
+                self.tracked.tag(**{name.replace(".", "_"): value for name, value in self._naming().items()})
 
     def _log(self, metrics: dict[str, float | None], step: int) -> None:
         if self.tracked is not None:
@@ -325,7 +340,7 @@ class Run:
         from gbactl import __version__
 
         result = {
-            "mode": self.cfg.mode.name, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
+            "mode": self.modes, "collective": self._all_reduce(), "seed": self.cfg.seed, "status": status,
             **self._clock(), **found,
             "wall_seconds": time.monotonic() - self.began, "run_dir": str(self.run_dir),
             "run_id": self.tracked.run_id if self.tracked else None, "gbactl": __version__,

@@ -31,6 +31,7 @@ class Plan:
         self.points = located(self.entries, rows)
         self.asked: RunConfig | None = None
         self.fresh = False  # whether the optimizer's state begins anew with what was taken last
+        self.point = ""  # the scheduled point of what was taken last; empty if it was asked
         self._next = 0
 
     @property
@@ -56,11 +57,12 @@ class Plan:
 
     def take(self, at: Position) -> RunConfig | None:
         """What rules from here on, if anything is due: the last entry, or what was asked."""
-        found, self.fresh = None, False
+        found, self.fresh, self.point = None, False, ""
         while (entry := self.next) is not None and self._due(entry, at):
-            self._next += 1
+            self._next, self.point = self._next + 1, entry.point
             found, self.fresh = self.phases[self._next], self.fresh or entry.fresh
-        found, self.asked = self.asked or found, None
+        if self.asked is not None:
+            found, self.asked, self.point = self.asked, None, ""
         return found
 
     def _due(self, entry: Entry, at: Position) -> bool:

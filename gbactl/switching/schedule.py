@@ -30,6 +30,13 @@ class Entry:
     changes: Mapping[str, Any]
     fresh: bool = False
 
+    @property
+    def point(self) -> str:
+        """The point in one word, for the name of a run that was switched there: day2, step100, 60s, 80%."""
+        if self.unit == "fraction":
+            return f"{100 * self.value:g}%"
+        return f"{self.value:g}s" if self.unit == "seconds" else f"{self.unit}{self.value:.0f}"
+
 
 def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
     """Read a schedule. Raises ConfigError that names the entry that is wrong."""

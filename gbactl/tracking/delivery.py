@@ -65,7 +65,10 @@ class Delivery:
             self._backlog.opened(run_id)
             self._sent = 0
         for _ in range(min(self._sent, len(self._waiting))):
-            self.done |= self._waiting.popleft()["kind"] == "finish"
+            taken = self._waiting.popleft()
+            self.done |= taken["kind"] == "finish"
+            if taken["kind"] == "tags":  # opening has set the first ones again
+                self._sender.tag(taken["tags"])
         self._known, self._open = run_id, True
 
     def _send_one(self, record: Record) -> int:

@@ -72,6 +72,7 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     assert sum("sync to gba" in line or "gba to sync" in line for line in shown) == 2
     result = launched.finish().result
     assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "sync"]
+    assert result["mode"] == "sync>gba@step{}>sync@step{}".format(*(p["first_step"] for p in result["phases"][1:]))
     samples = result["samples"]
     assert samples["read"] == samples["trained"] + samples["decayed"] == 90000
     before = sums(launched)
@@ -126,7 +127,10 @@ def test_a_schedule_within_a_day(launcher: Launcher) -> None:
     told = client.get_metric_history(result["run_id"], "mode_id")
     assert {(2.0, 4032), (3.0, 6400), (0.0, 8448)} <= {(m.value, m.step) for m in told}
     assert {m.value for m in told} == {0.0, 2.0, 3.0}
-    tags = client.get_run(result["run_id"]).data.tags
+    found = client.get_run(result["run_id"])
+    tags, named = found.data.tags, "sync>gba@samples4000>bsp@step100>sync@70%>gba@90%"
+    assert result["mode"] == tags["gbactl.mode"] == named
+    assert found.info.run_name == f"{Path(result['run_dir']).name} {named}"
     assert tags["gbactl.phases"] == (
         "sync; gba from day 0, sample 4032; bsp from day 0, sample 6400; sync from day 0, sample 8448; "
         "gba from day 0, sample 10816"

@@ -111,6 +111,7 @@ def test_another_mode_goes_on_with_a_synchronous_run(
     assert again["samples"]["read"] == result["samples"]["read"] == 2 * ROWS
     assert [phase["day"] for phase in again["phases"]] == ["epoch 0", "epoch 0", "epoch 1"]
     assert [phase["mode"] for phase in again["phases"]] == ["sync", mode, mode]
+    assert again["mode"] == f"sync>{mode}@step{again['phases'][1]['first_step']}"
 
 
 @pytest.mark.parametrize("servers", [2, 3])

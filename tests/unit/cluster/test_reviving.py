@@ -211,6 +211,7 @@ def test_within_a_day_that_switches(data: dict[str, Any], tmp_path: Path, monkey
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "async", "async", "gba"]
     switched = [event.fields["to"] for event in told if event.name == "switch" and event.fields["state"] == "done"]
     assert list(dict.fromkeys(switched)) == ["async", "gba"]
+    assert result["mode"] == "gba>async@samples400>gba@samples900"
 
 
 def test_in_a_storm(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

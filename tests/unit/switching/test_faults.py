@@ -127,6 +127,7 @@ def test_a_wish_before_anything_has_begun(data: Path, tmp_path: Path) -> None:
     told: list[Event] = []
     result = run_in_memory(cfg, data, tmp_path, wishes, told)
     assert [p["mode"] for p in result["phases"]] == ["async", "bsp"]
+    assert result["mode"] == "gba>async@step0>bsp@samples300"
     said = {number: [s["state"] for s in switches(told) if s.get("id") == number] for number in range(1, 7)}
     assert said == {1: ["same"], 2: ["accepted", "done"], **{n: ["refused"] for n in (3, 4, 5, 6)}}
 

@@ -22,7 +22,9 @@ def test_points_are_told_in_samples_of_the_run() -> None:
         {"at": {"samples": 3e2}, "to": "gba"}, {"at": {"seconds": 1.5}, "to": "sync"}, {"at": {"day": 1}, "to": "bsp"},
         {"at": {"step": 40}, "to": "sync"}, {"at": {"fraction": 0.75}, "to": "async"},
     ]  # fmt: skip
-    assert located(entries(schedule), [1000, 500, 500]) == [300, None, 1000, None, 1500]
+    found = entries(schedule)
+    assert located(found, [1000, 500, 500]) == [300, None, 1000, None, 1500]
+    assert [entry.point for entry in found] == ["samples300", "1.5s", "day1", "step40", "75%"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class MemoryStore:
     def open(self, run: dict, run_id: str | None) -> str:
         self._reach()
         self.run_id = self.run_id or f"remote-{run['local_id'][:4]}"
-        self.params, self.tags = run["params"], run["tags"]
+        self.params, self.tags = run["params"], dict(run["tags"])
         return self.run_id
 
     def metrics(self, rows: list) -> None:
@@ -231,6 +231,18 @@ def test_a_tag_is_changed_on_the_way(tmp_path: Path) -> None:
     run.tag(gbactl_phases="sync; gba from day 1, sample 0")
     assert run.finish("FINISHED") is None
     assert store.tags["gbactl.phases"] == "sync; gba from day 1, sample 0"
+
+
+def test_a_tag_that_was_changed_before_the_store_went_away_stays_changed(tmp_path: Path) -> None:
+    store = MemoryStore()
+    run = start(tmp_path, store)
+    run.tag(t="2")
+    until(lambda: store.tags.get("t") == "2")
+    store.broken = True
+    assert run.finish("FINISHED") is not None
+    store.broken = False
+    assert send_backlog(tmp_path, sender=store, uri="sqlite:///m.db") is not None
+    assert (store.status, store.tags["t"]) == ("FINISHED", "2")
 
 
 @pytest.mark.parametrize("cut_off", [False, True])

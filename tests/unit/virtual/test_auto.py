@@ -47,7 +47,7 @@ def test_a_straggler_for_some_time_is_met_with_gba_for_that_time(two_days: Path,
     result = run(auto(), two_days, tmp_path)
     modes = [phase["mode"] for phase in result["phases"]]
     changes = [new for old, new in itertools.pairwise(["", *modes]) if new != old]
-    assert changes == ["sync", "gba", "sync"]
+    assert changes == ["sync", "gba", "sync"] and result["mode"] == "sync>gba@auto>sync@auto"
     adds_up(result, 2 * 20000)
     assert result["samples"]["trained"] + result["samples"]["decayed"] == 2 * 20000
     assert unchanged(tmp_path) == 2

@@ -70,6 +70,7 @@ def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_p
         again = run(from_dict(values), data, tmp_path / name)
         assert again["samples"] == {**result["samples"], "effective": again["samples"]["effective"]}
         assert [phase["mode"] for phase in again["phases"]][-1 - left :] == modes[-1 - left :]
+        assert again["mode"] == result["mode"] == "sync>gba@samples400>sync@samples1000"
         if left == 0:
             assert again["checksums"]["model"] == result["checksums"]["model"]
     assert homes == {"servers", "workers"}

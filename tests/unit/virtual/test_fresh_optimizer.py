@@ -38,6 +38,7 @@ def test_in_any_direction_it_is_counted_as_what_it_is(
     anew = [record for record in infos(tmp_path, "mode") if record.get("fresh")]
     assert [(record["mode"]["name"], record["step"]) for record in anew] == [(before, result["phases"][0]["steps"])]
     assert [record["when"] for record in infos(tmp_path, "model")] == ["drained"]
+    assert result["mode"] == f"{before}>{after}@samples300+fresh"
 
 
 @pytest.mark.parametrize("cluster", [run, run_in_memory])

@@ -74,6 +74,7 @@ def test_lock_step_modes_go_on_where_the_other_was(
         assert [phase["auc"] for phase in result["phases"] if "auc" in phase] == scores
         assert [p["mode"] for p in result["phases"]] == ["sync", "gba", "gba", "gba", "sync", "gba", "gba"]
         assert [p["first_sample"] for p in result["phases"]] == [0, 384, 0, 0, 128, 384, 0]
+        assert result["mode"] == "sync>gba@samples300>sync@55%>gba@samples1500"
     for name in "ab":
         assert unchanged(tmp_path / name) == 3
         no_sample_twice(tmp_path / name, [600] * 4)

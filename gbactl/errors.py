@@ -58,6 +58,10 @@ class EventLogError(GbactlError):
     """An event log that is damaged or of another version."""
 
 
+class TornLogError(EventLogError):
+    """An event log that ends within a record."""
+
+
 class CheckpointError(GbactlError):
     """A checkpoint that is torn, damaged, foreign or not there; names the file."""
 

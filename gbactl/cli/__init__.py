@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 
@@ -60,6 +61,9 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Run the command line; a GbactlError becomes one sentence and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows a "?" instead
+            stream.reconfigure(errors="replace")
     try:
         sys.exit(cli.main(prog_name="gbactl", standalone_mode=False) or 0)
     except click.exceptions.Abort:

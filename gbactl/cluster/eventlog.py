@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from gbactl.errors import EventLogError
+from gbactl.errors import EventLogError, TornLogError
 
 MAGIC = b"gbaclog\0"
 FORMAT = 13
@@ -223,7 +223,8 @@ def _short(number: float) -> float | int:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a log. Raises EventLogError with the offset where it is damaged or cut."""
+    """The records of a log. Raises EventLogError with the offset where it is damaged, TornLogError where it ends within
+    a record."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -261,11 +262,11 @@ def tail(path: Path, offset: int) -> tuple[list[Record], int]:
 def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
     start = offset + _RECORD.size
     if start > len(data):
-        raise EventLogError(f"{path} is cut off at byte {offset}.")
+        raise TornLogError(f"{path} is cut off at byte {offset}.")
     kind, length, crc = _RECORD.unpack_from(data, offset)
     body = data[start : start + length]
     if len(body) < length:
-        raise EventLogError(f"{path} is cut off at byte {offset}.")
+        raise TornLogError(f"{path} is cut off at byte {offset}.")
     if zlib.crc32(body, kind) != crc:
         raise EventLogError(f"{path} is damaged at byte {offset}.")
     return kind, body, start + length

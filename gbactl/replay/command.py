@@ -23,10 +23,11 @@ Progress = Callable[[str, float], None]
 def replay(
     run_dir: Path, until: int | None = None, path: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Replay a run's log; returns the verdict as plain containers, a divergence included.
+    """Replay a run's log, as far as it goes; returns the verdict as plain containers, a divergence included.
 
-    `identical` is None where no checksum stands in what was replayed. The model is kept in `path`, by default in
-    the run directory where `until` is given. Raises GbactlError where log, data or arguments make it impossible.
+    `identical` is None where no checksum stands in what was replayed; `cut_at` is the byte at which the log of a run
+    that was stopped ends. The model is kept in `path`, by default in the run directory where `until` is given. Raises
+    GbactlError where log, data or arguments make it impossible, and after the replay where a torn record may be damage.
     """
     began = time.monotonic()
     recording = scan(run_dir / LOG)
@@ -37,11 +38,14 @@ def replay(
         replayer = _replayer(recording, dataset, last, bool(differences), progress)
         found = _run(replayer)
         kept = _keep(replayer, run_dir, path, until is not None) if found is None else None
+    if found is None and until is None and recording.torn:
+        raise EventLogError(f"{recording.torn} What stands before is as logged: {_size(replayer.step, replayer.computed)}.")
     return {
         "run_dir": str(run_dir), "mode": recording.cfg.mode.name,
         "identical": found is None if found or replayer.checks.compared else None,
         "steps": replayer.step, "of_steps": recording.steps, "gradients": replayer.computed,
-        "dropped": replayer.dropped, "shards": recording.shards, "checksums": replayer.checks.compared,
+        "dropped": replayer.dropped, "shards": recording.shards,
+        "cut_at": None if recording.ended or until is not None else recording.path.stat().st_size, "checksums": replayer.checks.compared,
         "divergence": None if found is None else found.to_json(), "machine_differs": differences,
         "model": None if kept is None else str(kept), "seconds": time.monotonic() - began,
     }  # fmt: skip
@@ -49,11 +53,6 @@ def replay(
 
 def _last_step(recording: Recording, until: int | None) -> int:
     if until is None:
-        if not recording.ended:
-            raise EventLogError(
-                f"{recording.path} is cut off at byte {recording.path.stat().st_size} (no end record): the run was "
-                f"stopped, or the file was cut; type --until {recording.steps} to replay what is there."
-            )
         return recording.steps
     if not 0 <= until <= recording.steps:
         raise UsageError(f"The run took {recording.steps} steps; type --until 0 to {recording.steps}.")
@@ -98,15 +97,21 @@ def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) ->
 def sentence(verdict: dict[str, Any]) -> str:
     """What a person reads."""
     found, differs = verdict["divergence"], verdict["machine_differs"]
-    size = f"{verdict['steps']} steps, {verdict['gradients']} gradients, {verdict['shards']} shards"
+    size = f"{_size(verdict['steps'], verdict['gradients'])}, {verdict['shards']} shards"
     other = " and another ".join(differs)
     note = f" This machine has another {other} than the run's: bits may differ." if differs else ""
     if found is not None:
         return f"{found['text']}{note}"
     kept = f" The model is in {verdict['model']}." if verdict["model"] else ""
+    if verdict["cut_at"] is not None:
+        kept += f" The log is cut off at byte {verdict['cut_at']} (no end record: the run was stopped); replayed to there."
     if verdict["checksums"] == 0:
         return f"Replayed {size}; the log has no checksum to compare with yet.{kept}{note}"
     return f"bit-identical: {size}.{kept}{note}"
+
+
+def _size(steps: int, gradients: int) -> str:
+    return f"{steps} steps, {gradients} gradients"
 
 
 def failed(verdict: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ Reading costs about 5 us a gradient and holds the log's bytes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.cluster.messages import BeginPhase
 from gbactl.config import RunConfig, check_switch, from_dict
-from gbactl.errors import ConfigError, EventLogError
+from gbactl.errors import ConfigError, EventLogError, TornLogError
 from gbactl.replay.pulls import Pulls
 
 REPLAYED = "async, gba, bsp, hop_bs and hop_bw"
@@ -34,7 +35,8 @@ class PhaseRecord:
 
 @dataclass
 class Recording:
-    """What a log holds. `digests`: (step, shard) to the checksum after that step; `ended`: it is complete."""
+    """What a log holds. `digests`: (step, shard) to the checksum after that step; `ended`: it is complete; `torn`: the
+    sentence on the record within which it ends, if it does."""
 
     path: Path
     header: dict[str, Any]
@@ -43,6 +45,7 @@ class Recording:
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     steps: int = 0
     ended: bool = False
+    torn: str = ""
     now: RunConfig | None = None
 
     @property
@@ -56,24 +59,28 @@ class Recording:
         return self.cfg.cluster.servers
 
     def records(self) -> Iterator[Record]:
-        """Everything after the header, again."""
+        """Everything after the header, again, up to the record that is torn if one is."""
         records = eventlog.read(self.path)
         next(records)
-        return records
+        with contextlib.suppress(TornLogError):
+            yield from records
 
 
 def scan(path: Path) -> Recording:
-    """Read a log to its end. Raises EventLogError where it is damaged, cut or says what cannot be."""
+    """Read a log to its end, or to where it is cut. Raises EventLogError where it is damaged or says what cannot be."""
     records = eventlog.read(path)
     first = next(records, None)
     if not isinstance(first, InfoRecord) or first.kind != eventlog.HEADER:
         raise EventLogError(f"{path} has no header.")
     cfg = _config(path, first.fields)
     recording = Recording(path, first.fields, cfg, now=cfg)
-    for record in records:
-        if recording.ended:
-            raise EventLogError(f"{path} goes on after its end record.")
-        _note(recording, record)
+    try:
+        for record in records:
+            if recording.ended:
+                raise EventLogError(f"{path} goes on after its end record.")
+            _note(recording, record)
+    except TornLogError as error:
+        recording.torn = str(error)
     for phase in recording.phases:
         twice = phase.pulls.repeated()
         if twice is not None:

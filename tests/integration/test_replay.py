@@ -114,7 +114,8 @@ def test_a_run_is_found_by_its_id_and_damage_is_named(launcher: Launcher, tmp_pa
     content = bytearray(log.read_bytes())
     log.write_bytes(content[: len(content) // 2])
     cut = replay(launcher, result["run_dir"])
-    assert cut.returncode == 1 and "cut off at byte " in cut.stderr and cut.stderr.count("\n") == 1
+    assert cut.returncode == 1 and "cut off at byte " in cut.stderr
+    assert "What stands before is as logged: " in cut.stderr.splitlines()[-1]
     content[-1] ^= 1  # in the body of the last record
     log.write_bytes(content)
     damaged = replay(launcher, result["run_dir"])

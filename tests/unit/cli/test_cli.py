@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -173,3 +174,10 @@ def test_json_is_not_printed_for_a_failed_run(tmp_path: Path) -> None:
     assert "The run directory /proc/nowhere cannot be made" in done.stderr
     with pytest.raises(json.JSONDecodeError):
         json.loads(done.stdout)
+
+
+def test_a_terminal_that_cannot_show_a_character_ends_no_command() -> None:
+    code = "from gbactl import cli; cli.cli.main = lambda **_: print('runs/2026\\u2026'); cli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, b"runs/2026?\n"), done.stderr

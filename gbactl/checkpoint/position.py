@@ -46,7 +46,8 @@ def told(
         "unread": None if unread is None else [list(pair) for pair in unread],
         "ledger": _plain(ledger_of(*parts)), "mode": mode, "switches": switches,
         "stopping": asdict(stopping) if results else None, "results": [dict(each) for each in results],
-        "modes": record.modes, "phases": [*(dict(each) for each in record.phases), *_open_phase(record, training, step, mode)],
+        "modes": record.modes,
+        "phases": [*(dict(each) for each in record.phases), *_open_phase(record, training, step, mode)],
         "curve": _thin(record.curve), "statistics": _statistics(record.statistics),
     }  # fmt: skip
 

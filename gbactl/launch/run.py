@@ -315,8 +315,8 @@ class Run:
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         self.tracked = TrackedRun(
-            tracking_uri(self.cfg), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir, warn=self.show.say,
-            resumed=self.job.tracked if self.job.same_run else None,
+            tracking_uri(self.cfg), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
+            warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None,
         )  # fmt: skip
 
     def _naming(self) -> dict[str, str]:

@@ -39,13 +39,15 @@ def replay(
         found = _run(replayer)
         kept = _keep(replayer, run_dir, path, until is not None) if found is None else None
     if found is None and until is None and recording.torn:
-        raise EventLogError(f"{recording.torn} What stands before is as logged: {_size(replayer.step, replayer.computed)}.")
+        before = _size(replayer.step, replayer.computed)
+        raise EventLogError(f"{recording.torn} What stands before is as logged: {before}.")
     return {
         "run_dir": str(run_dir), "mode": recording.cfg.mode.name,
         "identical": found is None if found or replayer.checks.compared else None,
         "steps": replayer.step, "of_steps": recording.steps, "gradients": replayer.computed,
         "dropped": replayer.dropped, "shards": recording.shards,
-        "cut_at": None if recording.ended or until is not None else recording.path.stat().st_size, "checksums": replayer.checks.compared,
+        "cut_at": None if recording.ended or until is not None else recording.path.stat().st_size,
+        "checksums": replayer.checks.compared,
         "divergence": None if found is None else found.to_json(), "machine_differs": differences,
         "model": None if kept is None else str(kept), "seconds": time.monotonic() - began,
     }  # fmt: skip
@@ -104,7 +106,7 @@ def sentence(verdict: dict[str, Any]) -> str:
         return f"{found['text']}{note}"
     kept = f" The model is in {verdict['model']}." if verdict["model"] else ""
     if verdict["cut_at"] is not None:
-        kept += f" The log is cut off at byte {verdict['cut_at']} (no end record: the run was stopped); replayed to there."
+        kept += f" The log is cut off at byte {verdict['cut_at']} (the run was stopped); this is a replay to there."
     if verdict["checksums"] == 0:
         return f"Replayed {size}; the log has no checksum to compare with yet.{kept}{note}"
     return f"bit-identical: {size}.{kept}{note}"

@@ -60,7 +60,7 @@ class Notes:
 
     def add(self, fields: dict[str, Any]) -> bool:
         """Take a progress event; False if it is none of the middle of a phase."""
-        if not self.skip * fields["phase_samples"] <= fields["phase_finished"] < fields["phase_samples"]:
+        if not self.skip * fields["round_samples"] <= fields["round_finished"] < fields["round_samples"]:
             return False
         if fields["seconds"] < self._first.setdefault(fields["round"], fields["seconds"]) + self.seconds:
             return False

@@ -60,13 +60,13 @@ def _open_phase(record: RunRecord, training: Training | None, step: int, mode: d
     """The part of a phase that is done, as a phase of its own."""
     if training is None or step == training.policy.phase.first_step:
         return []
-    trained, seconds = training.finished.ledger.trained, training.clock.seconds
+    done, seconds = training.finished.ledger, training.clock.seconds
     return [
         {
             "day": record.label, "mode": mode["name"], "first_sample": training.ranges[0][0],
             "first_step": training.policy.phase.first_step, "pause_ms": None,
-            "steps": step - training.policy.phase.first_step, "samples": trained, "seconds": seconds,
-            "eps": eps(trained, seconds), "closing_seconds": 0.0,
+            "steps": step - training.policy.phase.first_step, "samples": done.trained, "decayed": done.decayed,
+            "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
         }
     ]  # fmt: skip
 

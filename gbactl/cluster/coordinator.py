@@ -197,8 +197,9 @@ class Coordinator:
 
     def train(self, part: Round, number: int, of: int) -> None:
         """A round's training, to its last applied gradient: one phase, and one more for every switch within it."""
-        self.record.round = (part, number, of)
-        unread = self.cuts.unread(number, self.dataset.splits[part.split].rows)
+        rows = self.dataset.splits[part.split].rows
+        self.record.round = (part, number, of, rows)
+        unread = self.cuts.unread(number, rows)
         rest, inside, stood = self.resumed.pop(number, (unread, False, False))
         while rest:
             if not stood:
@@ -254,6 +255,7 @@ class Coordinator:
         self._training = None
         self.record.close_phase(part, cfg.mode.name, training, rest[0][0])
         self.record.phases[-1].update(self.trainers.phase())
+        self._event("phase", {"phases": list(self.record.phases)})
         self._progress()
         if cfg.home != "replicas":  # of those who has come is in no phase that another coordinator may go on with
             self.recovery.rejoin()
@@ -335,11 +337,11 @@ class Coordinator:
         return servers | {str(channel.peer) for channel in workers}
 
     def _close_round(self, part: Round, scores: dict[int, dict[str, float]]) -> dict[str, Any]:
-        last = part.evaluate[-1]
-        judged = scores[part.judged_by]["auc"]
-        phase = self.record.close_round(scores[last], self.dataset.splits[last].name, judged)
-        self._event("phase", {**phase, "samples_finished": self.record.ledger.finished})
-        return phase
+        names = {split: self.dataset.splits[split].name for split in part.evaluate}
+        whole = self.record.close_round({names[split]: scores[split] for split in names}, names[part.judged_by])
+        told = {"phases": list(self.record.phases), "samples_finished": self.record.ledger.finished}
+        self._event("round", {**whole, **told})
+        return whole
 
     def result(self, best: dict[str, Any]) -> dict[str, Any]:
         """What result.json says, but for what only the launcher knows."""

@@ -16,7 +16,7 @@ from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.auto import NAME as AUTO
 from gbactl.cluster.messages import Event, unpack
 from gbactl.cluster.plan import rounds
-from gbactl.cluster.record import METRICS
+from gbactl.cluster.record import METRICS, by_round
 from gbactl.cluster.sockets import SocketHub
 from gbactl.collective.meeting import Meeting
 from gbactl.config import RunConfig, flatten, to_dict
@@ -32,7 +32,7 @@ from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.fitting import check_collective, check_memory
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.repeats import loss_known, switch_known
-from gbactl.launch.show import Show
+from gbactl.launch.show import Show, unit_of
 from gbactl.launch.stopping import Stopped, look, stoppable
 from gbactl.launch.successors import Successors, told
 from gbactl.processor import SLOW_BF16, lacks_bf16
@@ -55,7 +55,7 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waite
 def train(cfg: RunConfig) -> dict[str, Any]:
     """Run one training; prints the result and returns it. Raises GbactlError."""
     check_collective(cfg)
-    show, hogs = Show(), Hogs(cfg)
+    show, hogs = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall")), Hogs(cfg)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
@@ -243,10 +243,9 @@ class Run:
             self.show.progress(event.fields)
             self._log_progress(event.fields)
         elif event.name == "phase":
-            self.phases.append(event.fields)
-            self.show.phase(event.fields)
-            metrics = {key: event.fields[key] for key in METRICS} | {"phase_eps": event.fields["eps"]}
-            self._log({**metrics, **replica_metrics(event.fields)}, event.fields["samples_finished"])
+            self.phases = event.fields["phases"]
+        elif event.name == "round":
+            self._judged(event.fields)
         elif event.name in ("lost", "joined", "rewound") and not loss_known(event, self.lost):
             if event.name == "lost" and event.fields["process"][0] == "W":
                 self.lost.append(event.fields)
@@ -263,6 +262,16 @@ class Run:
             self._result_at = time.monotonic()
             self.result = event.fields
             self._named(event.fields["mode"])
+            self.show.best(event.fields)
+
+    def _judged(self, fields: dict[str, Any]) -> None:
+        """A day or an epoch is trained and evaluated."""
+        self.phases = fields["phases"]
+        self.show.round(fields)
+        metrics = {key: fields[key] for key in METRICS} | {"round_eps": fields["eps"]}
+        if fields["judged_on"] != fields["evaluated_on"]:
+            metrics |= {f"{fields['judged_on']}_{key}": fields[f"judged_{key}"] for key in ("auc", "logloss")}
+        self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
     def _saved(self, fields: dict[str, Any]) -> None:
         """A checkpoint exists, or could not be written; or what is expected of them."""
@@ -350,7 +359,7 @@ class Run:
         if self.lost:
             result["lost_workers"] = self.lost
         if status != "FINISHED":
-            result["phases"] = self.phases
+            result |= {"phases": self.phases, "rounds": by_round(self.phases)}
         result = dict(rundir.plain(result))
         written = rundir.write_result(self.run_dir, result)
         if self.tracked is not None:

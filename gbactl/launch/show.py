@@ -14,10 +14,16 @@ from rich.table import Table
 LINE_SECONDS = 5.0
 
 
-class Show:
-    """Everything goes to standard error; standard output is for the result."""
+def unit_of(clock: str | None) -> str:
+    """The unit of a rate by a run's clock."""
+    return "samples/virtual s" if clock == "virtual" else "samples/s"
 
-    def __init__(self) -> None:
+
+class Show:
+    """Everything goes to standard error; standard output is for the result. `unit`: of rates."""
+
+    def __init__(self, unit: str = unit_of("wall")) -> None:
+        self.unit = unit
         self.console = Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -33,11 +39,11 @@ class Show:
         self._update(text, fraction, "")
 
     def progress(self, fields: dict[str, Any]) -> None:
-        """Progress of training."""
-        share = fields["phase_finished"] / fields["phase_samples"] if fields["phase_samples"] else 1.0
+        """Progress of training: the share and the rate are those of the whole day or epoch."""
+        share = fields["round_finished"] / fields["round_samples"] if fields["round_samples"] else 1.0
         loss = "" if fields["loss"] is None else f"loss {fields['loss']:.4f}"
         text = f"{fields['label']} of {fields['rounds']}"
-        self._update(text, share, f"step {fields['step']}  {loss}  {fields['eps']:,.0f} samples/s")
+        self._update(text, share, f"step {fields['step']}  {loss}  {fields['round_eps']:,.0f} {self.unit}")
 
     def _update(self, text: str, fraction: float, detail: str) -> None:
         if self.console.is_terminal:
@@ -74,12 +80,22 @@ class Show:
             self._bar.stop()
             self._bar = None
 
-    def phase(self, fields: dict[str, Any]) -> None:
-        """The line of a finished round."""
+    def round(self, fields: dict[str, Any]) -> None:
+        """The line of a finished day or epoch, with the scores that early stopping looks at."""
         self.clear()
         self.say(
-            f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} samples/s; on "
-            f"{fields['evaluated_on']}: AUC {fields['auc']:.5f}, log loss {fields['logloss']:.5f}"
+            f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
+            f"{fields['judged_on']}: AUC {fields['judged_auc']:.5f}, log loss {fields['judged_logloss']:.5f}"
+        )
+
+    def best(self, result: dict[str, Any]) -> None:
+        """Which epoch was chosen, and its scores, where it was chosen by others."""
+        if result["judged_on"] in (None, result["evaluated_on"]):
+            return
+        self.clear()
+        self.say(
+            f"  {result['best_round']} is the best on {result['judged_on']} (AUC {result['judged_auc']:.5f}); on "
+            f"{result['evaluated_on']}: AUC {result['auc']:.5f}, log loss {result['logloss']:.5f}"
         )
 
     def result(self, result: dict[str, Any]) -> None:
@@ -103,7 +119,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         *best,
         ("log loss", f"{result['logloss']:.5f}"),
         ("normalised entropy", f"{result['ne']:.5f}"),
-        ("samples/s", f"{result['eps']:,.0f}"),
+        (unit_of(result.get("clock")), f"{result['eps']:,.0f}"),
         *virtual,
         ("wall seconds", f"{result['wall_seconds']:.1f}"),
         ("samples read", f"{samples['read']:,}"),

@@ -42,12 +42,12 @@ def status(run_dir: Path, found: dict[str, Any]) -> str:
 
 
 def _values(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    share = 100.0 * found["phase_finished"] / max(1, found["phase_samples"])
+    share = 100.0 * found["round_finished"] / max(1, found["round_samples"])
     stale = found["staleness"]
-    yield "mode", f"{found['mode']} ({found['label']} of {found['rounds']}, {share:.0f} % of the phase)"
+    yield "mode", f"{found['mode']} ({found['label']} of {found['rounds']}, {share:.0f} % of it)"
     yield "step", f"{found['step']:,}"
     yield "samples", f"{found['samples']:,}"
-    yield "samples/s", f"{found['eps']:,.0f}"
+    yield "samples/s", f"{found['round_eps']:,.0f}"
     yield "staleness", f"mean {stale['mean']:.2f}, p50 {stale['p50']:.0f}, p99 {stale['p99']:.0f} steps"
     lost = "".join(f", W{worker} is lost" for worker in found["lost"])
     yield "workers", f"{found['live']}{lost}"

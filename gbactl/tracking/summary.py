@@ -16,7 +16,7 @@ _TOP = (
     "auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_auc", "global_step",
     "refused_frames",
 )  # fmt: skip
-_PHASE = ("auc", "eps")
+_ROUND = ("auc", "eps")
 _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 
@@ -35,9 +35,9 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for worker, values in (result.get("per_worker") or {}).items():
         for name, value in values.items():
             yield f"worker_{name}/{worker}", value
-    for phase in result.get("phases") or []:
-        for name in _PHASE:
-            yield f"{name}/{phase.get('day')}", phase.get(name)
+    for each in result.get("rounds") or []:
+        for name in _ROUND:
+            yield f"{name}/{each.get('day')}", each.get(name)
 
 
 def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from gbactl.errors import ClusterError
 
 def note(finished: int, seconds: float, number: int = 0, samples: int | None = None) -> dict[str, Any]:
     told = finished if samples is None else samples
-    return {"phase_samples": 1000, "phase_finished": finished, "round": number, "seconds": seconds, "samples": told}
+    return {"round_samples": 1000, "round_finished": finished, "round": number, "seconds": seconds, "samples": told}
 
 
 def test_the_rate_is_the_slope_after_the_start_and_before_the_end() -> None:

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from gbactl.launch import show as module
-from gbactl.launch.show import Show, _summary
+from gbactl.launch.show import Show, _summary, unit_of
 
 
 def progress(share: float, **more: Any) -> dict[str, Any]:
     fields = {
-        "phase_finished": int(share * 1000),
-        "phase_samples": 1000,
+        "round_finished": int(share * 1000),
+        "round_samples": 1000,
         "loss": 0.5,
         "label": "day 0",
         "rounds": 2,
     }
-    return {**fields, "step": 7, "eps": 12345.6, **more}
+    return {**fields, "step": 7, "eps": 99.0, "round_eps": 12345.6, **more}
 
 
 @pytest.fixture
@@ -60,14 +60,24 @@ def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
         "day": "day 0",
         "steps": 40,
         "eps": 1234.5,
-        "evaluated_on": "day1",
-        "auc": 0.71234,
-        "logloss": 0.51,
+        "judged_on": "day1",
+        "judged_auc": 0.71234,
+        "judged_logloss": 0.51,
     }
-    Show().phase(fields)
-    assert (
-        capsys.readouterr().err
-        == "  day 0: 40 steps, 1,234 samples/s; on day1: AUC 0.71234, log loss 0.51000\n"
+    Show().round(fields)
+    Show(unit_of("virtual")).round(fields)
+    real, virtual = capsys.readouterr().err.splitlines()
+    assert real == "  day 0: 40 steps, 1,234 samples/s; on day1: AUC 0.71234, log loss 0.51000"
+    assert virtual == real.replace("samples/s", "samples/virtual s")
+
+
+def test_the_scores_of_the_epoch_that_was_chosen_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"best_round": "epoch 4", "judged_on": "day1", "judged_auc": 0.9, "evaluated_on": "day1"}
+    Show().best(result)
+    assert capsys.readouterr().err == "", "a day's line had them"
+    Show().best({**result, "judged_on": "validation", "evaluated_on": "test", "auc": 0.8, "logloss": 0.4})
+    assert capsys.readouterr().err == (
+        "  epoch 4 is the best on validation (AUC 0.90000); on test: AUC 0.80000, log loss 0.40000\n"
     )
 
 
@@ -78,6 +88,7 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": "/r",
     }  # fmt: skip
     rows = dict(_summary(result))
+    assert rows["samples/s"] == "1,000" == dict(_summary({**result, "clock": "virtual"}))["samples/virtual s"]
     assert rows["AUC"] == "0.70000" and "best possible AUC" not in rows
     assert rows["trained / decayed / lost"] == "990 / 10 / 0"
     assert rows["staleness mean / p50 / p99"] == "1.50 / 1 / 4"

@@ -13,8 +13,9 @@ from gbactl.switching.modes import IDS, legend, listed, mode_id
 from gbactl.switching.show import answer, status
 
 PROGRESS: dict[str, Any] = {
-    "mode": "gba", "label": "day 1", "rounds": 3, "phase_finished": 250, "phase_samples": 1000, "step": 1234,
-    "samples": 2_500_000, "eps": 98765.4, "staleness": {"mean": 0.5, "p50": 0.0, "p99": 3.0}, "live": 63,
+    "mode": "gba", "label": "day 1", "rounds": 3, "round_finished": 250, "round_samples": 1000, "step": 1234,
+    "samples": 2_500_000, "eps": 4.5, "round_eps": 98765.4, "live": 63,
+    "staleness": {"mean": 0.5, "p50": 0.0, "p99": 3.0},
     "lost": [7], "workers": {f"W{worker}": 1500.0 + worker for worker in range(64)},
     "switches": [
         {"state": "done", "step": 100, "from": "sync", "to": "gba", "pause_ms": 31.4},
@@ -27,7 +28,7 @@ def test_a_job_fits_a_terminal() -> None:
     lines = status(Path("/a") / ("20260101-" + "x" * 100), PROGRESS).splitlines()
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    for part in ("gba (day 1 of 3, 25 % of the phase)", "1,234", "98,765", "p99 3", "63, W7 is lost", "W63:1,563",
+    for part in ("gba (day 1 of 3, 25 % of it)", "1,234", "98,765", "p99 3", "63, W7 is lost", "W63:1,563",
                  "step 100: sync to gba, after a pause of 31 ms", "not done: W7 died"):  # fmt: skip
         assert part in text
     assert status(Path("runs/a"), {"switches": []}) == "a: starting"

@@ -31,7 +31,8 @@ RESULT = {
     "token_staleness": {"mean": 0.5, "p50": 0, "p99": 2},
     "gradients": {"applied": 9, "decayed": 1, "dropped": 0},
     "per_worker": {"W0": {"batches": 5, "samples": 50, "eps": 13000.0}},
-    "phases": [{"day": "day 0", "auc": 0.7, "eps": 2.0}, {"day": "day 1", "eps": math.inf}],
+    "phases": [{"day": "day 0", "auc": 0.1, "eps": 1.0}, {"day": "day 0", "auc": 0.7, "eps": 3.0}],
+    "rounds": [{"day": "day 0", "auc": 0.7, "eps": 2.0}, {"day": "day 1", "eps": math.inf}],
     "status": "FINISHED",
 }
 

@@ -41,7 +41,7 @@ def row(line: Results, none: Results) -> list[str]:
         *(written([100 * each["overhead"][part] for each in told], 3) for part in PARTS),
         f"{told[0]['expected_pls']:.4f}", written([each["pls"] for each in told], 4),
         written([100 * x for x in lost], 3),
-        f"{mean_of([each['overhead']['samples_again'] for each in told]).mean:,.0f}",
+        f"{mean_of([each['overhead']['samples_rolled_back'] for each in told]).mean:,.0f}",
         written(auc, 5, sign="+", most=TARGET_AUC), f"{mean_of([each['bytes'] / 1e6 for each in told]).mean:,.0f}",
     ]  # fmt: skip
 

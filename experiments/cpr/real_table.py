@@ -24,7 +24,7 @@ def job(cell: Done, plain: Done) -> list[str]:
     return [
         f"{before:.0f}", f"{seconds - before:+.1f}", f"{100 * (seconds / before - 1):+.1f}",
         f"{samples['lost']:,}", f"{100 * samples['lost'] / samples['read']:.3f}",
-        f"{sum(each['lost_updates'] for each in result['recovery']):,}", f"{result['checkpoint']['pls']:.4f}",
+        f"{sum(each['row_updates_undone'] for each in result['recovery']):,}", f"{result['checkpoint']['pls']:.4f}",
         f"{none['auc']:.5f}", f"{result['auc'] - none['auc']:+.5f}",
     ]  # fmt: skip
 
@@ -34,7 +34,7 @@ def failure(failed: dict[str, Any]) -> list[str]:
     times = (failed[name] for name in ("detected_s", "loaded_s", "useful_s"))
     return [
         *("-" if time is None else f"{time:.2f}" for time in times),
-        f"{failed['samples_lost']:,}", f"{failed['lost_updates']:,}",
+        f"{failed['samples_undone']:,}", f"{failed['row_updates_undone']:,}",
     ]  # fmt: skip
 
 

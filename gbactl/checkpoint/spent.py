@@ -62,5 +62,5 @@ class Spent:
         return {
             "job_seconds": job, **{f"{part}_seconds": getattr(self, part) for part in PARTS},
             **shares, "total": sum(shares.values()),
-            "samples_again": self.samples, "went_back_alone": self.alone, "everybody_went_back": self.everybody,
+            "samples_rolled_back": self.samples, "went_back_alone": self.alone, "everybody_went_back": self.everybody,
         }  # fmt: skip

@@ -55,7 +55,7 @@ class Bootstrap:
     place: tuple[int, int, int] | None = None  # see turns.Place
     epoch: int = 0  # above 0: it takes the place of one that is gone
     host: str = ""  # the address of its host, where a run has several
-    missed: tuple[float, str] = (0.0, "")  # when that one was, if it is a coordinator, and what it looked like
+    missed: tuple[float, str, float] = (0.0, "", 0.0)  # a coordinator: that one was then, as what, last heard of then
 
     def dumps(self) -> bytes:
         """One line of JSON."""

@@ -347,12 +347,15 @@ class Coordinator:
         """What result.json says, but for what only the launcher knows."""
         inspected = self.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(self.hub.refused))
+        found = self.record.result(best, inspected)
+        rolled_back = sum(failed.samples_rolled_back for failed in self.recovery.times.all)
         return {
-            **self.record.result(best, inspected),
+            **found,
+            "samples": {**found["samples"], "rolled_back": rolled_back},
             "mode": self.record.modes,
             **self.trainers.result(),
             **({} if self.switcher.auto is None else {"auto": self.switcher.auto.summary()}),
-            "best_auc": self.dataset.best_auc.get(best["evaluated_on"]),
+            "best_possible_auc": self.dataset.best_auc.get(best["evaluated_on"]),
             "global_step": self.step,
             "refused_frames": sum(refused.values()),
             "refused": dict(refused.most_common()),
@@ -408,6 +411,7 @@ class Coordinator:
         if frame.kind == frames.CLOSED:
             self._lost(channel)
             return
+        self.recovery.times.alive(str(channel.peer))
         try:
             message = decode(frame)
             handler = self._handlers.get(type(message))

@@ -6,9 +6,10 @@ shards, 100 at most, and 3 more a shard where its rows are counted. Orders reach
 sent; the rest is buffered, or, where another coordinator may have to go on from the log, written ahead of what it tells
 of as well. Under 10 us, and 2 us a write.
 
-A FAILURE stands once for each entry of `recovery` in result.json, with its `number` there: injected (else noticed)
-`at_s` seconds after training began; `detected_s`, `loaded_s` and `useful_s` count from then, as in result.json (null:
-it did not come to that). It is written when the process is useful again, at the latest when the run ends well.
+A FAILURE stands once for each entry of `recovery` in result.json, with its `number` there: injected (else last
+heard of) `at_s` seconds after training began; `detected_s`, `loaded_s` and `useful_s` count from then, as in
+result.json (null: it did not come to that). It is written when the process is useful again, at the latest when the run
+ends well.
 """
 
 from __future__ import annotations

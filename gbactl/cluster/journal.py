@@ -35,7 +35,8 @@ def kept(cfg: RunConfig) -> bool:
 @dataclass
 class Found:
     """What a dead coordinator left: the last standstill, the log's records after it, and where its last whole one
-    ends. `epoch` of its successor; when it was `missed`, in seconds of the machine's clock, and as what."""
+    ends. `epoch` of its successor; when it was `missed`, in seconds of the machine's clock, as what, and when its last
+    `sign` of life was."""
 
     stood: dict[str, Any]
     records: list[Record]
@@ -43,16 +44,18 @@ class Found:
     epoch: int = 1
     missed: float = 0.0
     failure: str = "death"
+    sign: float = 0.0
 
     @classmethod
-    def of(cls, run_dir: Path, epoch: int, missed: float, failure: str = "death") -> Found:
+    def of(cls, run_dir: Path, epoch: int, missed: float, failure: str = "death", sign: float | None = None) -> Found:
         """Of a run. Raises EventLogError where it cannot be used."""
         try:
             stood = json.loads((run_dir / NAME).read_text())
             offset = int(stood["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EventLogError(f"{run_dir / NAME} cannot be used ({error!r}).") from error
-        return cls(stood, *eventlog.tail(run_dir / "events.log", offset), epoch, missed, failure)
+        sign = missed if sign is None else sign
+        return cls(stood, *eventlog.tail(run_dir / "events.log", offset), epoch, missed, failure, sign)
 
     @property
     def notes(self) -> dict[str, Any]:

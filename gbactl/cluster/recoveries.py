@@ -1,4 +1,12 @@
-"""What each failure cost, by the clock: noticed, replaced, useful again. Pure; a microsecond a note."""
+"""What each failure cost: seconds until it was noticed, replaced, useful again, and what it undid. Pure.
+
+Two kinds of samples are undone. A server that goes back alone, or a worker that takes a part of the dense parameters
+with it, lacks their updates for good: `samples_undone` of this process, while the others keep them, and in
+`row_updates_undone` the rows' updates among them. Their fate stays "trained"; what share of the job they are is `pls`.
+Where everybody goes back, `samples_rolled_back` lose their fate and are read again; they are those of the first server
+of several that are lost at once, so that the sum over `recovery` is `samples.rolled_back`, beside
+read = trained + decayed + lost. A note costs a microsecond.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,8 @@ from gbactl.checkpoint.stakes import Loss
 
 @dataclass
 class Failed:
-    """One process's failure. Times by the run's clock; None: it did not come to that."""
+    """One process's failure. Times by the run's clock; None: it did not come to that. `at`: when it was injected, else
+    the last sign of life."""
 
     process: str
     failure: str
@@ -19,28 +28,27 @@ class Failed:
     detected: float
     loaded: float | None = None
     useful: float | None = None
-    samples_lost: int = 0  # that a server's shard lacks, or the dense part where workers hold it
+    samples_undone: int = 0
     pls: float = 0.0
-    lost_updates: int = 0
-    samples_again: int = 0  # trained once more, where everybody went back
+    row_updates_undone: int = 0
+    samples_rolled_back: int = 0
 
     def add(self, loss: Loss) -> None:
         """It cost this, too."""
-        self.samples_lost += loss.samples
+        self.samples_undone += loss.samples
         self.pls += loss.pls
-        self.lost_updates += loss.updates
+        self.row_updates_undone += loss.updates
 
     def timed(self) -> dict[str, Any]:
-        """As the event log has it: seconds since the failure, or since it was noticed if it was not injected."""
+        """As the event log has it: seconds since it was injected, else since the last sign of life."""
         times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
         since = {name: None if time is None else time - self.at for name, time in times.items()}
         return {"process": self.process, "failure": self.failure, **since}
 
     def told(self) -> dict[str, Any]:
-        """As result.json has it: with what was lost."""
-        lost = {"samples_lost": self.samples_lost, "pls": self.pls, "lost_updates": self.lost_updates}
-        lost |= {"samples_again": self.samples_again} if self.samples_again else {}
-        return {**self.timed(), **lost}
+        """As result.json has it: with what it undid."""
+        undone = ("samples_undone", "pls", "row_updates_undone", "samples_rolled_back")
+        return {**self.timed(), **{name: getattr(self, name) for name in undone}}
 
 
 class Recoveries:
@@ -53,6 +61,12 @@ class Recoveries:
         self.injuries: dict[str, tuple[str, float]] = {}  # that nobody has missed yet: what was done, and when
         self._reborn: Failed | None = None  # this coordinator's own predecessor
         self._logged: set[int] = set()
+        self._began = now()
+        self._signs: dict[str, float] = {}  # of life: the last one of each process
+
+    def alive(self, process: str) -> None:
+        """A message of a process is there."""
+        self._signs[process] = self.now()
 
     def injected(self, process: str, kind: str) -> None:
         """A fault plan hurts a process now."""
@@ -60,13 +74,13 @@ class Recoveries:
 
     def detected(self, process: str, failure: str) -> None:
         """A process was missed; `failure` is what it looks like where no fault plan was at work."""
-        now = self.now()
-        kind, at = self.injuries.pop(process, (failure, now))
-        self.all.append(Failed(process, kind, at, now))
+        sign = self._signs.pop(process, self._began)  # who was never heard of was silent since this began
+        kind, at = self.injuries.pop(process, (failure, sign))
+        self.all.append(Failed(process, kind, at, self.now()))
 
-    def reborn(self, process: str, failure: str, detected: float) -> None:
-        """It is in the place of one that was missed, and can go on."""
-        kind, at = self.injuries.pop(process, (failure, detected))
+    def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
+        """It is in the place of one that was missed, whose last sign of life was then, and can go on."""
+        kind, at = self.injuries.pop(process, (failure, sign))
         self._reborn = Failed(process, kind, min(at, detected), detected, self.now())
         self.all.append(self._reborn)
 
@@ -113,7 +127,7 @@ class Recoveries:
         """The dense part of so many samples' gradients is gone with a worker: with the last one, as far as is known."""
         failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
         if failed is not None:
-            failed.samples_lost += samples
+            failed.samples_undone += samples
 
     def last(self, process: str) -> Failed | None:
         """A process's last failure."""

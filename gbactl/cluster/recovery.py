@@ -97,11 +97,12 @@ class Recovery:
         step, seconds = self.struck = (int(struck[0]), struck[1])
         self.injector.due(step, seconds)
 
-    def reborn(self, failure: str, missed: float) -> None:
-        """Another coordinator goes on; the one before was `missed` at that time, by what looked like `failure`."""
+    def reborn(self, failure: str, missed: float, sign: float) -> None:
+        """Another coordinator goes on; the one before was `missed` at that time, by what looked like `failure`, and its
+        last `sign` of life was then."""
         c = self.c
         c.record.statistics.rates(c.record.seconds)  # what is told next begins here
-        self.times.reborn("C", failure, missed)
+        self.times.reborn("C", failure, missed, sign)
         c.journal.note()
         c._event("joined", {"process": "C", "step": c._now_step})
 

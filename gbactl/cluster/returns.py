@@ -256,10 +256,10 @@ class Returns:
         again = finished - c.record.ledger.finished
         for failed in c.recovery.times.all:
             if failed.process.startswith("S") and failed.loaded is None:
-                failed.samples_again = again
+                failed.samples_rolled_back, again = again, 0
                 self._of_use(int(failed.process[1:]))
         c.log.info(eventlog.SERVER, {"shard": -1, "state": "rewound", "step": before, "loaded": c.step})
-        c._event("rewound", {"step": before, "to": c.step, "samples": again})
+        c._event("rewound", {"step": before, "to": c.step, "samples": finished - c.record.ledger.finished})
 
     def _newest(self) -> tuple[str, Position]:
         """Folder ("" for the beginning) and position of the newest complete checkpoint."""

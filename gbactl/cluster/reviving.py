@@ -308,7 +308,7 @@ class Revival:
         """The run goes on."""
         c = self.c
         log.info("coordinator %d goes on at step %d", self.found.epoch, c._now_step)
-        c.recovery.reborn(self.found.failure, self.found.missed)
+        c.recovery.reborn(self.found.failure, self.found.missed, self.found.sign)
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:

@@ -38,8 +38,8 @@ class WorkerRate:
     untimed: int = 0
 
     @property
-    def eps(self) -> float:
-        """Samples per second of computing."""
+    def compute_eps(self) -> float:
+        """Samples per second of its own computing; what it waits for does not count."""
         return (self.samples - self.untimed) / self.seconds if self.seconds else 0.0
 
 
@@ -136,7 +136,7 @@ class Statistics:
                 f"W{w}": {
                     "batches": rate.batches,
                     "samples": rate.samples,
-                    "eps": rate.eps,
+                    "compute_eps": rate.compute_eps,
                 }
                 for w, rate in sorted(self.workers.items())
             },

@@ -27,7 +27,7 @@ def _splits(dataset: Dataset) -> list[dict[str, Any]]:
             "name": split.name,
             "rows": split.rows,
             "ctr": float(split.slice(0, split.rows).labels.mean()) if split.rows else 0.0,
-            "best_auc": dataset.best_auc.get(split.name),
+            "best_possible_auc": dataset.best_auc.get(split.name),
         }
         for split in dataset.splits
     ]
@@ -86,11 +86,11 @@ def _table(title: str, *columns: str) -> Table:
 
 def splits_table(summary: dict[str, Any]) -> Table:
     """Rows, click rate and best possible AUC of each split."""
-    known = any(split["best_auc"] is not None for split in summary["splits"])
+    known = any(split["best_possible_auc"] is not None for split in summary["splits"])
     word = "Days" if summary["kind"] == "days" else "Splits"
     table = _table(word, "name", "rows", "CTR", *(["best possible AUC"] if known else []))
     for split in summary["splits"]:
-        best = [f"{split['best_auc']:.4f}"] if known else []
+        best = [f"{split['best_possible_auc']:.4f}"] if known else []
         table.add_row(split["name"], f"{split['rows']:,}", f"{split['ctr']:.4f}", *best)
     return table
 

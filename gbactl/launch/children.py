@@ -171,12 +171,14 @@ class Children:
         killed = code is not None and code < 0
         return killed and self.settled and self._left > 0 and kept(self.cfg) and (self.run_dir / JOURNAL).exists()
 
-    def revive(self, failure: str = "death") -> None:
-        """Start another coordinator, which listens where the one before did, with everybody who has dialled since."""
+    def revive(self, failure: str, sign: float) -> None:
+        """Start another coordinator, which listens where the one before did, with everybody who has dialled since.
+
+        `sign`: when the last sign of life of that one was, by the machine's clock."""
         self.buried.append(self.running.pop(0))
         self._left -= 1
         self._coordinators += 1
-        missed = (time.monotonic(), failure)
+        missed = (time.monotonic(), failure, sign)
         self._spawn("coordinator", 0, 1, {}, self._listener, epoch=self._coordinators, missed=missed)
         self.running.insert(0, self.running.pop())
 
@@ -198,7 +200,7 @@ class Children:
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
         listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, epoch: int = 0,
-        missed: tuple[float, str] = (0.0, ""),
+        missed: tuple[float, str, float] = (0.0, "", 0.0),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(

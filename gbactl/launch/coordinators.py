@@ -37,7 +37,7 @@ class Coordinators:
         while dialling.is_alive():
             dialling.join(LOOK_SECONDS)
             if self.children.revivable:
-                self.children.revive()
+                self.children.revive("death", self._heard)
             check(self.children, self.children.failure(), self.children.ended())
         if self._error is not None:
             self.children.wait(1.0)
@@ -71,7 +71,7 @@ class Coordinators:
     def replace(self, check: Check) -> None:
         """Start another coordinator and wait until it listens."""
         self.say("  C is gone; another one goes on from its journal.")
-        self.children.revive(self._failure)
+        self.children.revive(self._failure, self._heard)
         self.meet(check)
 
     def _silent(self) -> bool:

@@ -182,5 +182,5 @@ def _collectives(runs: Sequence[Run]) -> list[str]:
 
 
 def _ceiling(runs: Sequence[Run]) -> list[str]:
-    best = {round(run.metrics["best_auc"], 5) for run in runs if "best_auc" in run.metrics}
+    best = {round(run.metrics["best_possible_auc"], 5) for run in runs if "best_possible_auc" in run.metrics}
     return [f"Best possible AUC on these data: {best.pop():.5f}."] if len(best) == 1 else []

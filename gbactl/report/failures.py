@@ -17,9 +17,10 @@ COLUMNS = (
     Column("detected s", ("detected_s",), 2),
     Column("loaded s", ("loaded_s",), 2),
     Column("useful s", ("useful_s",), 2),
-    Column("samples lost", ("samples_lost",), 0, thousands=True),
+    Column("samples undone", ("samples_undone",), 0, thousands=True),
     Column("PLS", ("pls",), 5),
-    Column("lost updates", ("lost_updates",), 0, thousands=True),
+    Column("row updates undone", ("row_updates_undone",), 0, thousands=True),
+    Column("rolled back", ("samples_rolled_back",), 0, thousands=True),
 )
 KINDS = tuple(column.metrics[0] for column in COLUMNS)
 _METRIC = re.compile(rf"recovery_({'|'.join(KINDS)})/([A-Z]\d*)\.(\w+)")
@@ -27,7 +28,8 @@ _METRIC = re.compile(rf"recovery_({'|'.join(KINDS)})/([A-Z]\d*)\.(\w+)")
 
 @dataclass(frozen=True)
 class Failure:
-    """One line: what happened to which process of a group; `n` runs. Seconds since the failure."""
+    """One line: what happened to which process of a group; `n` runs. Seconds since the failure, or since the
+    last sign of life where it was not injected."""
 
     key: tuple[str, ...]
     process: str

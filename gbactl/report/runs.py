@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
+FORMERLY = {
+    "best_auc": "best_possible_auc", "worker_eps": "worker_compute_eps",
+    "recovery_samples_lost": "recovery_samples_undone", "recovery_lost_updates": "recovery_row_updates_undone",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Run:
     """One training. `params` are strings as MLflow keeps them; times in milliseconds."""
@@ -95,6 +101,12 @@ def _run(entity: Any) -> Run:
         status=info.status,
         start_ms=info.start_time or 0,
         params=dict(data.params),
-        metrics=dict(data.metrics),
+        metrics={_name(metric): value for metric, value in data.metrics.items()},
         tags=dict(data.tags),
     )
+
+
+def _name(metric: str) -> str:
+    """The name that a metric of an older run has now; what is behind a / stays."""
+    family, slash, rest = metric.partition("/")
+    return FORMERLY.get(family, family) + slash + rest

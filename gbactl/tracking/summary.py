@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _TOP = (
-    "auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_auc", "global_step",
-    "refused_frames",
+    "auc", "logloss", "ne", "calibration", "eps", "wall_seconds", "virtual_seconds", "best_possible_auc",
+    "global_step", "refused_frames",
 )  # fmt: skip
 _ROUND = ("auc", "eps")
 _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
@@ -64,7 +64,7 @@ def replica_metrics(phase: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_eps/W0, auc/day 3, ...
+    """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_compute_eps/W0, auc/day 3, ...
 
     What is missing, None or not a number is left out.
     """

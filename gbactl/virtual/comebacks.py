@@ -169,7 +169,7 @@ class Comebacks:
         if chain is not None:
             cfg = from_dict({**resume.at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
         c.recovery.times.loaded(c.recovery.times.all[-1].process)
-        c.recovery.times.all[-1].samples_again = self._again
+        c.recovery.times.all[-1].samples_rolled_back = self._again
         c.cuts.stakes.updates.again()
         c.log.close(step=c._now_step)
         aside(cluster.run_dir)

@@ -61,7 +61,7 @@ class Outages:
         self._forget_cut()
         if c.switcher.auto is not None and c._training is not None:
             c.switcher.auto.begin(c.now.mode.name, c._training.policy)
-        c.recovery.reborn("death", missed)
+        c.recovery.reborn("death", missed, missed)
         self.cluster.hub.come_back()
 
     def _forget_cut(self) -> None:

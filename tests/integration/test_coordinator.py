@@ -24,7 +24,7 @@ def check(launched: Launched, samples: int, deaths: int = 1) -> Finished:
     counted = done.result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
     mine = [failed for failed in done.result["recovery"] if failed["process"] == "C"]
-    assert len(mine) == deaths and all(failed["samples_lost"] == 0 for failed in mine)
+    assert len(mine) == deaths and all(failed["samples_undone"] == 0 for failed in mine)
     assert all(0.0 <= failed["detected_s"] < 2.0 and failed["detected_s"] < failed["loaded_s"] for failed in mine)
     assert done.err.count("C is gone; another one goes on from its journal.") == deaths
     assert done.err.count("C is back.") == deaths

@@ -91,7 +91,7 @@ def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(
     result = done.result
     assert [(failed["process"], failed["failure"]) for failed in result["recovery"]] == [("S0", "kill"), ("C", "kill")]
     lost = result["recovery"][0]
-    assert lost["samples_lost"] > 0 and lost["pls"] == pytest.approx(lost["samples_lost"] / (2 * 12000))
+    assert lost["samples_undone"] > 0 and lost["pls"] == pytest.approx(lost["samples_undone"] / (2 * 12000))
     assert all(0.0 < each["detected_s"] < each["loaded_s"] for each in result["recovery"])
     assert result["samples"]["trained"] == 12000 and result["checkpoint"]["saved"] > 0
     assert result["checksums"]["model"] and launched.left_behind() == []

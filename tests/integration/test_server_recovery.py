@@ -34,8 +34,8 @@ def test_a_killed_server_comes_back_alone(launcher: Launcher, mode: str) -> None
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("S0", "kill")
     assert 0.0 < failed["detected_s"] < 2.0 and failed["detected_s"] < failed["loaded_s"] <= failed["useful_s"]
-    assert 0 < failed["samples_lost"] < 4_000 and failed["lost_updates"] > 0
-    assert failed["pls"] == pytest.approx(failed["samples_lost"] / (2 * 4_000)) == result["checkpoint"]["pls"]
+    assert 0 < failed["samples_undone"] < 4_000 and failed["row_updates_undone"] > 0
+    assert failed["pls"] == pytest.approx(failed["samples_undone"] / (2 * 4_000)) == result["checkpoint"]["pls"]
     assert (launched.run_dir / "logs" / "S0-1.log").exists() and "lost_workers" not in result
     [injected] = json.loads((launched.run_dir / "faults.json").read_text())["injected"]
     assert injected["done"] and not alive(injected["pid"])
@@ -46,7 +46,7 @@ def test_a_killed_server_comes_back_alone(launcher: Launcher, mode: str) -> None
 def test_everybody_goes_back(launcher: Launcher) -> None:
     launched = launcher.start("mode=hop_bs", "checkpoint=full", "checkpoint.interval_steps=5", KILL)
     [failed] = ended(launched)["recovery"]
-    assert failed["samples_again"] > 0 and failed["pls"] == 0.0
+    assert failed["samples_rolled_back"] > 0 and failed["pls"] == 0.0
     states = [record.fields["state"] for record in eventlog.read(launched.run_dir / "events.log")
               if isinstance(record, eventlog.InfoRecord) and record.kind == eventlog.SERVER]  # fmt: skip
     assert states == ["lost", "back", "rewound"]

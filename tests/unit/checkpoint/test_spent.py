@@ -22,7 +22,7 @@ def test_each_part_is_charged_as_the_equations_have_it() -> None:
     assert told["job_seconds"] == 100.0
     assert [told[part] for part in PARTS] == pytest.approx([0.02, 0.05, 0.04, 0.1])
     assert told["total"] == pytest.approx(0.21)
-    counts = ("samples_again", "went_back_alone", "everybody_went_back")
+    counts = ("samples_rolled_back", "went_back_alone", "everybody_went_back")
     assert [told[name] for name in counts] == [70, 1, 1]
 
 

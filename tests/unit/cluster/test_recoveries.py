@@ -35,21 +35,30 @@ def test_times_count_from_the_injection() -> None:
     times.useful("W1")
     clock.now = 99.0
     times.useful("W1")
-    lost = {"samples_lost": 0, "pls": 0.0, "lost_updates": 0}
+    undone = {"samples_undone": 0, "pls": 0.0, "row_updates_undone": 0, "samples_rolled_back": 0}
     times_of = {"detected_s": 2.5, "loaded_s": 4.0, "useful_s": 4.25}
-    assert times.told() == [{"process": "W1", "failure": "hang", **times_of, **lost}]
+    assert times.told() == [{"process": "W1", "failure": "hang", **times_of, **undone}]
 
 
-def test_what_nobody_injected_counts_from_when_it_was_noticed() -> None:
+def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
     clock = Clock()
     times = Recoveries(clock)
-    times.detected("W0", "death")
-    clock.now = 11.0
+    for process, at in (("W0", 11.0), ("W1", 12.0), ("W0", 13.0)):
+        clock.now = at
+        times.alive(process)
+    clock.now = 17.0
+    times.detected("W0", "hang")
+    clock.now = 18.0
+    times.alive("W0")  # another one in its place
+    clock.now = 20.0
     times.detected("W0", "death")
     times.loaded("W0")
-    first, second = times.told()
-    assert (first["detected_s"], first["loaded_s"]) == (0.0, None)
-    assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (0.0, 0.0, None)
+    times.detected("S0", "death")  # never heard of
+    times.reborn("C", "hang", 19.0, 16.0)
+    first, second, silent, coordinator = times.told()
+    assert (first["detected_s"], first["loaded_s"]) == (4.0, None)
+    assert (second["detected_s"], second["loaded_s"], second["useful_s"]) == (2.0, 2.0, None)
+    assert silent["detected_s"] == 10.0 and (coordinator["detected_s"], coordinator["loaded_s"]) == (3.0, 4.0)
 
 
 RESULT: dict[str, Any] = {

@@ -74,8 +74,8 @@ def test_the_others_go_on_and_every_sample_counts_once(
     result = run_in_memory(config(mode), data, tmp_path, told=told)
     adds_up(result)
     [failed] = result["recovery"]
-    assert (failed["process"], failed["failure"], failed["detected_s"]) == ("W1", "death", 0.0)
-    assert (failed["samples_lost"], failed["pls"]) == (0, 0.0)
+    assert (failed["process"], failed["failure"]) == ("W1", "death") and 0.0 < failed["detected_s"] < 2.0
+    assert (failed["samples_undone"], failed["pls"]) == (0, 0.0)
     assert names(told, "lost") == ["W1"]
 
 

@@ -252,10 +252,10 @@ def test_training_goes_on_and_every_update_is_there_or_counted(
     assert result["samples"]["trained"] == SAMPLES
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"]) == ("S0", "death")
-    assert 0 < failed["samples_lost"] < SAMPLES and failed["lost_updates"] > 0
-    assert failed["pls"] == pytest.approx(failed["samples_lost"] / (SAMPLES * 2))
+    assert 0 < failed["samples_undone"] < SAMPLES and failed["row_updates_undone"] > 0
+    assert failed["pls"] == pytest.approx(failed["samples_undone"] / (SAMPLES * 2))
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
-    assert there + failed["lost_updates"] == result["checkpoint"]["row_updates"]
+    assert there + failed["row_updates_undone"] == result["checkpoint"]["row_updates"]
     [joined] = of(told, "joined")
     assert joined["step"] >= joined["loaded"] and (joined["loaded"] == -1 or joined["loaded"] % 8 == 0)
     assert result["auc"] > 0.5
@@ -353,7 +353,7 @@ def test_everybody_goes_back(
     [rewound] = of(told, "rewound")
     assert rewound["samples"] > 0 and rewound["to"] % 8 == 0 and result["checkpoint"]["pls"] == 0.0
     [failed] = result["recovery"]
-    assert failed["samples_again"] == rewound["samples"] and failed["lost_updates"] == 0
+    assert failed["samples_rolled_back"] == rewound["samples"] and failed["row_updates_undone"] == 0
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
     assert there == result["checkpoint"]["row_updates"]
 

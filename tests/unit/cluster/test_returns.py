@@ -85,10 +85,10 @@ def counted(result: dict[str, Any], servers: int = 2) -> dict[str, Any]:
     """The only failure of a run, a server's, whose account fits that of the whole run."""
     [failed] = result["recovery"]
     assert failed["process"][0] == "S"
-    assert failed["pls"] == pytest.approx(failed["samples_lost"] / (SAMPLES * servers))
+    assert failed["pls"] == pytest.approx(failed["samples_undone"] / (SAMPLES * servers))
     saved = result["checkpoint"]
     assert saved["pls"] == pytest.approx(failed["pls"])
-    assert failed["lost_updates"] <= round(saved["lost_updates"] * saved["row_updates"])
+    assert failed["row_updates_undone"] <= round(saved["lost_updates"] * saved["row_updates"])
     assert 0.0 <= failed["detected_s"] <= failed["loaded_s"]
     return dict(failed)
 
@@ -111,7 +111,7 @@ def test_training_goes_on(
     adds_up(result)
     failed = counted(result)
     assert failed["failure"] == "death" and failed["useful_s"] >= failed["loaded_s"]
-    assert 0 < failed["samples_lost"] < SAMPLES and failed["lost_updates"] > 0
+    assert 0 < failed["samples_undone"] < SAMPLES and failed["row_updates_undone"] > 0
     [joined] = of(told, "joined")
     assert joined["process"] == "S0" and joined["step"] >= joined["loaded"]
     assert joined["loaded"] == -1 or joined["loaded"] % 3 == 0
@@ -125,7 +125,7 @@ def test_before_the_first_checkpoint_it_begins_anew(
     told: list[Event] = []
     result = run_in_memory(config("async", every=1000), data, tmp_path, told=told)
     adds_up(result)
-    assert counted(result)["samples_lost"] >= 4 * 32
+    assert counted(result)["samples_undone"] >= 4 * 32
     assert of(told, "joined")[0]["loaded"] == -1
 
 
@@ -141,7 +141,7 @@ def test_rows_saved_by_priority(data: Path, tmp_path: Path, monkeypatch: pytest.
     Victim(monkeypatch, Push, 25)
     result = run_in_memory(config("async", save=variant, every=16), data, tmp_path)
     adds_up(result)
-    assert counted(result)["lost_updates"] > 0
+    assert counted(result)["row_updates_undone"] > 0
 
 
 def test_it_dies_again_and_the_other_one_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
     [joined] = of(told, "joined")
     before = sorted(step for step in saved if step <= joined["step"])
     assert joined["loaded"] == before[-2]
-    assert counted(result)["samples_lost"] >= 8 * 32
+    assert counted(result)["samples_undone"] >= 8 * 32
 
 
 def test_without_checkpoints_the_run_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,10 +334,10 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
     assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
     [failed] = result["recovery"]
-    assert (failed["samples_lost"], failed["pls"], failed["lost_updates"]) == (0, 0.0, 0)
+    assert (failed["samples_undone"], failed["pls"], failed["row_updates_undone"]) == (0, 0.0, 0)
     [rewound] = of(told, "rewound")
     assert rewound["to"] == (0 if every > 100 else rewound["to"] // 3 * 3) and rewound["samples"] >= 0
-    assert failed.get("samples_again", 0) == rewound["samples"]
+    assert failed["samples_rolled_back"] == rewound["samples"]
 
 
 @pytest.mark.parametrize("mode", PS)
@@ -349,7 +349,7 @@ def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
     [rewound] = of(told, "rewound")
     assert rewound["samples"] > 0 and result["checkpoint"]["pls"] == 0.0
     [failed] = result["recovery"]
-    assert failed["samples_again"] == rewound["samples"] and failed["useful_s"] >= failed["loaded_s"] > 0
+    assert failed["samples_rolled_back"] == rewound["samples"] and failed["useful_s"] >= failed["loaded_s"] > 0
     if mode != "hop_bw":  # which drops what comes last
         assert result["global_step"] >= -(-SAMPLES // 96)
 
@@ -369,8 +369,12 @@ def test_who_dies_on_the_way_back(
         plain(this, channel, frame)
 
     monkeypatch.setattr(Server, "handle", handle)
-    result = run_in_memory(config("sync", save="full"), data, tmp_path)
+    told: list[Event] = []
+    result = run_in_memory(config("sync", save="full"), data, tmp_path, told=told)
     adds_up(result)
+    again = sum(rewound["samples"] for rewound in of(told, "rewound"))
+    assert 0 < again == result["samples"]["rolled_back"], "once, however many servers were lost"
+    assert again == sum(failed["samples_rolled_back"] for failed in result["recovery"])
     assert died[0] >= turn and result["checksums"]["model"] == undisturbed["checksums"]["model"]
 
 
@@ -412,6 +416,7 @@ def test_who_hangs_is_missed_and_ends_when_it_wakes_up(
     result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
     adds_up(result)
     assert counted(result)["failure"] == "hang"
+    assert counted(result)["detected_s"] > 0.2, "since it was heard of last: two beats of four before the patience ends"
     assert who[0].stopped and who[0].shard.version < result["global_step"]
 
 
@@ -486,7 +491,7 @@ def test_every_update_is_there_or_counted_as_lost(
     adds_up(result)
     saved = result["checkpoint"]
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
-    lost = sum(failed["lost_updates"] for failed in result["recovery"])
+    lost = sum(failed["row_updates_undone"] for failed in result["recovery"])
     assert len(result["recovery"]) == 3 and (lost > 0) == (save != "full")
     assert no_mixture_was_saved(tmp_path)
     assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
@@ -502,7 +507,8 @@ def test_it_is_when_saved_rows_are_rounded(
     adds_up(result)
     [failed] = result["recovery"]
     there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
-    assert there + failed["lost_updates"] == result["checkpoint"]["row_updates"] and failed["lost_updates"] > 0
+    undone = failed["row_updates_undone"]
+    assert there + undone == result["checkpoint"]["row_updates"] and undone > 0
 
 
 @pytest.mark.parametrize("deaths", [(1,), (9,), (60,), (12, 40)])
@@ -521,7 +527,7 @@ def test_it_is_when_the_coordinator_dies_afterwards(
     lost = 0
     for each in result["recovery"]:
         failed[each["process"]] += 1
-        lost += each["lost_updates"]
+        lost += each["row_updates_undone"]
     assert failed == {"S0": 1, "C": len(deaths)} and lost > 0
     assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
     assert saved["pls"] == pytest.approx(sum(each["pls"] for each in result["recovery"])) != 0
@@ -535,7 +541,7 @@ def test_samples_are_lost_since_the_checkpoint_and_in_flight(
     told: list[Event] = []
     result = run_in_memory(config("async", every=every), data, tmp_path, told=told)
     [gone], [joined] = of(told, "lost"), of(told, "joined")
-    in_flight = counted(result)["samples_lost"] - 32 * (gone["step"] - max(0, joined["loaded"]))
+    in_flight = counted(result)["samples_undone"] - 32 * (gone["step"] - max(0, joined["loaded"]))
     assert in_flight % 32 == 0 and 0 <= in_flight <= 3 * 2 * 32
 
 

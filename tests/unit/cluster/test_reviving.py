@@ -41,7 +41,7 @@ def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
     assert all(phase["seconds"] > 0 for phase in result["phases"] if phase["samples"]), "the clock outlives it"
     mine = [failed for failed in result["recovery"] if failed["process"] == "C"]
     assert len(mine) == deaths
-    assert all((each["failure"], each["samples_lost"], each["pls"]) == ("death", 0, 0.0) for each in mine)
+    assert all((each["failure"], each["samples_undone"], each["pls"]) == ("death", 0, 0.0) for each in mine)
     assert all(0.0 <= each["detected_s"] <= each["loaded_s"] for each in mine)
     verdict = replay(folder)
     assert verdict["identical"], sentence(verdict)

@@ -51,9 +51,9 @@ def test_a_workers_rate_is_its_samples_over_its_compute_time() -> None:
     statistics = Statistics()
     for batch in range(3):
         statistics.announced(2, batch, 100, 1.0, 0.5, 0)
-    assert statistics.summary()["per_worker"] == {"W2": {"batches": 3, "samples": 300, "eps": 200.0}}
+    assert statistics.summary()["per_worker"] == {"W2": {"batches": 3, "samples": 300, "compute_eps": 200.0}}
     statistics.announced(1, 9, 100, 1.0, 0.0, 0)
-    assert statistics.summary()["per_worker"]["W1"]["eps"] == 0.0
+    assert statistics.summary()["per_worker"]["W1"]["compute_eps"] == 0.0
 
 
 def test_the_loss_is_weighted_by_samples_and_taken_once() -> None:

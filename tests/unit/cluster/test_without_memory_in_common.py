@@ -194,7 +194,7 @@ def test_a_sum_that_reached_nobody_is_made_again_of_what_there_is(
     [failed] = result["recovery"]
     told = [each for each in read(tmp_path / "events.log") if isinstance(each, InfoRecord) and each.kind == DENSE_LOST]
     lost_samples = (28 if turn == 16 else 32) if told else 0
-    assert failed["samples_lost"] == lost_samples and [each.fields["step"] for each in told] in ([], [turn - 1])
+    assert failed["samples_undone"] == lost_samples and [each.fields["step"] for each in told] in ([], [turn - 1])
     if when != "after":  # then it may have been announced or not
         assert bool(told) == (when == "announced")
 
@@ -302,7 +302,7 @@ def test_another_coordinator_counts_what_is_gone_once(
     result = run_in_memory(config("sync", "continue"), data, tmp_path)
     adds_up(result)
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
-    lost = {failed["process"]: failed["samples_lost"] for failed in result["recovery"]}
+    lost = {failed["process"]: failed["samples_undone"] for failed in result["recovery"]}
     assert lost == {"W1": 28 if turn == 16 else 32, "C": 0}
 
 

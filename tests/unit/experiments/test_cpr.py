@@ -32,7 +32,7 @@ def job(scripts: Any, line: str, seed: int, hours: float, auc: float, **told: An
     parts = {part: 0.0 for part in scripts["overhead_table"].PARTS}
     checkpoint = {
         "recovery": "partial", "partial_overhead": 0.0065, "full_overhead": 0.082, "expected_pls": 0.035, "pls": 0.03,
-        "lost_updates": 0.01, "bytes": 2e6, "overhead": {**parts, "saving": 0.005, "samples_again": 0}, **told,
+        "lost_updates": 0.01, "bytes": 2e6, "overhead": {**parts, "saving": 0.005, "samples_rolled_back": 0}, **told,
     }  # fmt: skip
     result = {"virtual_seconds": 3600 * hours, "auc": auc, "checkpoint": checkpoint, "recovery": [{}, {}]}
     return scripts["done"].Done({"line": line, "seed": str(seed)}, result, Path())
@@ -78,7 +78,7 @@ def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size
 def test_the_table_of_real_jobs_holds_every_failure(scripts: Any) -> None:
     done = scripts["done"].Done
     phases = [{"seconds": 40.0}, {"seconds": 60.0}]
-    lost = {"samples_lost": 512, "lost_updates": 70}
+    lost = {"samples_undone": 512, "row_updates_undone": 70}
     failed = {"process": "S0", "detected_s": 0.01, "loaded_s": 0.5, "useful_s": None, **lost}
     none = [done({"mode": "gba", "seed": "11"}, {"phases": phases, "auc": 0.8}, Path())]
     result = {

@@ -103,7 +103,7 @@ def test_waiting_and_stopping(family: Children) -> None:
 class Spawning(Children):
     """Another coordinator only sleeps."""
 
-    told: tuple[float, str] = (0.0, "")
+    told: tuple[float, str, float] = (0.0, "", 0.0)
 
     def _spawn(self, role: str, index: int, *rest: Any, **more: Any) -> None:
         self.told = more["missed"]
@@ -130,9 +130,9 @@ def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving
     assert not reviving.revivable
     kill(reviving)
     assert reviving.revivable and reviving.failure() is None
-    reviving.revive("hang")
+    reviving.revive("hang", 12.5)
     assert [one.name for one in reviving.running] == ["C", "W0"] and len(reviving.buried) == 1
-    assert not reviving.revivable and reviving.told[1] == "hang" and 0 < reviving.told[0] <= time.monotonic()
+    assert not reviving.revivable and reviving.told[1:] == ("hang", 12.5) and 0 < reviving.told[0] <= time.monotonic()
 
 
 def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
@@ -153,7 +153,7 @@ def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
 def test_one_that_dies_before_it_goes_on_is_replaced_a_few_times(reviving: Spawning) -> None:
     for _ in range(MOST_LIVES):
         kill(reviving)
-        reviving.revive()
+        reviving.revive("death", 0.0)
     kill(reviving)
     assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
     reviving.revived()

@@ -84,7 +84,7 @@ def test_the_scores_of_the_epoch_that_was_chosen_are_told_once(capsys: pytest.Ca
 def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     result = {
         "mode": "gba", "seed": 1, "auc": 0.7, "logloss": 0.5, "ne": 0.9, "eps": 1000.0, "wall_seconds": 9.0,
-        "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_auc": None,
+        "samples": {"read": 1000, "trained": 990, "decayed": 10, "lost": 0}, "best_possible_auc": None,
         "staleness": {"mean": 1.5, "p50": 1.0, "p99": 4.0}, "run_dir": "/r",
     }  # fmt: skip
     rows = dict(_summary(result))
@@ -93,7 +93,7 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["trained / decayed / lost"] == "990 / 10 / 0"
     assert rows["staleness mean / p50 / p99"] == "1.50 / 1 / 4"
     assert not [name for name in rows if "refused" in name or "kB" in name]
-    assert dict(_summary({**result, "best_auc": 0.8}))["best possible AUC"] == "0.80000"
+    assert dict(_summary({**result, "best_possible_auc": 0.8}))["best possible AUC"] == "0.80000"
     a_step = {"dense": 1234.0, "rows": 20000.0, "ids": 0.0, "control": 560.0, "other": 0.0}
     more = {"wire": {"bytes_per_step": a_step, "shared_memory": 0}, "refused_frames": 0}
     told = dict(_summary({**result, **more}))

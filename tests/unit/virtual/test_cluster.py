@@ -91,7 +91,7 @@ def test_a_slowed_worker_does_as_much_less(long: Path, tmp_path: Path) -> None:
     faults = [{"kind": "constant", "workers": [1], "factor": 3.0}]
     result = run(config("async", workers=4, global_batch=40, faults=faults, cost=FREE), long, tmp_path)
     workers = result["per_worker"]
-    assert workers["W0"]["eps"] == pytest.approx(3 * workers["W1"]["eps"])
+    assert workers["W0"]["compute_eps"] == pytest.approx(3 * workers["W1"]["compute_eps"])
     assert workers["W0"]["batches"] == pytest.approx(3 * workers["W1"]["batches"], abs=4)
 
 

@@ -47,7 +47,7 @@ def test_full_recovery_in_sync_ends_with_the_bits_of_a_run_without_failures(
     assert result["samples"] == plain["samples"]
     went, told = result["checkpoint"]["overhead"], result["checkpoint"]
     since = step - (step // 4 * 4 if "steps" not in saved else 0)
-    assert went["samples_again"] == since * 128 and went["everybody_went_back"] == 1
+    assert went["samples_rolled_back"] == since * 128 and went["everybody_went_back"] == 1
     assert (told["pls"], told["lost_updates"], told["resumed_at"]) == (0.0, 0.0, None)
     assert (went["loading_seconds"], went["rescheduling_seconds"]) == (6.0, 5.0)
 
@@ -77,8 +77,9 @@ def test_partial_recovery_adds_up_and_costs_what_it_costs(
     [failed] = result["recovery"]
     assert (failed["process"], failed["failure"], failed["detected_s"]) == ("S1", "kill", 0.0)
     assert failed["loaded_s"] == pytest.approx(8.0) and failed["loaded_s"] < failed["useful_s"] < 8.1
-    assert 0 < failed["pls"] == told["pls"] < 0.5 and failed["samples_lost"] == round(told["pls"] * 3000)
-    assert 0 < failed["lost_updates"] == round(told["lost_updates"] * told["row_updates"]) < 0.5 * told["row_updates"]
+    assert 0 < failed["pls"] == told["pls"] < 0.5 and failed["samples_undone"] == round(told["pls"] * 3000)
+    undone = failed["row_updates_undone"]
+    assert 0 < undone == round(told["lost_updates"] * told["row_updates"]) < 0.5 * told["row_updates"]
     for key in ("checksums", "recovery", "checkpoint", "auc"):
         assert again[key] == result[key]
     with pytest.raises(EventLogError, match="a server was lost"):
@@ -93,7 +94,7 @@ def test_where_partial_recovery_does_not_pay_everybody_goes_back_and_is_told_why
     adds_up(result, 1500)
     saved, went = result["checkpoint"], result["checkpoint"]["overhead"]
     assert (saved["name"], saved["recovery"], saved["pls"]) == ("cpr", "full", 0.0)
-    assert (went["went_back_alone"], went["everybody_went_back"], went["samples_again"]) == (0, 1, 3 * 128)
+    assert (went["went_back_alone"], went["everybody_went_back"], went["samples_rolled_back"]) == (0, 1, 3 * 128)
     assert result["checksums"] == plain["checksums"]
     events = [event.fields for event in told if event.name == "checkpoint"]
     [sentence] = [fields["sentence"] for fields in events if fields["state"] == "planned"]
@@ -183,7 +184,7 @@ def test_full_recovery_by_time_again_and_again(data: Path, tmp_path: Path) -> No
     result = run(saving("full", "sync", plan, steps=3), data, tmp_path / "run")
     went = result["checkpoint"]["overhead"]
     assert result["checkpoint"]["row_updates"] == plain["checkpoint"]["row_updates"]
-    assert sum(failed.get("samples_again", 0) for failed in result["recovery"]) == went["samples_again"] > 0
+    assert sum(failed["samples_rolled_back"] for failed in result["recovery"]) == went["samples_rolled_back"] > 0
     assert went["everybody_went_back"] == len(result["recovery"]) >= 2
     assert result["checksums"] == plain["checksums"]
     assert [failed["loaded_s"] for failed in result["recovery"]] == pytest.approx([11.0] * len(result["recovery"]))
@@ -197,7 +198,7 @@ def test_full_recovery_in_the_middle_of_a_phase_adds_up(data: Path, tmp_path: Pa
     cfg = saving("full", mode, {**KILL, "step": 30 if mode == "async" else 7}, steps=20 if mode == "async" else 4)
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
     adds_up(result, 1500)
-    assert result["checkpoint"]["overhead"]["samples_again"] > 0
+    assert result["checkpoint"]["overhead"]["samples_rolled_back"] > 0
     assert again["checksums"] == result["checksums"] and again["recovery"] == result["recovery"]
 
 
@@ -244,7 +245,7 @@ def test_a_run_that_went_on_from_a_checkpoint_goes_back_to_that(data: Path, tmp_
     assert result["checkpoint"]["resumed_at"] == 4
     if name == "full":
         assert result["checksums"] == whole["checksums"]
-        assert result["checkpoint"]["overhead"]["samples_again"] == 256
+        assert result["checkpoint"]["overhead"]["samples_rolled_back"] == 256
     else:
         assert result["checkpoint"]["pls"] == pytest.approx(256 / (1500 * 2))
 
@@ -258,7 +259,7 @@ def test_a_worker_a_server_and_the_coordinator_die_in_one_run(data: Path, tmp_pa
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
     adds_up(result, 1500)
     assert [failed["process"] for failed in result["recovery"] if failed["process"] != "W2"] == ["C", "S1", "C"]
-    assert [failed["samples_lost"] for failed in result["recovery"] if failed["process"] == "C"] == [0, 0]
+    assert [failed["samples_undone"] for failed in result["recovery"] if failed["process"] == "C"] == [0, 0]
     assert sum(failed["process"] == "W2" for failed in result["recovery"]) == 1
     for key in ("checksums", "recovery", "checkpoint", "auc", "virtual_seconds"):
         assert again[key] == result[key]

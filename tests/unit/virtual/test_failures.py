@@ -182,7 +182,7 @@ def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, m
     adds_up(result, 1500)
     assert (result["samples"]["lost"] > 0) == (plain["samples"]["lost"] > 0) == (mode == "hop_bw")
     [failed] = result["recovery"]
-    assert (failed["process"], failed["failure"], failed["samples_lost"]) == ("C", "kill", 0)
+    assert (failed["process"], failed["failure"], failed["samples_undone"]) == ("C", "kill", 0)
     assert 0 < failed["detected_s"] < 0.001 and failed["loaded_s"] == pytest.approx(0.05 + failed["detected_s"])
     assert failed["loaded_s"] < failed["useful_s"] < failed["loaded_s"] + 0.01
     longer = result["virtual_seconds"] - plain["virtual_seconds"]

@@ -81,10 +81,10 @@ def test_a_server_goes_back_and_training_goes_on(data: Path, tmp_path: Path, mod
     told, [failed] = result["checkpoint"], result["recovery"]
     assert failed["process"] == "S1" and told["saved"] >= 3
     if save == "cpr":
-        assert 0 < failed["pls"] == told["pls"] and failed["samples_lost"] == round(told["pls"] * 3000)
-        assert failed["lost_updates"] > 0 and told["overhead"]["went_back_alone"] == 1
+        assert 0 < failed["pls"] == told["pls"] and failed["samples_undone"] == round(told["pls"] * 3000)
+        assert failed["row_updates_undone"] > 0 and told["overhead"]["went_back_alone"] == 1
     else:
-        assert told["pls"] == 0.0 and told["overhead"]["samples_again"] == failed["samples_again"] > 0
+        assert told["pls"] == 0.0 and told["overhead"]["samples_rolled_back"] == failed["samples_rolled_back"] > 0
     for key in ("checksums", "checkpoint", "recovery", "auc"):
         assert again[key] == result[key]
 

@@ -232,7 +232,7 @@ def test_others_go_on_from_its_checkpoint(
 ) -> None:
     run_in_memory(config("gba", save=save), data, tmp_path / "one")
     folder = Folder(tmp_path / "one" / "checkpoints")
-    cut = folder.names()[1]
+    *_, cut = folder.names()[:2]  # a busy machine may have had the time for one
     then = from_dict({**at(folder.verified(cut)), "resume": str(folder.path / cut)})
     cluster = dataclasses.replace(then.cluster, servers=servers, dense_servers=dense)
     result = run_in_memory(check(dataclasses.replace(then, cluster=cluster)), data, tmp_path / "two")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gbactl.report.runs import Run
 from gbactl.report.stats import Difference, paired
+from gbactl.switching.modes import from_listed
 
 TAGS = "tags."
 _IRRELEVANT = ("run_dir", "tracking.", "cluster.start_timeout", "cluster.bind", "data.cache")
@@ -33,10 +34,13 @@ class Pairing:
 
 
 def value_of(run: Run, key: str) -> str:
-    """A parameter, `mode` standing for `mode.name`, or a tag (tags.NAME); `-` where a run has none."""
+    """A parameter, or a tag (tags.NAME); `-` where a run has none. `mode` is what a run did: sync>gba@day2."""
     if key.startswith(TAGS):
         return run.tags.get(key.removeprefix(TAGS), "-")
-    return run.params.get(key, run.params.get(f"{key}.name", "-"))
+    own = run.params.get(key, run.params.get(f"{key}.name", "-"))
+    if key not in ("mode", "mode.name"):
+        return own
+    return run.tags.get("gbactl.mode") or from_listed(run.tags.get("gbactl.phases", own))
 
 
 def configuration(run: Run, without: Iterable[str] = ()) -> Configuration:
@@ -63,7 +67,7 @@ def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing
     names = [key.removesuffix(".name") for key in keys]
     free = [*(f"{name}." for name in names), *keys, *names]
     if "mode" in names:
-        free.append("collective.")
+        free += ["collective.", "switch."]
     if not any(key.startswith(TAGS) for key in keys):
         return Pairing(on, tuple(free))
     also = _one_value_each(members, (*free, *_BY_TAG, "seed"))

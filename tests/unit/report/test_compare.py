@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -193,3 +194,20 @@ def test_what_was_judged_of_replicas_is_said_and_their_gap_shown() -> None:
     assert "Evaluated in fr_ma, local_sgd: the mean of the replicas." in report.notes
     assert [column.title for column in report.columns if "gap" in column.title] == ["sync gap mean / p99"]
     assert not any("Evaluated" in note or "gap" in note for note in compare(three()).notes)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [{"gbactl.mode": "sync>gba@day2"}, {"gbactl.phases": "sync; gba from day 2, sample 0"}],
+    ids=["now", "before"],
+)
+def test_a_run_that_was_switched_counts_in_no_mean_of_its_first_mode(tags: dict[str, str]) -> None:
+    switched = [
+        replace(run("sync", seed, auc, at=9, switch__schedule="[{...}]"), tags=tags)
+        for seed, auc in ((1, 0.81), (2, 0.82), (3, 0.83))
+    ]
+    report = compare([*three(), *switched])
+    assert [each.key for each in report.groups] == [("sync",), ("gba",), ("sync>gba@day2",)]
+    assert group(report, "sync").stats["auc"] == group(compare(three()), "sync").stats["auc"]
+    found = group(report, "sync>gba@day2").difference
+    assert (found.mean, found.n, report.notes) == (pytest.approx(0.01), 3, ())

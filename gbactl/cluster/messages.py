@@ -267,6 +267,8 @@ class OrderStep(NamedTuple):
     row_weights: list[float]
     row_counts: list[int]
     checksum: bool
+    accepted: bool = False
+    shares: list[float] = []  # noqa: RUF012
 
 
 class Checked(NamedTuple):

@@ -202,8 +202,9 @@ class Server:
     def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
         members = tuple(zip(message.batches, message.weights, strict=True))
         order = Order(
-            message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message)
-        )
+            message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message),
+            message.accepted, tuple(message.shares),
+        )  # fmt: skip
         if due(self.norms_every, order.step):
             self.coordinator.send(Norms(order.step, *self.shard.gradient_norms(order)))
         if message.checksum:

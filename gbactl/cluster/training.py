@@ -319,7 +319,7 @@ class Training:
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
         return OrderStep(
             self.number, step.step, batches, weights, step.divisor, step.weight_sum, scale, *_row_weights(step),
-            due(self.checksum_every, step.step),
+            due(self.checksum_every, step.step), step.accepted, list(step.shares(self.policy.phase.local_batch)),
         )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class Unique(NamedTuple):
 
 class Aggregate(NamedTuple):
     """Weighted sums per distinct row: `index` int32[U] in first-seen order, `total` f32[U, W],
-    `contributors` f32[U] (parts with weight > 0 that carry the row)."""
+    `contributors` f32[U] (the sum of the shares of the parts with weight > 0 that carry the row)."""
 
     index: Ints  # type: ignore[assignment]
     total: Floats
@@ -131,9 +131,11 @@ class Kernels(Protocol):
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
         """out f32[U, W] = sums of the grad rows by `inverse`, added in row order."""
 
-    def aggregate(self, parts: Sequence[RowPart], workspace: Workspace | None = None) -> Aggregate:
-        """Sum of weight * grad over parts in list order; parts of weight 0 are skipped. The result lies in
-        the workspace, if one is given, until its next use."""
+    def aggregate(
+        self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
+    ) -> Aggregate:
+        """Sum of weight * grad over parts in list order; parts of weight 0 are skipped. `shares`: what each part
+        adds to `contributors` (none: 1). The result lies in the workspace, if one is given, until its next use."""
 
     def check_index(self, index: Ints, rows: int) -> None:
         """Raises ValueError unless every entry is in [0, rows) and occurs once."""
@@ -166,6 +168,13 @@ def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], w
         len(got) != len(shape) or any(w not in (-1, g) for g, w in zip(got, shape, strict=True))
     ):
         raise ValueError(f"{what} has shape {got}, expected {shape} (-1: any).")
+
+
+def live_shares(parts: Sequence[RowPart], shares: Sequence[float]) -> list[float]:
+    """The shares of the parts of weight > 0. Raises ValueError unless every part has one."""
+    if len(shares) != len(parts):
+        raise ValueError(f"{len(parts)} parts have {len(shares)} shares.")
+    return [share for part, share in zip(parts, shares, strict=True) if part[2] != 0]
 
 
 def float32(value: float) -> float:

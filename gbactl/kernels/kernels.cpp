@@ -306,7 +306,7 @@ INLINE uint64_t mix64(uint64_t x) {
         default: call(0);      \
     }
 
-API int64_t gb_abi() { return 4; }
+API int64_t gb_abi() { return 5; }
 
 HOT static void add_chunk(const float* grad, const int32_t* at, int64_t n, int64_t width, float weight,
                           float* total) {
@@ -394,9 +394,10 @@ API int64_t gb_segment_sum(const float* grad, const int32_t* inverse, int64_t n,
 
 // Number of distinct rows over all parts, or a negative code. Outputs have room for the sum of n.
 // A new row starts at -0.0, the neutral element of addition: its first addend is thus assigned.
+// `contributors` adds up the `share` (null: 1) of every part that carries the row.
 API int64_t gb_aggregate(int64_t parts, const int32_t* const* index, const float* const* grad,
-                         const int64_t* n, const float* weight, int64_t width, int32_t* out_index,
-                         float* total, float* contributors) try {
+                         const int64_t* n, const float* weight, const float* share, int64_t width,
+                         int32_t* out_index, float* total, float* contributors) try {
     int64_t most = 0;
     for (int64_t p = 0; p < parts; ++p) most += n[p];
     Hash& hash = scratch.hash;
@@ -404,7 +405,8 @@ API int64_t gb_aggregate(int64_t parts, const int32_t* const* index, const float
     if (int64_t(scratch.first.size()) < most) scratch.first.resize(most), scratch.second.resize(most);
     int32_t* last = scratch.first.data();
     uint32_t used = 0;
-    for (int64_t p = 0; p < parts; ++p)
+    for (int64_t p = 0; p < parts; ++p) {
+        const float counts = share ? share[p] : 1.0f;
         for (int64_t from = 0; from < n[p]; from += CHUNK) {
             const int64_t size = n[p] - from < CHUNK ? n[p] - from : CHUNK;
             const uint32_t before = used;
@@ -417,12 +419,13 @@ API int64_t gb_aggregate(int64_t parts, const int32_t* const* index, const float
                     last[used] = -1;
                     out_index[used++] = key;
                 }
-                contributors[at[i]] += last[at[i]] != int32_t(p) ? 1.0f : 0.0f;
+                contributors[at[i]] += last[at[i]] != int32_t(p) ? counts : 0.0f;
                 last[at[i]] = int32_t(p);
             }
             for (int64_t j = before * width; j < int64_t(used) * width; ++j) total[j] = -0.0f;
             add_chunk(grad[p] + from * width, at, size, width, weight[p], total);
         }
+    }
     hash.finish(used);
     return used;
 } catch (const std::bad_alloc&) {

@@ -13,7 +13,7 @@ import numpy as np
 from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Rule, require
 
-ABI = 4
+ABI = 5
 RULES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 ERRORS = {-1: "an index lies outside the table", -2: "an index occurs twice"}
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -23,7 +23,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gb_check_unique": (c_int64, (c_void_p, c_int64, c_int64)),
     "gb_dedupe": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_int64, *(c_void_p,) * 3)),
     "gb_segment_sum": (c_int64, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
-    "gb_aggregate": (c_int64, (c_int64, *(c_void_p,) * 4, c_int64, *(c_void_p,) * 3)),
+    "gb_aggregate": (c_int64, (c_int64, *(c_void_p,) * 5, c_int64, *(c_void_p,) * 3)),
     "gb_step_rows": (None, (c_void_p, c_void_p, c_int64, *(c_void_p,) * 4, *(c_float,) * 4)),
     "gb_step_dense": (None, (c_void_p, c_int64, c_void_p, c_void_p, *(c_float,) * 4)),
     "gb_average": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_float, c_float)),

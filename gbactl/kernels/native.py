@@ -25,6 +25,7 @@ from gbactl.kernels.base import (
     Rule,
     Unique,
     Workspace,
+    live_shares,
     require,
 )
 from gbactl.kernels.library import checked, dense_arguments, open_library, pointers
@@ -75,7 +76,9 @@ class NativeKernels:
         add = self._library.gb_segment_sum
         checked(add(grad.ctypes.data, inverse.ctypes.data, n, width, out.ctypes.data, len(out)))
 
-    def aggregate(self, parts: Sequence[RowPart], workspace: Workspace | None = None) -> Aggregate:
+    def aggregate(
+        self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
+    ) -> Aggregate:
         """See `Kernels.aggregate`."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
@@ -85,6 +88,7 @@ class NativeKernels:
             require(grad, FLOAT, (len(index), width), "A gradient")
         live = [part for part in parts if part[2] != 0]
         k = len(live)
+        counted = (c_float * k)(*live_shares(parts, shares)) if shares else None
         sizes = (c_int64 * k)(*[len(index) for index, _, _ in live])
         weights = (c_float * k)(*[weight for _, _, weight in live])
         out = workspace or Workspace()
@@ -92,7 +96,7 @@ class NativeKernels:
         used = checked(
             self._library.gb_aggregate(
                 k, pointers([part[0] for part in live]), pointers([part[1] for part in live]),
-                sizes, weights, width,
+                sizes, weights, counted, width,
                 out.index.ctypes.data, out.total.ctypes.data, out.contributors.ctypes.data,
             )
         )  # fmt: skip

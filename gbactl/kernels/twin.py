@@ -26,6 +26,7 @@ from gbactl.kernels.base import (
     Unique,
     Workspace,
     float32,
+    live_shares,
     require,
 )  # fmt: skip
 from gbactl.kernels.halves import CODECS, Codec
@@ -113,7 +114,9 @@ class TwinKernels:
         out.fill(0.0)
         _add_rows(out, inverse.astype(LONG), grad, 1.0)
 
-    def aggregate(self, parts: Sequence[RowPart], workspace: Workspace | None = None) -> Aggregate:
+    def aggregate(
+        self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
+    ) -> Aggregate:
         """See `Kernels.aggregate`."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
@@ -122,15 +125,16 @@ class TwinKernels:
             require(index, INT, (-1,), "An index")
             require(grad, FLOAT, (len(index), width), "A gradient")
         live = [part for part in parts if part[2] != 0]
+        counted = live_shares(parts, shares) if shares else [1.0] * len(live)
         rows = [index.astype(LONG) for index, _, _ in live] or [np.empty(0, LONG)]
         distinct, place = _first_seen(np.concatenate(rows))
         total = np.full((len(distinct), width), -0.0, FLOAT)  # -0.0 + x is x, to the sign of zero
         contributors = np.zeros(len(distinct), FLOAT)
         start = 0
-        for index, grad, weight in live:
+        for (index, grad, weight), share in zip(live, counted, strict=True):
             at = place[start : start + len(index)]
             _add_rows(total, at, grad, float(np.float32(weight)))
-            contributors[np.unique(at)] += 1
+            contributors[np.unique(at)] += np.float32(share)
             start += len(index)
         return Aggregate(distinct.astype(INT), total, contributors)
 

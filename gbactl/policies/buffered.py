@@ -70,13 +70,12 @@ class BufferedPolicy(Policy):
 
     def _close(self) -> Step:
         members, self.buffer = tuple(self.buffer), []
-        return self._emit(Step(self.step, members, self._divisor(members)))
+        accepted = self.divides_by_weights or len(members) < self.size
+        divisor = sum(m.weight for m in members) if accepted else self._divisor(members)
+        return self._emit(Step(self.step, members, divisor, accepted))
 
     def _divisor(self, members: tuple[Member, ...]) -> float:
-        """M; the accepted weights; or, in a step with less than M full batches, what is there."""
-        weights = sum(m.weight for m in members)
-        if self.divides_by_weights or len(members) < self.size:
-            return weights
+        """M; in a step with a short batch what is there."""
         if all(m.samples == self.phase.local_batch for m in members):
             return float(self.size)
         return sum(m.samples / self.phase.local_batch for m in members)

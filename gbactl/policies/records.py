@@ -74,16 +74,26 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step: every shard applies the members in this order, then its version is step + 1."""
+    """One optimizer step: every shard applies the members in this order, then its version is step + 1.
+
+    `accepted`: the divisor is the sum of the members' weights, whatever they are.
+    """
 
     step: int
     members: tuple[Member, ...]
     divisor: float
+    accepted: bool = False
 
     @property
     def weight_sum(self) -> float:
         """Sum of the weights, in member order."""
         return sum(m.weight for m in self.members)
+
+    def shares(self, local_batch: int) -> tuple[float, ...]:
+        """n / B of each member; nothing where all are whole batches."""
+        if all(m.samples == local_batch for m in self.members):
+            return ()
+        return tuple(m.samples / local_batch for m in self.members)
 
 
 @dataclass(frozen=True, slots=True)

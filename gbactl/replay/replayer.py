@@ -167,9 +167,9 @@ class Replayer:
         self.dropped += 1
 
     def _order(self, step: Step, lr_scale: float) -> None:
-        assert self._captures is not None
+        assert self._captures is not None and self._phase is not None
         self._captures.leave()
-        self.checks.apply(self.shards, store_order(step, lr_scale), step)
+        self.checks.apply(self.shards, store_order(step, lr_scale, self._phase.begin.local_batch), step)
         if self.replica.home == "workers":
             self.replica.step(step, lr_scale, self.cfg.processes)
         self.step += 1
@@ -186,10 +186,10 @@ class Replayer:
         self._phase = self._decisions = self._captures = None
 
 
-def store_order(step: Step, lr_scale: float) -> Order:
+def store_order(step: Step, lr_scale: float, local_batch: int) -> Order:
     """A policy's step as the shards take it."""
     members = tuple((member.batch, member.weight) for member in step.members)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"accepted": step.accepted, "shares": step.shares(local_batch)}
     if any(member.row_weights for member in step.members):
         more["row_weights"] = tuple(member.row_weights for member in step.members)
     return Order(step.step, members, step.divisor, step.weight_sum, lr_scale, **more)

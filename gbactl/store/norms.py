@@ -22,11 +22,15 @@ def dense_square(parts: Sequence[DensePart], params: int, divisor: float) -> flo
     return float(np.dot(total, total)) / divisor**2
 
 
-def row_norms(parts: Sequence[RowPart], divisor: float, kernels: Kernels) -> list[float]:
-    """L2 norms of at most SAMPLE rows' gradients, evenly spread over the rows in ascending order."""
-    parts = [part for part in parts if len(part[0])]
-    if not parts:
+def row_norms(
+    parts: Sequence[RowPart], divisor: float, kernels: Kernels, shares: Sequence[float] = ()
+) -> list[float]:
+    """L2 norms of at most SAMPLE rows' gradients, evenly spread over the rows in ascending order. A row is divided by
+    `divisor`, plus the `shares`, if any, of the parts that carry it."""
+    if not any(len(part[0]) for part in parts):
         return []
-    index, total, _ = kernels.aggregate(parts)
+    index, total, carried = kernels.aggregate(parts, None, shares)
     chosen = np.argsort(index, kind="stable")[:: -(-len(index) // SAMPLE)]
-    return [float(norm) / divisor for norm in np.linalg.norm(total[chosen].astype(np.float64), axis=1)]
+    size = np.linalg.norm(total[chosen].astype(np.float64), axis=1)
+    found: list[float] = (size / (divisor + carried[chosen] if shares else divisor)).tolist()
+    return found

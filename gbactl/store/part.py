@@ -65,6 +65,8 @@ class Order:
 
     Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`,
     if any, has an entry a member: the weight of a row by its own staleness, the last that of the token's.
+    `accepted`: the divisor is the sum of the weights, so a row's is that of its own. `shares`: each member's
+    samples / local batch; empty where all are 1.
     """
 
     step: int
@@ -73,3 +75,5 @@ class Order:
     weight_sum: float
     lr_scale: float = 1.0
     row_weights: tuple[tuple[float, ...], ...] = ()
+    accepted: bool = False
+    shares: tuple[float, ...] = ()

@@ -11,22 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.kernels.base import INT, Floats, Ints, Kernels, RowPart, Workspace
+from gbactl.kernels.base import FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
 from gbactl.store.memory import zeros
 from gbactl.store.optim import OptimizerSpec, RowOptimizer
 
 
 class RowBlock:
     """A table f32[rows, width]. `every`: all rows step each time, their gradient being decay * row plus the
-    data's; `per_row`: divide a row's sum by the gradients that carry it; `touches`: count the steps whose data
-    touched each row."""
+    data's; `touches`: count the steps whose data touched each row."""
 
     def __init__(
         self, rows: int, width: int, optimizer: OptimizerSpec, kernels: Kernels, *,
-        decay: float = 0.0, every: bool = False, per_row: bool = False, touches: bool = False,
+        decay: float = 0.0, every: bool = False, touches: bool = False,
     ) -> None:  # fmt: skip
         self.table: Floats = zeros((rows, width))
-        self._kernels, self._decay, self._per_row = kernels, decay, per_row
+        self._kernels, self._decay = kernels, decay
         self._optimizer = RowOptimizer(optimizer, self.table, kernels)
         self._slot: Ints | None = np.full(rows, -1, INT) if every else None
         self._workspace = Workspace()
@@ -58,15 +57,20 @@ class RowBlock:
         """Back to the optimizer's state before the first step; the rows stay."""
         self._optimizer.reset()
 
-    def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float) -> None:
-        """One step from (index int32[n] distinct, grad f32[n, W], weight > 0) parts, summed in order."""
+    def apply(
+        self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()
+    ) -> None:
+        """One step from (index int32[n] distinct, grad f32[n, W], weight > 0) parts, summed in order. A row's sum is
+        divided by `divisor`, plus the `shares`, if any, of the parts that carry it."""
         per_row: Floats | None = None
         if len(parts) == 1:
             index, grad, weight = parts[0]
-            divisor = 1.0 if self._per_row else divisor
+            divisor = float(FLOAT.type(divisor) + FLOAT.type(shares[0])) if shares else divisor
         else:
-            index, grad, contributors = self._kernels.aggregate(parts, self._workspace)
-            per_row, weight = (contributors if self._per_row else None), 1.0
+            index, grad, carried = self._kernels.aggregate(parts, self._workspace, shares)
+            weight = 1.0
+            if shares:
+                per_row, divisor = np.add(carried, FLOAT.type(divisor), out=carried), 1.0
         if self._touches is not None:
             self._touches[index] += np.uint32(1)
         if self._slot is None:

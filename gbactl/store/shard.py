@@ -33,8 +33,7 @@ class Shard:
         self.version = 0
         self.rows = RowBlock(
             spec.local_rows, spec.width, spec.row_optimizer, self.kernels, decay=spec.row_weight_decay,
-            every=spec.row_l2 == "all", per_row=spec.sparse_divisor == "contributors",
-            touches=spec.row_staleness == "row",
+            every=spec.row_l2 == "all", touches=spec.row_staleness == "row",
         )  # fmt: skip
         self.rows.initialise(spec.seed, spec.shard, spec.shards, spec.init_scale)
         size = 0 if spec.dense is None else spec.dense.size
@@ -131,7 +130,7 @@ class Shard:
         before anything is changed, on a step out of turn, a member that is not staged, or numbers that cannot be.
         """
         parts = self._members(order)
-        self._step(self._row_parts(parts, order), [(part, weight) for part, weight in parts if weight > 0], order)
+        self._step(*self._row_parts(parts, order), [(part, weight) for part, weight in parts if weight > 0], order)
         self.version += 1
         batches = tuple(batch for batch, _ in order.members)
         self._applied.update(batches)
@@ -150,6 +149,8 @@ class Shard:
             raise ValueError(f"Step {order.step} has a weight that is negative or not finite.")
         if order.row_weights:
             self._check_row_weights(order)
+        if order.shares and not (len(order.shares) == len(batches) and all(0 < n < np.inf for n in order.shares)):
+            raise ValueError(f"Step {order.step} has a share that is missing, not positive or not finite.")
         live = any(weight > 0 for _, weight in order.members)
         if live and not (0 < order.divisor < np.inf and 0 < order.weight_sum < np.inf):
             raise ValueError(f"Step {order.step} has a divisor or weight sum that is not positive.")
@@ -161,20 +162,41 @@ class Shard:
         if not all(weights and all(0 <= w < np.inf for w in weights) for weights in order.row_weights):
             raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")
 
-    def _row_parts(self, parts: list[tuple[Part, float]], order: Order) -> list[RowPart]:
-        """The rows of weight > 0 of each part; an empty one where only the dense parts count."""
+    def _row_parts(self, parts: list[tuple[Part, float]], order: Order) -> tuple[list[RowPart], list[float]]:
+        """The rows of weight > 0 of each part, an empty one where only the dense parts count; and what each adds to
+        the divisor of its rows (see `_share`), or nothing where all rows have the same."""
         if not 0 < order.divisor < np.inf:
-            return []
-        if self._notes is None or not order.row_weights:
-            kept = [(part.index, part.grad, weight) for part, weight in parts if weight > 0 and not part.lost]
-        else:
-            weighed = [self._notes.weigh(part, own) for (part, _), own in zip(parts, order.row_weights, strict=True)]
-            kept = [rows for rows in weighed if rows[2] > 0 and len(rows[0])]
+            return [], []
+        kept = [(rows, n) for n, (part, weight) in enumerate(parts) for rows in self._weighed(part, weight, n, order)]
         if not kept and any(weight > 0 for _, weight in parts):
-            return [(np.empty(0, INT), np.empty((0, self.spec.width), FLOAT), 1.0)]
-        return kept
+            kept = [((np.empty(0, INT), np.empty((0, self.spec.width), FLOAT), 1.0), 0)]
+        apart = self._by_contributors or (order.accepted and order.row_weights)
+        return [rows for rows, _ in kept], [self._share(rows[2], n, order) for rows, n in kept] if apart else []
 
-    def _step(self, rows: list[RowPart], live: list[tuple[Part, float]], order: Order) -> None:
+    def _weighed(self, part: Part, weight: float, member: int, order: Order) -> list[RowPart]:
+        if self._notes is not None and order.row_weights:
+            return self._notes.weigh(part, order.row_weights[member])
+        return [(part.index, part.grad, weight)] if weight > 0 and not part.lost else []
+
+    @property
+    def _by_contributors(self) -> bool:
+        return self.spec.sparse_divisor == "contributors"
+
+    def _divisor(self, order: Order) -> float:
+        """What every row's sum is divided by, before the shares of the parts that carry it."""
+        return 0.0 if self._by_contributors else order.divisor
+
+    def _share(self, weight: float, member: int, order: Order) -> float:
+        """What rows of this weight in a member's part add to their divisor. With `contributors` only those that carry
+        a row count: by their weights if the order divides by weights, else by their samples. Otherwise the order's
+        divisor counts every member by its dense weight already; here the row's own takes its place."""
+        if not self._by_contributors:
+            return weight - order.members[member][1]
+        return weight if order.accepted else order.shares[member] if order.shares else 1.0
+
+    def _step(
+        self, rows: list[RowPart], shares: list[float], live: list[tuple[Part, float]], order: Order
+    ) -> None:
         dense = [(part.dense, weight) for part, weight in live if part.dense is not None]
         there = [weight for part, weight in live if not part.lost]
         if dense and len(dense) != len(there):
@@ -182,14 +204,14 @@ class Shard:
         if rows:
             if self.watcher is not None:
                 self.watcher(rows)
-            self.rows.apply(rows, order.divisor, order.lr_scale)
+            self.rows.apply(rows, self._divisor(order), order.lr_scale, shares)
         if dense:  # running statistics are a mean over what is there
             weight_sum = order.weight_sum if len(there) == len(live) else sum(there)
             self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
     def touched(self, order: Order) -> Ints:
         """int32[n]: the distinct local rows that a step will touch, ascending; to be asked before `apply`."""
-        parts = [index for index, _, _ in self._row_parts(self._members(order), order)]
+        parts = [index for index, _, _ in self._row_parts(self._members(order), order)[0]]
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
 
     def gradient_norms(self, order: Order) -> tuple[float, list[float]]:
@@ -198,7 +220,8 @@ class Shard:
         dense = [(part.dense, weight) for part, weight in parts if weight > 0 and part.dense is not None]
         params = 0 if self.dense is None else self.dense.params
         square = norms.dense_square(dense, params, order.divisor) if dense else 0.0
-        return square, norms.row_norms(self._row_parts(parts, order), order.divisor, self.kernels)
+        rows, shares = self._row_parts(parts, order)
+        return square, norms.row_norms(rows, self._divisor(order), self.kernels, shares)
 
     def step_digest(self, touched: Ints) -> str:
         """BLAKE2b over the rows `touched`, their moments and counts, and the dense slice with its moments."""

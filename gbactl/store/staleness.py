@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.kernels.base import COUNT, FLOAT, Ints, RowPart
+from gbactl.kernels.base import COUNT, Ints, RowPart
 from gbactl.store.part import Part
 
 
@@ -47,18 +47,18 @@ class PullNotes:
         """Bytes of the notes."""
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
-    def weigh(self, part: Part, weights: Sequence[float]) -> RowPart:
-        """The part's rows of weight > 0, weighted by `weights`[own staleness], as one of equal weights.
+    def weigh(self, part: Part, weights: Sequence[float]) -> list[RowPart]:
+        """The part's rows, weighted by `weights`[own staleness]: one part for each weight > 0 that occurs.
 
         The last of `weights` is that of the token's staleness, which no row exceeds; a part whose pull was not
         noted gets it for all its rows.
         """
-        table = np.array(weights, FLOAT)
         if part.touches is None:
-            return part.index, part.grad, float(table[-1])
+            return [(part.index, part.grad, weights[-1])] if weights[-1] > 0 and len(part.index) else []
         since = self._counts[part.index] - part.touches
-        own = table[np.minimum(since, COUNT.type(len(table) - 1))]
-        if len(own) == 0 or (own == own[0]).all():
-            return part.index, part.grad, float(own[0]) if len(own) else 0.0
-        kept = np.flatnonzero(own > 0)
-        return part.index[kept], part.grad[kept] * own[kept, None], 1.0
+        own = np.array(weights)[np.minimum(since, COUNT.type(len(weights) - 1))]
+        found = own[:1] if (own == own[:1]).all() else np.unique(own)
+        if len(found) == 1 and found[0] > 0:
+            return [(part.index, part.grad, float(found[0]))]
+        chosen = [(float(weight), np.flatnonzero(own == weight)) for weight in found if weight > 0]
+        return [(part.index[at], part.grad[at], weight) for weight, at in chosen]

@@ -180,7 +180,7 @@ class HandMade:
                 finished += decision.samples
                 continue
             scale = factor(self.cfg.optim.schedule, (self.done + finished) / self.cfg.train.global_batch)
-            order = store_order(decision, scale)
+            order = store_order(decision, scale, self.cfg.local_batch)
             self.log.order(OrderRecord(order.step, order.divisor, order.weight_sum, scale, order.members))
             for queue in self.queues:
                 queue.append(order)

@@ -88,9 +88,10 @@ def test_a_field_too_many_or_too_few(message: Any, data: st.DataObject) -> None:
         (Take, [-(1 << 62)]),
         (Hello, ["worker", 0, b"bytes", 1]),
         (Pull, [1, 0, 2, 1, 0, 0]),
-        (OrderStep, [1, 2, [1, "2"], [1.0], 1.0, 1.0, 1.0, [], [], False]),
-        (OrderStep, [1, 2, [True], [1.0], 1.0, 1.0, 1.0, [], [], False]),
-        (OrderStep, [1, 2, {"0": 1}, [1.0], 1.0, 1.0, 1.0, [], [], False]),
+        (OrderStep, [1, 2, [1, "2"], [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
+        (OrderStep, [1, 2, [True], [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
+        (OrderStep, [1, 2, {"0": 1}, [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
+        (OrderStep, [1, 2, [1], [1.0], 1.0, 1.0, 1.0, [], [], False, False, ["1"]]),
         (Staged, [0, 1, 0, 0, "0.5", 0.0, 1.0, 0, 0]),
         (Staged, [0, 1, 0, 0, 0.5, 0.0, 1.0, 1 << 62, 0]),
         (Event, ["progress", [1]]),
@@ -115,8 +116,8 @@ def test_something_else_than_a_list(top: Any) -> None:
 
 
 def test_a_whole_number_may_stand_for_a_float() -> None:
-    assert unpack(KIND[OrderStep], msgpack.packb([1, 2, [3], [1], 4, 1, 1, [], [], False])) == OrderStep(
-        1, 2, [3], [1], 4, 1, 1, [], [], False
+    assert unpack(KIND[OrderStep], msgpack.packb([1, 2, [3], [1], 4, 1, 1, [], [], False, False, [1]])) == OrderStep(
+        1, 2, [3], [1], 4, 1, 1, [], [], False, False, [1]
     )
 
 

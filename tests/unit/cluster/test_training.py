@@ -96,6 +96,15 @@ def test_a_full_buffer_is_one_order_to_every_server_after_the_journal(at: Settin
     assert kinds == [GrantRecord, GrantRecord, AnnounceRecord, AnnounceRecord, OrderRecord]
 
 
+def test_an_order_says_what_a_short_batch_counts_and_that_weights_are_what_is_divided_by(tmp_path: Path) -> None:
+    at = Setting(tmp_path, samples=11)
+    for batch in range(3):
+        at.training.take(0)
+        at.announce(0, batch)
+    at.training.finish()
+    assert [(order.accepted, order.shares) for order in at.of("S0", OrderStep)] == [(False, []), (True, [0.75])]
+
+
 def test_the_rate_of_a_step_is_a_function_of_the_samples_finished_before_it(at: Setting) -> None:
     for batch in range(4):
         at.training.take(0)

@@ -60,15 +60,16 @@ def test_gather_and_segment_sum(native: Kernels, twin: Kernels, seed: int, width
 
 
 @check
-@given(seed=SEEDS, width=st.sampled_from(WIDTHS), parts=st.integers(1, 5))
-def test_aggregate(native: Kernels, twin: Kernels, seed: int, width: int, parts: int) -> None:
+@given(seed=SEEDS, width=st.sampled_from(WIDTHS), parts=st.integers(1, 5), shared=st.booleans())
+def test_aggregate(native: Kernels, twin: Kernels, seed: int, width: int, parts: int, shared: bool) -> None:
     rng = np.random.default_rng(seed)
+    shares = rng.choice([0.0, 1.0, 0.3, 0.7], parts).tolist() if shared else []
     made = []
     for _ in range(parts):
         n = int(rng.integers(0, 300))
         weight = float(rng.choice([0.0, 1.0, 1.0, 0.37]))
         made.append((rng.integers(0, 200, n).astype(np.int32), floats(rng, n, width), weight))
-    a, b = native.aggregate(made), twin.aggregate(made)
+    a, b = native.aggregate(made, None, shares), twin.aggregate(made, None, shares)
     np.testing.assert_array_equal(a.index, b.index)
     same(a.total, b.total)
     same(a.contributors, b.contributors)

@@ -88,6 +88,11 @@ def test_aggregate_sums_in_list_order_and_counts_parts(kernels: Kernels) -> None
     assert made.index.tolist() == [7, 3]
     assert made.total.tolist() == [[0.0], [4.0]]  # (1e8 + 0.5) - 1e8 in fp32 is 0
     assert made.contributors.tolist() == [3.0, 2.0]
+    shared = kernels.aggregate(parts, Workspace(), [0.5, 9.0, 0.25, 1.0])
+    assert shared.total.tolist() == [[0.0], [4.0]]
+    assert shared.contributors.tolist() == [1.75, 0.75]
+    with pytest.raises(ValueError, match="4 parts have 1 shares"):
+        kernels.aggregate(parts, Workspace(), [1.0])
 
 
 def test_a_gradient_of_minus_zero_is_kept(kernels: Kernels) -> None:

@@ -68,9 +68,9 @@ def test_a_gradient_at_iota_counts_in_full() -> None:
 def test_the_accepted_divisor_is_the_sum_of_the_weights() -> None:
     _, step = stale_by(5, GbaOptions(decay="inverse", iota=3, divisor="accepted"))
     assert [m.weight for m in step.members] == [1 / 3, 1.0]
-    assert step.divisor == step.weight_sum == 1 / 3 + 1.0
+    assert step.divisor == step.weight_sum == 1 / 3 + 1.0 and step.accepted
     _, full = stale_by(5, GbaOptions(decay="inverse", iota=3, divisor="M"))
-    assert full.divisor == 2.0
+    assert full.divisor == 2.0 and not full.accepted
 
 
 def test_when_all_weigh_nothing_the_step_still_happens() -> None:
@@ -95,7 +95,8 @@ def test_the_end_of_a_phase_applies_what_is_left_as_a_weighted_mean() -> None:
     assert [len(s.members) for s in steps if isinstance(s, Step)] == [4]
     [last] = policy.finish()
     assert [(m.batch, m.weight) for m in last.members] == [(4, 0.75)]
-    assert last.divisor == 0.75
+    assert last.divisor == 0.75 and last.accepted
+    assert (last.shares(4), steps[0].shares(4)) == ((0.75,), ())  # type: ignore[union-attr]
     assert policy.finish() == []
     policy.ledger.check()
 

@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gba", {"iota": 0, "decay": "exp", "divisor": "accepted"}),
     ("gba", {"iota": 0, "sparse_divisor": "contributors"}),
     ("gba", {"iota": 1, "row_staleness": "row"}),
+    ("gba", {"iota": 0, "decay": "exp", "divisor": "accepted", "row_staleness": "row"}),
     ("gba", {"iota": 0, "decay": "inverse", "row_staleness": "row", "sparse_divisor": "contributors"}),
     ("hop_bw", {"backup": 2}),
 ]
@@ -76,6 +77,34 @@ def test_deaths_joins_and_lagging_shards_come_out_again(
     made.write()
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
+
+
+def older(run_dir: Path) -> None:
+    """Make a log one of the format before."""
+    log = run_dir / "events.log"
+    data = bytearray(log.read_bytes())
+    data[8] = 13
+    log.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("mode.sparse_divisor=contributors", {"sparse_divisor": "contributors"}),
+        ("mode.row_staleness=row", {"row_staleness": "row"}),
+        ("", {"divisor": "accepted"}),
+    ],
+)
+def test_a_log_from_before_a_rule_changed_is_refused_where_it_matters(
+    data: dict[str, Any], tmp_path: Path, key: str, options: dict[str, Any]
+) -> None:
+    HandMade(config("gba", data, iota=0, **options), tmp_path, seed=0).write()
+    older(tmp_path)
+    if key:
+        with pytest.raises(EventLogError, match=f"has format 13: its rows were divided by another rule with {key};"):
+            replay(tmp_path)
+    else:
+        assert replay(tmp_path)["identical"]
 
 
 @pytest.mark.parametrize("mode", MODES)

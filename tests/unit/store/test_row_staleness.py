@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gbactl.errors import ConfigError
 from gbactl.kernels import load
@@ -140,6 +142,104 @@ def test_contributors_are_those_whose_row_weighs_something(kernels: Kernels) -> 
     shard.apply(Order(1, ((7, 0.0), (8, 0.5), (9, 0.0), (6, 1.0)), 4.0, 1.5, row_weights=own))
     change = [old - new for old, new in zip(before, rows(shard), strict=True)]
     assert change[:2] == [(1 + 1 + 4) / 3, (0.5 + 3) / 2]
+
+
+def test_an_accepted_row_s_own_weights_take_the_place_of_the_dense_ones(kernels: Kernels) -> None:
+    """Rows that nobody touched meanwhile weigh 1 in all four gradients, of which the dense part accepts one."""
+    shard = make(kernels)
+    for batch in (6, 7, 8):
+        pull(shard, batch, 0, 1)
+    touch(shard, 0, 1)
+    before = rows(shard)
+    pull(shard, 9, 0, 1)
+    for batch in (6, 7, 8, 9):
+        push(shard, batch, 0, 1)
+    members = ((6, 0.0), (7, 0.0), (8, 0.0), (9, 1.0))
+    order = Order(1, members, 1.0, 1.0, row_weights=((1.0, 0.0),) * 3 + ((1.0,),), accepted=True)
+    assert shard.gradient_norms(order)[1] == pytest.approx([2**0.5, 2**0.5])
+    shard.apply(order)
+    assert [old - new for old, new in zip(before, rows(shard), strict=True)][:2] == [1.0, 1.0]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A member of a step: its share of a local batch, f(0) .. f(token staleness), row -> how often that was touched
+    since it was pulled, and the gradient of the rows."""
+
+    share: float
+    factors: tuple[float, ...]
+    touched: dict[int, int]
+    value: float
+
+    @property
+    def weight(self) -> float:
+        return self.factors[-1] * self.share
+
+    def own(self, row: int) -> float:
+        return self.factors[min(self.touched[row], len(self.factors) - 1)] * self.share
+
+
+def divisor_of(row: int, members: list[Gradient], rule: str, accepted: bool, by_row: bool) -> float:
+    """Rule 5: whom a row's sum counts, every member (global) or those that carry it, and as what: as its samples, or,
+    where weights are counted, as the row's own weight; a gradient without the row has but one weight."""
+    carry = [m for m in members if row in m.touched and (m.own(row) if by_row else m.weight) > 0]
+    if not accepted:
+        return sum(m.share for m in (members if rule == "global" else carry))
+    rest = [m for m in members if m not in carry] if rule == "global" else []
+    return sum(m.own(row) if by_row else m.weight for m in carry) + sum(m.weight for m in rest)
+
+
+factors = st.lists(st.sampled_from([1.0, 0.5, 0.25, 0.0]), min_size=1, max_size=4).map(
+    lambda found: (1.0, *sorted(found[1:], reverse=True))
+)
+members_of_a_step = st.lists(
+    st.builds(
+        Gradient, st.sampled_from([1.0, 0.75, 0.25]), factors,
+        st.dictionaries(st.integers(0, 5), st.integers(0, 3), max_size=6), st.sampled_from([1.0, -2.0, 3.0]),
+    ),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(members_of_a_step, st.sampled_from(["global", "contributors"]), st.booleans(), st.booleans())
+def test_a_row_s_sum_is_divided_as_the_rule_says(
+    kernels: Kernels, members: list[Gradient], rule: str, accepted: bool, by_row: bool
+) -> None:
+    shard = make(kernels, sparse_divisor=rule, row_staleness="row" if by_row else "token")
+    for batch, member in enumerate(members):
+        index = np.array(sorted(member.touched), np.int32)
+        part = Part(index, np.full((len(index), 2), member.value, F), np.full(3, member.value, F))
+        pull(shard, batch, *index.tolist())
+        shard.stage(batch, part)
+        if by_row:  # as if the row had been touched so often since
+            part.touches = -np.array([member.touched[row] for row in index], np.uint32)
+    weight_sum = sum(m.weight for m in members)
+    divisor = weight_sum if accepted else sum(m.share for m in members)
+    order = Order(0, tuple((b, m.weight) for b, m in enumerate(members)), divisor, weight_sum, accepted=accepted)
+    if by_row:
+        order = replace(order, row_weights=tuple(tuple(f * m.share for f in m.factors) for m in members))
+    shard.apply(replace(order, shares=tuple(m.share for m in members)))
+    for row in range(6):
+        moved = sum((m.own(row) if by_row else m.weight) * m.value for m in members if row in m.touched)
+        if divisor and moved:
+            moved /= divisor_of(row, members, rule, accepted, by_row)
+        assert -rows(shard)[row] == pytest.approx(moved if divisor else 0.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("divisor", ["global", "contributors"])
+def test_where_nothing_is_stale_an_accepted_step_is_any_other(kernels: Kernels, divisor: str) -> None:
+    """So a step of gba in lock-step stays that of sync, whatever `divisor` and `row_staleness` are."""
+    tables = []
+    for accepted in (False, True):
+        shard = make(kernels, sparse_divisor=divisor)
+        for batch, ids in enumerate([(0, 1), (1, 2), (1, 3), (5,)]):
+            pull(shard, batch, *ids)
+            push(shard, batch, *ids, value=0.1 * batch)
+        members = tuple((batch, 1.0) for batch in range(4))
+        shard.apply(Order(0, members, 4.0, 4.0, row_weights=((1.0, 0.5),) * 4, accepted=accepted))
+        tables.append(shard.table.view(np.int32).copy())
+    np.testing.assert_array_equal(*tables)
 
 
 def test_without_a_note_of_the_same_rows_the_weight_is_that_of_the_token(kernels: Kernels) -> None:

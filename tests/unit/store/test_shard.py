@@ -64,6 +64,36 @@ def test_contributors_divide_by_those_that_carry_the_row(kernels: Kernels) -> No
     assert rows(shard)[0] == -0.5
 
 
+def test_to_contributors_a_short_batch_counts_as_its_share(kernels: Kernels) -> None:
+    shard = make(kernels, sparse_divisor="contributors")
+    for batch, made in enumerate([part(1, 2), part(2, 5, value=3.0), part(2)]):
+        shard.stage(batch, made)
+    order = Order(0, ((0, 1.0), (1, 0.25), (2, 0.0)), 1.25, 1.25, shares=(1.0, 0.25, 1.0))
+    assert shard.gradient_norms(order)[1] == pytest.approx([2**0.5 * r for r in (1, 1.75 / 1.25, 3)])
+    shard.apply(order)
+    assert rows(shard)[:6] == [0, -1, F(-1.75) / F(1.25), 0, 0, -3]
+    shard.stage(3, part(0))
+    shard.apply(Order(1, ((3, 0.25),), 0.25, 0.25, shares=(0.25,)))
+    assert rows(shard)[0] == -1
+
+
+def test_to_contributors_an_accepted_gradient_counts_as_its_weight(kernels: Kernels) -> None:
+    shard = make(kernels, sparse_divisor="contributors")
+    for batch, made in enumerate([part(1, 2), part(2, 5, value=3.0)]):
+        shard.stage(batch, made)
+    shard.apply(Order(0, ((0, 1.0), (1, 0.25)), 1.25, 1.25, accepted=True, shares=(1.0, 0.5)))
+    assert rows(shard)[:6] == [0, -1, F(-1.75) / F(1.25), 0, 0, -3]
+
+
+@pytest.mark.parametrize("shares", [(1.0,), (1.0, 0.0), (1.0, float("nan")), (1.0, -1.0), (1.0, 1.0, 1.0)])
+def test_shares_that_cannot_be_change_nothing(kernels: Kernels, shares: tuple[float, ...]) -> None:
+    shard = make(kernels, sparse_divisor="contributors")
+    shard.stage(0, part(1)), shard.stage(1, part(2))
+    with pytest.raises(ValueError, match="Step 0 has a share"):
+        shard.apply(Order(0, ((0, 1.0), (1, 1.0)), 2.0, 2.0, shares=shares))
+    assert (shard.version, shard.staged, rows(shard)) == (0, (0, 1), [0] * 10)
+
+
 def test_row_decay_on_touched_rows_or_on_all(kernels: Kernels) -> None:
     for scope, untouched in (("touched", 1.0), ("all", 0.75)):
         shard = make(kernels, row_l2=scope, row_weight_decay=0.25)

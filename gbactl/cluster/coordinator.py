@@ -221,7 +221,10 @@ class Coordinator:
         if self.revival is None:  # else within a phase, of which all know
             self.recovery.rejoin()
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, self.cfg.processes)
-        phase = Phase(total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners))
+        phase = Phase(
+            total(rest), cfg.local_batch, cfg.train.global_batch, self.step, tuple(workers), tuple(joiners),
+            ahead=cfg.mode.prefetch > 0,
+        )  # fmt: skip
         policy = make(cfg.mode.name, phase, cfg.policy_options())
         self.lost_parts.begins(phase)
         stop_at = self.switcher.begin(policy)

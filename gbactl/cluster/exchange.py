@@ -37,6 +37,7 @@ from gbactl.cluster.messages import (
     Ping,
     Pong,
     Predictions,
+    Prepare,
     Pull,
     Push,
     PutDense,
@@ -103,7 +104,7 @@ class Source(Protocol):
     def begin(self, phase: BeginPhase) -> None:
         """A phase starts."""
 
-    def prepare(self, grant: Granted) -> tuple[Batch, Unique]:
+    def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
         """The batch of a grant and its distinct rows."""
 
 
@@ -134,6 +135,7 @@ class Exchange:
         self._questions: deque[tuple[Question, int]] = deque()
         #: what else servers send: message -> (its shard, message, frame), called by the reading thread
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
+        self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}  # of the one to come: (phase, batch) -> data
         self._granted_items = self._gone_items = 0
         self._holdings = Holdings()
         self._states: dict[int, tuple[DenseState, Frame]] = {}
@@ -342,6 +344,8 @@ class Exchange:
             self._rows(self._of(shard), message, frame)
         elif isinstance(message, Granted):
             self._granted(message)
+        elif isinstance(message, Prepare):
+            self._prepared = {(message.phase, message.batch): self.source.prepare(message)}
         elif isinstance(message, BeginPhase):
             self._begin(message)
         elif isinstance(message, Abandon):
@@ -441,7 +445,8 @@ class Exchange:
 
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
-        batch, unique = self.source.prepare(grant)
+        ready = (grant.phase, grant.batch) in self._prepared
+        batch, unique = self._prepared.pop((grant.phase, grant.batch)) if ready else self.source.prepare(grant)
         item = Item(grant, self._phase, batch, unique)
         late = self._queue.admit(item)
         self._holdings.granted(grant, self._phase)

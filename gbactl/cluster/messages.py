@@ -226,6 +226,16 @@ class Granted(NamedTuple):
     usual: float = 0.0
 
 
+class Prepare(NamedTuple):
+    """To a worker: this batch of a phase is probably its next one. It may get data and ids ready; rows are not to be
+    pulled before the batch is granted."""
+
+    phase: int
+    batch: int
+    start: int
+    samples: int
+
+
 class Staged(NamedTuple):
     """A server holds its part of this gradient and hands on what the worker said of it (see Push).
 
@@ -559,7 +569,7 @@ Message = (
     | SumPart | Sum | PartsLost
     | Revive | Standing | Holding
     | Loaded | Adopt | Reload | Relocated
-    | RingBroken
+    | RingBroken | Prepare
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

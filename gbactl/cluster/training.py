@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gbactl.checkpoint.ranges import Finished, Ranges
 from gbactl.cluster.eventlog import EventLog, OrderRecord
 from gbactl.cluster.members import Members
-from gbactl.cluster.messages import DropPart, Granted, OrderStep, Staged
+from gbactl.cluster.messages import DropPart, Granted, OrderStep, Prepare, Staged
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.statistics import Statistics
 from gbactl.errors import WireError
@@ -125,8 +125,17 @@ class Training:
         if grant.samples or self.log.ahead:
             self.log.grant(worker, grant.batch, grant.token)
         self.hand(worker, grant)
+        self._tell_ahead()
         self.granted(worker, grant.token)
         return True
+
+    def _tell_ahead(self) -> None:
+        """Tell workers which batches they will get next, if that was settled with a hand-out."""
+        phase = self.policy.phase
+        for worker, batch in self.policy.ahead:
+            if worker in self.workers and worker not in self._leaving | self._untold:
+                message = Prepare(self.number, batch, batch * phase.local_batch, phase.size(batch))
+                self.workers[worker].send(message)
 
     def hand(self, worker: int, grant: Grant) -> None:
         """Tell a worker of a batch that is its own."""

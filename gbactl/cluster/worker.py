@@ -14,7 +14,17 @@ import numpy as np
 from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
 from gbactl.cluster.dense import DenseSide, Sides
 from gbactl.cluster.exchange import LATER, Exchange, Item, Question
-from gbactl.cluster.messages import BeginPhase, DenseSaved, Granted, Inspect, Inspected, Moved, MoveDense, SaveDense
+from gbactl.cluster.messages import (
+    BeginPhase,
+    DenseSaved,
+    Granted,
+    Inspect,
+    Inspected,
+    Moved,
+    MoveDense,
+    Prepare,
+    SaveDense,
+)
 from gbactl.cluster.scheduling import ask_for_long_slices, settle_garbage
 from gbactl.cluster.turns import AnyTime, Turns
 from gbactl.data.dataset import Batch, Dataset, Split
@@ -59,7 +69,7 @@ class DataSource:
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
-    def prepare(self, grant: Granted) -> tuple[Batch, Unique]:
+    def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
         """See exchange.Source."""
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]

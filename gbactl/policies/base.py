@@ -60,6 +60,8 @@ class Policy(ABC):
         self.openings = 0
         self.leases: dict[int, tuple[int, Grant]] = {}
         self.reissue: deque[int] = deque()
+        #: (worker, batch) settled with the last hand-out: what each will get next, so its data can be prepared
+        self.ahead: list[tuple[int, int]] = []
 
     @abstractmethod
     def take(self, worker: int) -> Grant | None:

@@ -1,6 +1,8 @@
 """`hop_bw`: backup workers, following the idea of Hop: a step does not wait for the last `backup` workers.
 
-Step by step on the servers; who comes too late has worked for nothing and goes on with the newest step.
+Step by step on the servers; who comes too late has worked for nothing and goes on with the newest step. Which batch a
+worker gets next is settled ahead where the phase says so, as soon as everybody has one of this step or is late with one
+before; of what step it is, when the worker takes it.
 """
 
 from __future__ import annotations
@@ -46,17 +48,51 @@ class HopBwPolicy(Policy):
         self.arrived: list[Member] = []
         self.busy: set[int] = set()
         self.delivered: set[int] = set()
+        self.reserved: dict[int, int] = {}  # worker -> its next batch, which may still go to another
+        self._took: set[int] = set()
 
     def take(self, worker: int) -> Grant | None:
         """A batch of the newest step; one lease at a time, and one gradient a step and worker."""
         if worker not in self.live or worker in self.busy or worker in self.delivered:
             return None
-        batch = self._next()
+        batch = self._settled(worker)
         if batch is None:
             return None
         self.busy.add(worker)
+        if self.phase.ahead:
+            self._took.add(worker)
+            self.ahead = self._reserve()
         start = batch * self.phase.local_batch
         return self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
+
+    def _settled(self, worker: int) -> int | None:
+        """The batch that was reserved for a worker, a new one, or, where no other is left, somebody else's."""
+        if worker in self.reserved:
+            return self.reserved.pop(worker)
+        batch = self._next()
+        if batch is None and self.reserved:
+            return self.reserved.pop(min(self.reserved, key=self.reserved.__getitem__))
+        return batch
+
+    def _reserve(self) -> list[tuple[int, int]]:
+        """Once nobody is free to take a batch of this step: who gets which of the next ones."""
+        if len(self.busy) + len(self.delivered) < len(self.live):
+            return []
+        workers, self._took = sorted((self._took & self.live) - self.reserved.keys()), set()
+        settled = [(worker, batch) for worker in workers if (batch := self._next()) is not None]
+        self.reserved.update(settled)
+        return settled
+
+    @property
+    def exhausted(self) -> bool:
+        """See Policy: what is reserved was not handed out."""
+        return super().exhausted and not self.reserved
+
+    def forgo(self) -> list[int]:
+        """See Policy; nobody gets what was reserved, either."""
+        self.reissue.extend(self.reserved.values())
+        self.reserved.clear()
+        return super().forgo()
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
         """A gradient of the newest step joins it and may close it; a late one is dropped."""
@@ -79,8 +115,8 @@ class HopBwPolicy(Policy):
 
     def _last_batch(self, batch: int) -> int:
         """Between two steps nothing is partial, however many batches were dropped before."""
-        between = not self.arrived and not any(grant.token == self.step for _, grant in self.leases.values())
-        return batch if batch == self.next_batch and between else super()._last_batch(batch)
+        begun = self.arrived or self.reserved or any(grant.token == self.step for _, grant in self.leases.values())
+        return batch if batch == self.next_batch and not begun else super()._last_batch(batch)
 
     def finish(self) -> list[Step]:
         """What is left at the end of the data is a partial step."""
@@ -96,4 +132,6 @@ class HopBwPolicy(Policy):
         """What it delivered counts; what it held is handed out again for the newest step."""
         self.busy.discard(worker)
         self.delivered.discard(worker)
+        if worker in self.reserved:
+            self.reissue.append(self.reserved.pop(worker))
         return super().lost_worker(worker)

@@ -15,6 +15,7 @@ class Phase:
     """One mode within one day (or epoch). Batches are numbered in data order; sizes in samples.
 
     `joiners` train in other phases; here they only join what needs everybody, which `sync`'s all-reduce does.
+    `ahead`: a worker is told of its next batch while it computes, where it may not have it yet.
     """
 
     samples: int
@@ -23,6 +24,7 @@ class Phase:
     first_step: int
     workers: tuple[int, ...]
     joiners: tuple[int, ...] = ()
+    ahead: bool = False
 
     @property
     def batches(self) -> int:

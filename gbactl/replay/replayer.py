@@ -122,6 +122,7 @@ class Replayer:
         shape = Phase(
             begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
             tuple(range(cfg.cluster.workers)), tuple(range(cfg.cluster.workers, processes)),
+            ahead=cfg.mode.prefetch > 0 and self.recording.format >= 14,
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished

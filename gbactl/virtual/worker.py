@@ -29,6 +29,7 @@ from gbactl.cluster.messages import (
     Ping,
     Pong,
     Predictions,
+    Prepare,
     Pull,
     Rows,
     SaveDense,
@@ -37,7 +38,8 @@ from gbactl.cluster.messages import (
     Take,
 )
 from gbactl.cluster.upcoming import Upcoming
-from gbactl.kernels.base import Floats
+from gbactl.data.dataset import Batch
+from gbactl.kernels.base import Floats, Unique
 from gbactl.virtual.crew import Crew
 from gbactl.virtual.item import Item
 from gbactl.virtual.mortal import Mortal
@@ -65,6 +67,7 @@ class VirtualWorker(Mortal):
         self._granted_items = self._gone_items = 0
         self._have_dense: list[int] = []
         self._phase: BeginPhase | None = None
+        self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
@@ -96,6 +99,8 @@ class VirtualWorker(Mortal):
             self._rows(self._shard[id(channel)], message, frame)
         elif isinstance(message, Granted):
             self._granted(message)
+        elif isinstance(message, Prepare):
+            self._prepared = {(message.phase, message.batch): self.crew.source.prepare(message)}
         elif isinstance(message, BeginPhase):
             self._begin_phase(message)
         elif isinstance(message, Abandon):
@@ -135,7 +140,9 @@ class VirtualWorker(Mortal):
 
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
-        item = Item(grant, self._phase, *self.crew.source.prepare(grant))
+        ready = (grant.phase, grant.batch) in self._prepared
+        data = self._prepared.pop((grant.phase, grant.batch)) if ready else self.crew.source.prepare(grant)
+        item = Item(grant, self._phase, *data)
         self._granted_items += 1
         if self._queue.admit(item):
             self._pull(item)

@@ -40,9 +40,10 @@ class Lease:
 
 
 class HandMade:
-    """`write()` makes run_dir/events.log; `reissued` counts batches handed out twice."""
+    """`write()` makes run_dir/events.log; `reissued` counts batches handed out twice.
+    `ahead`: settle batches ahead where the mode prefetches."""
 
-    def __init__(self, cfg: RunConfig, run_dir: Path, seed: int, deaths: int = 2) -> None:
+    def __init__(self, cfg: RunConfig, run_dir: Path, seed: int, deaths: int = 2, ahead: bool = True) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.cfg, self.random, self.deaths = cfg, random.Random(seed), deaths
         self.dataset = open_dataset(prepare(cfg.data))
@@ -50,6 +51,7 @@ class HandMade:
         self.shards = self.gradients.shards()
         self.queues: list[deque[Order]] = [deque() for _ in self.shards]
         self.log = EventLog(run_dir / "events.log", header(cfg, self.dataset))
+        self.ahead = ahead and cfg.mode.prefetch > 0
         self.step, self.reissued, self.done, self.gone = 0, 0, 0, set[int]()
         self.leases: dict[int, Lease] = {}
 
@@ -74,7 +76,7 @@ class HandMade:
             shard.begin_phase()
         self.gradients.begin(begin)
         live = tuple(sorted(set(range(cfg.cluster.workers)) - self.gone))
-        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live)
+        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, ahead=self.ahead)
         policy = make(cfg.mode.name, shape, cfg.policy_options())
         while not policy.idle:
             self._event(policy)

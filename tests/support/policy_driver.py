@@ -14,8 +14,10 @@ from gbactl.policies import Decision, Drop, Grant, Phase, Policy, PolicyOptions,
 STRANGER = 10_000
 
 
-def phase(samples: int, local: int = 4, gradients: int = 4, first: int = 0, workers: int = 3) -> Phase:
-    return Phase(samples, local, local * gradients, first, tuple(range(workers)))
+def phase(
+    samples: int, local: int = 4, gradients: int = 4, first: int = 0, workers: int = 3, ahead: bool = False
+) -> Phase:
+    return Phase(samples, local, local * gradients, first, tuple(range(workers)), ahead=ahead)
 
 
 @dataclass

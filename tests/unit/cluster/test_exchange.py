@@ -10,7 +10,7 @@ import pytest
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.exchange import Exchange, Item, Source
 from gbactl.cluster.memory import MemoryChannel, MemoryHub
-from gbactl.cluster.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, Stop, Take, decode
+from gbactl.cluster.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, Prepare, Stop, Take, decode
 
 
 class Nothing:
@@ -19,7 +19,11 @@ class Nothing:
     def begin(self, phase: BeginPhase) -> None:
         pass
 
-    def prepare(self, grant: Granted) -> tuple[Any, Any]:
+    def __init__(self) -> None:
+        self.prepared: list[Any] = []
+
+    def prepare(self, grant: Granted | Prepare) -> tuple[Any, Any]:
+        self.prepared.append(grant)
         return None, SimpleNamespace(shares=list)
 
 
@@ -34,7 +38,8 @@ class Setting:
         assert isinstance(channel.other, MemoryChannel)
         for message in (phase(1), *messages):
             channel.other.send(message)
-        self.exchange = Exchange(hub, channel, [], 0, cast(Source, Nothing()))
+        self.source = Nothing()
+        self.exchange = Exchange(hub, channel, [], 0, cast(Source, self.source))
         self.exchange.start(0)
         self.worked: list[Any] = []
 
@@ -69,6 +74,18 @@ def test_a_question_waits_for_the_batches_granted_before_it() -> None:
         at.worked.append(item.grant.batch)
     assert found == [0, 1, 2, 3]
     assert at.worked == [0, 1, "dense", 2, "checksum", 3]
+
+
+def test_data_that_are_ready_are_not_prepared_again_and_are_no_batch_to_compute() -> None:
+    early, other = Prepare(1, 4, 0, 10), Prepare(1, 9, 0, 10)
+    at = Setting(grant(0), early, Stop("done"))
+    read_all(at)
+    assert [item.grant for item in at.exchange._queue] == [grant(0)] and not at.exchange._queue[0].answers
+    assert at.source.prepared == [grant(0), early]
+    at = Setting(early, grant(4), grant(5), other, grant(4, number=2), Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early, grant(5), other, grant(4, number=2)]
+    assert [item.grant.batch for item in at.exchange._queue] == [4, 5, 4]
 
 
 @pytest.mark.parametrize("of", [1, 2])

@@ -54,7 +54,7 @@ class Ear:
 
 def policy_of(mode: str, samples: int) -> Policy:
     options = HopBwOptions(backup=1) if mode == "hop_bw" else None
-    return make(mode, Phase(samples, 4, 16, 5, tuple(range(WORKERS))), options)
+    return make(mode, Phase(samples, 4, 16, 5, tuple(range(WORKERS)), ahead=True), options)
 
 
 def lr_scale(finished: int) -> float:

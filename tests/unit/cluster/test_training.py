@@ -12,7 +12,7 @@ import pytest
 from gbactl.cluster.auth import Peer
 from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, LeftRecord, OrderRecord, read
 from gbactl.cluster.members import Members
-from gbactl.cluster.messages import Granted, Hello, OrderStep, Staged
+from gbactl.cluster.messages import Granted, Hello, OrderStep, Prepare, Staged
 from gbactl.cluster.parts import Parts
 from gbactl.cluster.statistics import Statistics
 from gbactl.cluster.training import Training
@@ -44,7 +44,7 @@ class Recorder:
 class Setting:
     """gba, M = 2, batches of 4; two workers, two servers; phase number 7."""
 
-    def __init__(self, folder: Path, samples: int = 20, mode: str = "gba") -> None:
+    def __init__(self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False) -> None:
         self.path = folder / "events.log"
         self.members = Members(workers=2, servers=2)
         self.channels: dict[str, Recorder] = {}
@@ -54,7 +54,7 @@ class Setting:
                 self.channels[str(channel.peer)] = channel
                 self.members.hello(channel, Hello(role, index, "", 1))
         self.statistics = Statistics()
-        policy = make(mode, Phase(samples, 4, 8, 0, (0, 1)))
+        policy = make(mode, Phase(samples, 4, 8, 0, (0, 1), ahead=ahead))
         self.waiting: deque[int] = deque()
         self.log = EventLog(self.path, {})
         self.training = Training(
@@ -103,6 +103,28 @@ def test_an_order_says_what_a_short_batch_counts_and_that_weights_are_what_is_di
         at.announce(0, batch)
     at.training.finish()
     assert [(order.accepted, order.shares) for order in at.of("S0", OrderStep)] == [(False, []), (True, [0.75])]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_backup_workers_learn_of_their_next_batch_before_they_announce_the_one_at_hand(
+    tmp_path: Path, ahead: bool
+) -> None:
+    at = Setting(tmp_path, samples=15, mode="hop_bw", ahead=ahead)
+    for worker in (0, 1):
+        assert at.training.take(worker)
+    told = [at.of(name, Prepare) for name in ("W0", "W1")]
+    assert told == ([[Prepare(7, 2, 8, 4)], [Prepare(7, 3, 12, 3)]] if ahead else [[], []])
+    at.announce(1, 1)  # the first of the two closes the step
+    assert at.training.take(1)
+    assert at.of("W1", Granted)[-1] == Granted(7, 3 if ahead else 2, 1, 12 if ahead else 8, 3 if ahead else 4, 1, 0, 0)
+
+
+def test_who_is_leaving_is_told_of_no_batch_to_come(tmp_path: Path) -> None:
+    at = Setting(tmp_path, mode="hop_bw", ahead=True)
+    assert at.training.take(0)
+    at.training.leaving(0)
+    assert at.training.take(1)
+    assert (at.of("W0", Prepare), at.of("W1", Prepare)) == ([], [Prepare(7, 3, 12, 4)])
 
 
 def test_the_rate_of_a_step_is_a_function_of_the_samples_finished_before_it(at: Setting) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gbactl.errors import ConfigError
 from gbactl.policies import Drop, HopBwOptions, Step, make
-from tests.support.policy_driver import Driver, phase
+from tests.support.policy_driver import Driver, phase, run
 
 
 def cluster(samples: int = 400, workers: int = 4, backup: int = 1, first: int = 0) -> Driver:
@@ -119,6 +119,109 @@ def test_a_full_step_with_a_short_batch_is_divided_by_what_is_there() -> None:
     for worker in (2, 1, 0):
         driver.announce(worker, worker)
     assert [(s.divisor, [m.weight for m in s.members]) for s in driver.steps] == [(2.25, [1.0, 1.0, 0.25])]
+
+
+def ahead(samples: int = 400, workers: int = 4, backup: int = 1) -> Driver:
+    """As `cluster`, in a phase in which everybody's next batch is settled ahead."""
+    part = phase(samples, local=4, gradients=workers, workers=workers, ahead=True)
+    driver = Driver(make("hop_bw", part, HopBwOptions(backup)))
+    for worker in range(workers):
+        assert driver.policy.ahead == [], "not while somebody may still take a batch of this step"
+        driver.take(worker)
+    return driver
+
+
+def test_the_next_batch_of_everybody_is_settled_as_soon_as_all_have_one() -> None:
+    driver = ahead()
+    assert driver.policy.ahead == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert driver.policy.ledger.read == 4 * 8
+    assert driver.take(0) is None, "its rows are another step's"
+    driver.announce(0, 0)
+    assert driver.take(0) is None
+    driver.announce(2, 2), driver.announce(1, 1)
+    again = [driver.take(worker) for worker in (1, 2, 0)]
+    assert [(g.batch, g.token, g.after) for g in again if g] == [(5, 1, 1), (6, 1, 1), (4, 1, 1)]
+    assert driver.policy.ahead == [(0, 8), (1, 9), (2, 10)], "the fourth is late and has one"
+
+
+def test_who_is_late_gets_its_batch_in_the_newest_step() -> None:
+    driver = ahead()
+    for _ in range(2):
+        for worker in (0, 1, 2):
+            driver.announce(worker, batch_of(driver, worker))
+        for worker in (0, 1, 2):
+            driver.take(worker)
+    assert driver.announce(3, 3) == [Drop(3, 4)]
+    grant = driver.take(3)
+    assert grant is not None and (grant.batch, grant.token, grant.after) == (7, 2, 2)
+
+
+def test_where_no_other_batch_is_left_it_goes_to_whoever_can_take_it() -> None:
+    driver = ahead(samples=4 * 6)
+    assert driver.policy.ahead == [(0, 4), (1, 5)]
+    driver.announce(0, 0), driver.announce(1, 1)
+    driver.join(9)
+    grant = driver.take(9)
+    assert grant is not None and (grant.batch, grant.token) == (4, 0)
+    [step] = driver.announce(9, 4)
+    assert members(step) == [0, 1, 4]
+    grant = driver.take(0)
+    assert grant is not None and (grant.batch, grant.token) == (5, 1)
+    driver.finish()
+    driver.policy.ledger.check()
+
+
+def test_the_next_batch_of_a_dead_worker_is_handed_out_again() -> None:
+    driver = ahead()
+    driver.kill(3)
+    for worker in (0, 1, 2):
+        driver.announce(worker, worker)
+    assert driver.policy.step == 1
+    batches = [grant.batch for worker in (0, 1, 2) if (grant := driver.take(worker))]
+    assert batches == [4, 5, 6] and driver.policy.ahead == [(0, 7), (1, 3), (2, 8)]
+    driver.finish()
+    driver.policy.ledger.check()
+    assert driver.policy.ledger.read == 400
+
+
+def batch_of(driver: Driver, worker: int) -> int:
+    return next(batch for owner, batch in driver.flying if owner == worker)
+
+
+@given(st.integers(1, 150), st.integers(1, 5), st.integers(2, 6), st.data(), st.integers(0, 1 << 30))
+def test_settled_ahead_every_sample_has_one_fate_whoever_dies_or_is_late(
+    samples: int, local: int, workers: int, data: st.DataObject, seed: int
+) -> None:
+    part = phase(samples, local, workers, workers=workers, ahead=True)
+    driver = run("hop_bw", part, HopBwOptions(data.draw(st.integers(0, workers - 1))), seed)
+    ledger = driver.policy.ledger
+    ledger.check()
+    assert ledger.read == samples and ledger.decayed == 0
+    fates = [m.batch for step in driver.steps for m in step.members] + [drop.batch for drop in driver.drops]
+    assert sorted(fates) == list(range(part.batches))
+    handed = [grant.batch for _, grant in driver.grants]
+    assert len(handed) - part.batches == driver.reissued
+    for token in {grant.token for _, grant in driver.grants}:
+        owners = [worker for worker, grant in driver.grants if grant.token == token]
+        assert len(set(owners)) == len(owners) or driver.reissued, "one gradient a step and worker"
+
+
+@given(st.integers(1, 120), st.integers(1, 5), st.integers(2, 6), st.data(), st.integers(0, 1 << 30))
+def test_who_takes_what_was_settled_takes_that(
+    samples: int, local: int, workers: int, data: st.DataObject, seed: int
+) -> None:
+    """Nobody dies and batches are left: what is prepared is what is handed out."""
+    part = phase(10_000, local, workers, workers=workers, ahead=True)
+    driver = Driver(make("hop_bw", part, HopBwOptions(data.draw(st.integers(0, workers - 1)))))
+    driver.rng.seed(seed)
+    settled: dict[int, int] = {}
+    for _ in range(samples):
+        before = len(driver.grants)
+        driver.rng.choice([driver.some_take, driver.some_announce])()
+        for worker, grant in driver.grants[before:]:
+            assert settled.pop(worker, grant.batch) == grant.batch
+            settled.update(driver.policy.ahead)
+    assert settled == driver.policy.reserved
 
 
 @given(st.integers(2, 6), st.data(), st.integers(0, 1 << 30))

@@ -52,9 +52,11 @@ def test_hop_bs_without_a_bound_is_async(samples: int, local: int, workers: int,
     assert _decisions("hop_bs", part, unbound, seed) == _decisions("async", part, None, seed)
 
 
-@given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 6), seeds)
-def test_hop_bw_without_backup_is_sync_step_for_step(samples: int, local: int, workers: int, seed: int) -> None:
-    part = Phase(samples, local, local * workers, 7, tuple(range(workers)))
+@given(st.integers(1, 150), st.integers(1, 6), st.integers(1, 6), st.booleans(), seeds)
+def test_hop_bw_without_backup_is_sync_step_for_step(
+    samples: int, local: int, workers: int, ahead: bool, seed: int
+) -> None:
+    part = Phase(samples, local, local * workers, 7, tuple(range(workers)), ahead=ahead)
     bw, sync = run("hop_bw", part, HopBwOptions(backup=0), seed, deaths=False), in_lock_step("sync", part)
     assert bw.drops == []
     assert [_content(step) for step in bw.steps] == [_content(step) for step in sync]

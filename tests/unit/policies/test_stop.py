@@ -15,9 +15,9 @@ MODES = ("sync", "async", "gba", "bsp", "hop_bs", "hop_bw")
 seeds = st.integers(0, 1 << 30)
 
 
-def policy(mode: str, samples: int, workers: int = 3, local: int = 4) -> Policy:
+def policy(mode: str, samples: int, workers: int = 3, local: int = 4, ahead: bool = False) -> Policy:
     options = {"hop_bw": HopBwOptions(backup=0), "gba": GbaOptions(iota=float("inf"))}.get(mode)
-    return make(mode, Phase(samples, local, local * workers, 5, tuple(range(workers))), options)
+    return make(mode, Phase(samples, local, local * workers, 5, tuple(range(workers)), ahead=ahead), options)
 
 
 def some(driver: Driver, count: int) -> None:
@@ -40,9 +40,11 @@ def test_stopped_before_it_begins_it_is_a_shorter_phase(
     assert (drivers[0].grants, drivers[0].steps) == (drivers[1].grants, drivers[1].steps)
 
 
-@given(st.sampled_from(MODES), st.integers(40, 200), st.integers(0, 60), seeds)
-def test_stopped_on_its_way_it_ends_with_whole_steps(mode: str, samples: int, count: int, seed: int) -> None:
-    driver = Driver(policy(mode, samples), random.Random(seed))
+@given(st.sampled_from(MODES), st.integers(40, 200), st.integers(0, 60), st.booleans(), seeds)
+def test_stopped_on_its_way_it_ends_with_whole_steps(
+    mode: str, samples: int, count: int, ahead: bool, seed: int
+) -> None:
+    driver = Driver(policy(mode, samples, ahead=ahead), random.Random(seed))
     some(driver, count)
     handed = max((grant.start + grant.samples for _, grant in driver.grants if grant.samples), default=0)
     driver.policy.stop()
@@ -56,9 +58,9 @@ def test_stopped_on_its_way_it_ends_with_whole_steps(mode: str, samples: int, co
         assert all(len(step.members) == 3 for step in driver.steps)
 
 
-@given(st.sampled_from(("async", "gba", "bsp", "hop_bs", "hop_bw")), st.integers(0, 60), st.booleans(), seeds)
-def test_what_is_given_up_is_decayed_once(mode: str, count: int, death: bool, seed: int) -> None:
-    driver = Driver(policy(mode, 400), random.Random(seed))
+@given(st.sampled_from(MODES[1:]), st.integers(0, 60), st.booleans(), st.booleans(), seeds)
+def test_what_is_given_up_is_decayed_once(mode: str, count: int, death: bool, ahead: bool, seed: int) -> None:
+    driver = Driver(policy(mode, 400, ahead=ahead), random.Random(seed))
     some(driver, count)
     if death:
         driver.some_kill()

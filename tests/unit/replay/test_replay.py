@@ -107,6 +107,16 @@ def test_a_log_from_before_a_rule_changed_is_refused_where_it_matters(
         assert replay(tmp_path)["identical"]
 
 
+def test_a_log_from_before_backup_workers_had_their_batches_settled_ahead_comes_out_again(
+    data: dict[str, Any], tmp_path: Path
+) -> None:
+    HandMade(config("hop_bw", data), tmp_path, seed=0, ahead=False).write()
+    verdict = replay(tmp_path)
+    assert not verdict["identical"] and verdict["divergence"]["kind"] == "decision", "a log of today says otherwise"
+    older(tmp_path)
+    assert replay(tmp_path)["identical"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ["local", "virtual"])
 def test_with_servers_that_hold_rows_alone_it_comes_out_again(

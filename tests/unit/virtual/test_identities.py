@@ -111,10 +111,12 @@ def test_one_gradient_a_step_is_async(data: Path, tmp_path: Path, other: str) ->
     assert results[0]["staleness_histogram"] == results[1]["staleness_histogram"]
 
 
-def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path, prefetch: int) -> None:
     """The same steps; the sum runs in batch order on the servers too."""
-    sync = run(config("sync", cost=UNEVEN), data, tmp_path / "sync")
-    backup = run(config("hop_bw", options={"backup": 0}, cost=UNEVEN), data, tmp_path / "hop_bw")
+    sync = run(config("sync", cost=UNEVEN, prefetch=prefetch), data, tmp_path / "sync")
+    make: dict[str, Any] = {"options": {"backup": 0}, "cost": UNEVEN, "prefetch": prefetch}
+    backup = run(config("hop_bw", **make), data, tmp_path / "hop_bw")
     assert model(sync) == model(backup)
 
 

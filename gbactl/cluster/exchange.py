@@ -135,6 +135,7 @@ class Exchange:
         self._questions: deque[tuple[Question, int]] = deque()
         #: what else servers send: message -> (its shard, message, frame), called by the reading thread
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
+        self._to_prepare: Prepare | None = None
         self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}  # of the one to come: (phase, batch) -> data
         self._granted_items = self._gone_items = 0
         self._holdings = Holdings()
@@ -328,8 +329,16 @@ class Exchange:
                 for channel, frame in self.hub.poll(None):
                     with self._cv:
                         self._handle(channel, frame)
+                    self._prepare()
         except BaseException as error:  # handed to the compute thread
             self.fail(error)
+
+    def _prepare(self) -> None:
+        """Get a batch to come ready while the one at hand is computed: not before its rows are there."""
+        message = self._to_prepare
+        if message is not None and not self._tickets:
+            self._to_prepare = None
+            self._prepared = {(message.phase, message.batch): self.source.prepare(message)}
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
         shard = self.routes.shard_of(channel)
@@ -345,7 +354,7 @@ class Exchange:
         elif isinstance(message, Granted):
             self._granted(message)
         elif isinstance(message, Prepare):
-            self._prepared = {(message.phase, message.batch): self.source.prepare(message)}
+            self._to_prepare = message
         elif isinstance(message, BeginPhase):
             self._begin(message)
         elif isinstance(message, Abandon):
@@ -445,8 +454,9 @@ class Exchange:
 
     def _granted(self, grant: Granted) -> None:
         assert self._phase is not None
-        ready = (grant.phase, grant.batch) in self._prepared
-        batch, unique = self._prepared.pop((grant.phase, grant.batch)) if ready else self.source.prepare(grant)
+        ready = self._prepared.pop((grant.phase, grant.batch), None)
+        batch, unique = self.source.prepare(grant) if ready is None else ready
+        self._to_prepare = None  # it is this one, or another's
         item = Item(grant, self._phase, batch, unique)
         late = self._queue.admit(item)
         self._holdings.granted(grant, self._phase)

@@ -76,16 +76,28 @@ def test_a_question_waits_for_the_batches_granted_before_it() -> None:
     assert at.worked == [0, 1, "dense", 2, "checksum", 3]
 
 
-def test_data_that_are_ready_are_not_prepared_again_and_are_no_batch_to_compute() -> None:
+def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_it_is_granted() -> None:
     early, other = Prepare(1, 4, 0, 10), Prepare(1, 9, 0, 10)
+    at = Setting(early, Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early] and not at.exchange._queue and not at.exchange._tickets
+    at = Setting(early, grant(4), grant(5), Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early, grant(5)]
+    assert [item.grant for item in at.exchange._queue] == [grant(4), grant(5)]
+    at = Setting(early, other, grant(4), grant(9, number=2), Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early, other, grant(4), grant(9, number=2)], "the last one told of, of that phase"
+
+
+def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there() -> None:
+    early = Prepare(1, 4, 0, 10)
     at = Setting(grant(0), early, Stop("done"))
     read_all(at)
-    assert [item.grant for item in at.exchange._queue] == [grant(0)] and not at.exchange._queue[0].answers
+    assert at.source.prepared == [grant(0)]
+    at.exchange._tickets.clear()
+    at.exchange._prepare()
     assert at.source.prepared == [grant(0), early]
-    at = Setting(early, grant(4), grant(5), other, grant(4, number=2), Stop("done"))
-    read_all(at)
-    assert at.source.prepared == [early, grant(5), other, grant(4, number=2)]
-    assert [item.grant.batch for item in at.exchange._queue] == [4, 5, 4]
 
 
 @pytest.mark.parametrize("of", [1, 2])

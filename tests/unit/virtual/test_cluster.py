@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from virtual_runs import adds_up, config, run
 
+from gbactl.cluster.messages import Granted
+from gbactl.cluster.worker import DataSource
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.virtual.run import VirtualCluster, place, run_virtual
+from gbactl.virtual.worker import VirtualWorker
 
 # computing takes 1 ms a batch and nothing else takes any time worth mention
 FREE: dict[str, Any] = {
@@ -78,6 +82,35 @@ def test_latency_is_waited_for_where_rows_are_not_prefetched(long: Path, tmp_pat
     ahead = eps("gba", long, tmp_path, 2, late, prefetch=1)
     assert ahead > 1.5 * plain
     assert ahead <= 2 * BATCH / 1e-3 * 1.02
+
+
+@pytest.mark.parametrize(("prefetch", "backup", "late"), [(0, 1, 4000 / 32), (1, 1, 4), (1, 0, 5)])
+def test_backup_workers_have_the_data_of_their_next_batch_before_it_is_granted(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int, backup: int, late: int
+) -> None:
+    """All but the first, and the last of all, for which all ask. Rows are pulled when the step has
+    begun: no gradient is stale."""
+    calls: Counter[str] = Counter()
+    granted, prepared = VirtualWorker._granted, DataSource.prepare
+
+    def counted(self: DataSource, grant: Any) -> Any:
+        assert self.phase is not None
+        calls["prepared"] += self.phase.training
+        return prepared(self, grant)
+
+    def timed(self: VirtualWorker, grant: Granted) -> None:
+        before = calls["prepared"]
+        granted(self, grant)
+        calls["late"] += calls["prepared"] > before
+
+    monkeypatch.setattr(DataSource, "prepare", counted)
+    monkeypatch.setattr(VirtualWorker, "_granted", timed)
+    slow = [{"kind": "constant", "workers": [0], "factor": 4.0}] if backup else []
+    cfg = config("hop_bw", faults=slow, hard=False, prefetch=prefetch, options={"backup": backup})
+    result = run(cfg, long, tmp_path)
+    adds_up(result, 4000)
+    assert result["staleness"]["mean"] == 0
+    assert calls["late"] == late
 
 
 def test_one_slow_worker_holds_up_sync_and_not_gba(long: Path, tmp_path: Path) -> None:

@@ -99,13 +99,26 @@ def test_gba_that_forgives_everything_is_bsp(data: Path, tmp_path: Path, prefetc
     assert gba["staleness"]["mean"] > 0
 
 
-@pytest.mark.parametrize("other", ["gba", "hop_bs"])
-def test_one_gradient_a_step_is_async(data: Path, tmp_path: Path, other: str) -> None:
-    options = {"gba": {"iota": float("inf")}, "hop_bs": {"bound": float("inf")}}[other]
+HALVED: dict[str, Any] = {"decay": "exp", "iota": 0, "divisor": "accepted"}  # by powers of two, which round nothing
+
+
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [
+        ("gba", {"options": {"iota": float("inf")}}),
+        ("gba", {"options": {"iota": float("inf")}, "sparse_divisor": "contributors"}),
+        ("gba", {"options": HALVED}),
+        ("gba", {"options": HALVED | {"row_staleness": "row"}}),
+        ("gba", {"options": HALVED | {"row_staleness": "row"}, "sparse_divisor": "contributors"}),
+        ("hop_bs", {"options": {"bound": float("inf")}}),
+    ],
+)
+def test_one_gradient_a_step_is_async(data: Path, tmp_path: Path, other: str, options: dict[str, Any]) -> None:
+    """Also the short one at the day's end, and one that is decayed where it is divided by its own weight."""
     make: dict[str, Any] = {"cost": UNEVEN, "faults": SLOW, "local_batch": 128, "prefetch": 1}
     results = [
         run(config("async", **make), data, tmp_path / "async"),
-        run(config(other, options=options, **make), data, tmp_path / other),
+        run(config(other, **options, **make), data, tmp_path / other),
     ]
     assert model(results[0]) == model(results[1])
     assert results[0]["staleness_histogram"] == results[1]["staleness_histogram"]

@@ -92,7 +92,7 @@ class Coordinator:
         )
         self.now = cfg
         self.record = RunRecord(hub.now)
-        self.record.statistics.observed = Observed.of(cfg)
+        self.record.statistics.observed = Observed.of(cfg, lambda: self.record.seconds)
         self.journal = Journal(self, run_dir, found)
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.norms = NormLog(run_dir / normlog.NAME)

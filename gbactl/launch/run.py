@@ -25,6 +25,7 @@ from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import ClusterError, GbactlError, NoRoomError
+from gbactl.faults import acted
 from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
@@ -362,6 +363,10 @@ class Run:
         }  # fmt: skip
         if "refused" in result:
             self._count_refused(result)
+        if "faults" in result:
+            result["faults"] = acted.with_injected(result["faults"], self.injected)
+            for line in acted.lines(result):
+                self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
         if status != "FINISHED":

@@ -42,6 +42,10 @@ class DivergedError(GbactlError):
     """The parameters are no longer numbers."""
 
 
+class NoRoomError(GbactlError):
+    """A disk that is full; names what could not be written."""
+
+
 class AccountingError(ClusterError):
     """read = trained + decayed + lost does not hold."""
 

@@ -1,8 +1,17 @@
-"""Where things are: the conf tree, beside the package in a checkout and inside it in a wheel."""
+"""Where things are: the conf tree, beside the package in a checkout and inside it in a wheel; and room on a disk."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+from gbactl.errors import NoRoomError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: a disk, or a quota, that is full
 
 
 def conf_dir() -> Path:
@@ -10,3 +19,26 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+def take_room(fd: int, size: int) -> None:
+    """Give an empty file `size` bytes of its disk, where that can be done. Raises OSError where the disk is full."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+
+
+@contextlib.contextmanager
+def room_needed(path: Path) -> Iterator[None]:
+    """Raise NoRoomError in the place of an OSError of a full disk; `path`: what is written, or its folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what, free = error.filename or path, shutil.disk_usage(path if path.is_dir() else path.parent).free
+        raise NoRoomError(
+            f"{what} could not be written ({error.strerror}; {free:,} bytes are free there); make room."
+        ) from error

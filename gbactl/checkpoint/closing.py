@@ -24,15 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class Closing:
-    """Begins at once. `dense`: the tensors that workers told, if they did; `keep` checkpoints stay.
+    """Begins at once. `dense`: the tensors that workers told, if they did; `keep` checkpoints stay; `spare`: bytes that
+    the dense part leaves free on the disk.
 
     `inline`: done when the constructor returns, in no other thread."""
 
     def __init__(
         self, folder: Folder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
-        inline: bool = False,
+        inline: bool = False, spare: int = 0,
     ) -> None:  # fmt: skip
-        self.folder, self.manifest, self.dense, self.keep = folder, manifest, dense, keep
+        self.folder, self.manifest, self.dense, self.keep, self.spare = folder, manifest, dense, keep, spare
         self.error, self.finite = "", True
         self._thread: threading.Thread | None = None
         if inline:
@@ -62,7 +63,7 @@ class Closing:
     def _close(self) -> None:
         path = self.folder.path / self.manifest.name
         if self.dense is not None:
-            written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"}, needs_finite=True)
+            written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"}, needs_finite=True, spare=self.spare)
             self.manifest.files.append(Entry(DENSE, -1, written.bytes, 0, written.sums))
         manifests.write(path, self.manifest)
         sync_folder(self.folder.path)

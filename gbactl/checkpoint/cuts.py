@@ -27,6 +27,7 @@ from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.position import Position
 from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.saving import spare_bytes
 from gbactl.checkpoint.stakes import Stakes
 from gbactl.cluster.comeback import BEGINNING
 from gbactl.cluster.divergence import ADVICE
@@ -83,6 +84,7 @@ class Cuts:
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
         self.stakes = Stakes(0, cfg.cluster.servers)
+        self._spare = 0  # bytes that the disk has to have left
         self.stopping = EarlyStopping(cfg.train.patience)
         self.results: list[dict[str, Any]] = []
         self.resumed: Position | None = None
@@ -120,7 +122,7 @@ class Cuts:
         begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
         self.beginning = self.resumed or Position(begun)
         if self.on:
-            self._number = self.folder.next_number()
+            self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
             self._due = c.hub.now() + self.rhythm.gap
             sentence = self.estimate.sentence(self.rhythm.every_steps)
             c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
@@ -310,7 +312,7 @@ class Cuts:
             cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.c.cfg
         inline = cfg.cluster.name == "virtual" or cut.manifest.position["ended"]
-        cut.closing = Closing(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline)
+        cut.closing = Closing(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
         self.look()
 
     def _waits(self, cut: Cut) -> bool:

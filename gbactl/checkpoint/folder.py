@@ -120,6 +120,13 @@ class Folder:
             path.replace(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
+    def sweep(self) -> None:
+        """Take away what is no complete checkpoint; nobody may be writing one."""
+        for path in list(self.path.iterdir()) if self.path.is_dir() else []:
+            half = CUT.fullmatch(path.name) and not (path / manifests.NAME).exists()
+            if half or path.name.startswith(TRASH):
+                shutil.rmtree(path, ignore_errors=True)
+
     def begin(self, number: int) -> Path:
         """The folder that a checkpoint is to be written into; it has no manifest yet. Raises OSError."""
         path = self.path / cut_name(number)

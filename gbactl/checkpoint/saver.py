@@ -82,14 +82,14 @@ class Chooser:
 
 class Saver:
     """`folder`: the checkpoints of the run; `tell` sends a message to the coordinator; `dtype` of rows and moments in
-    files: fp32 or bf16."""
+    files: fp32 or bf16; `spare`: bytes that a save leaves free on the disk."""
 
     def __init__(
         self, shard: Shard, folder: Path, chooser: Chooser, most_kept: int, tell: Callable[[Saved], None],
-        inline: bool = False, dtype: str = "fp32",
+        inline: bool = False, dtype: str = "fp32", spare: int = 0,
     ) -> None:  # fmt: skip
         self.shard, self.folder, self.chooser, self.most_kept = shard, folder, chooser, most_kept
-        self.tell, self.inline, self.dtype = tell, inline, dtype
+        self.tell, self.inline, self.dtype, self.spare = tell, inline, dtype, spare
         self._save: Save | None = None
         self._snapshot: Snapshot | None = None
         self._writing: Writing | None = None
@@ -130,7 +130,7 @@ class Saver:
         layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
         layout = {**(halved(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
-        self._writing = Writing(path, layout, self._told(save), save.pace, self.inline)
+        self._writing = Writing(path, layout, self._told(save), save.pace, self.inline, self.spare)
         self._watch()
         self._writing.add(whole)
         if self.inline:

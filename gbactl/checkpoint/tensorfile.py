@@ -2,15 +2,18 @@
 
 The library writes what lies in memory as a whole; a shard is copied in pieces while it trains, so the pieces are
 written where they belong, a tensor's in their order. Its SHA-256 (2 GB/s) is taken on the way, and floats are looked at
-for infinities and NaN (25 times as fast). A file has its name only once it is complete and on the disk. Of float32 it
-may keep two bytes a value: bf16, as U16 for readers that do not know that.
+for infinities and NaN (25 times as fast). A file takes its room on the disk before its first byte, and has its name
+only once it is complete and on the disk. Of float32 it may keep two bytes a value: bf16, as U16 for readers that do not
+know that.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 
 from gbactl.errors import NotFiniteError
 from gbactl.kernels.halves import CODECS
+from gbactl.paths import take_room
 
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 NAMES = {"float32": "F32", "uint32": "U32", "int32": "I32", "int64": "I64", "uint16": "U16"}
@@ -70,8 +74,8 @@ def finite(kind: str, data: NDArray[np.uint8] | bytes) -> bool:
     return kind != NAMES["float32"] or bool(np.isfinite(np.frombuffer(data, np.float32)).all())
 
 
-def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The file's header and, by tensor, where its bytes begin in the file."""
+def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
+    """The file's header and, by tensor, where its bytes begin in the file; and the file's size."""
     entries: dict[str, Any] = {"__metadata__": dict(told)}
     starts, end = {}, 0
     for name, (kind, shape) in layout.items():
@@ -81,17 +85,18 @@ def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, i
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + start for name, start in starts.items()}
+    return header, {name: len(header) + start for name, start in starts.items()}, len(header) + end
 
 
 class TensorFile:
     """A file that comes to be. Every method may raise OSError; `discard` then takes away what there is.
 
-    `not_finite`: the first tensor found to hold an infinity or NaN, "" so far."""
+    `spare`: bytes that have to stay free on the disk. `not_finite`: the first tensor found to hold an infinity or NaN,
+    "" so far."""
 
-    def __init__(self, path: Path, layout: Layout, told: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, layout: Layout, told: Mapping[str, str], spare: int = 0) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
-        header, self._at = _header(layout, told)
+        header, self._at, size = _header(layout, told)
         self.not_finite = ""
         self._kinds = {name: NAMES[kind.name] for name, (kind, _) in layout.items()}
         self._halved = {name for name, (kind, _) in layout.items() if kind == HALVED}
@@ -100,6 +105,7 @@ class TensorFile:
         self.bytes = len(header)
         self._fd = os.open(self._partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
         try:
+            _take_room(self._fd, size, spare)
             self._put(header, 0)
         except BaseException:
             self.discard()
@@ -150,6 +156,17 @@ def write_at(fd: int, data: memoryview, at: int) -> int:
     return os.pwrite(fd, data, at)
 
 
+def _take_room(fd: int, size: int, spare: int) -> None:
+    """Take a file's `size` bytes from the disk at once; `spare` bytes have to stay free. Raises OSError."""
+    free = shutil.disk_usage(fd).free
+    if free >= size + spare:
+        take_room(fd, size)
+        if shutil.disk_usage(fd).free >= spare:  # others may have taken theirs meanwhile
+            return
+    kept = f", of which {spare:,} are kept for the event log and the result" if spare else ""
+    raise OSError(errno.ENOSPC, f"it needs {size:,} bytes; {free:,} are free there{kept}")
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder last."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -165,13 +182,13 @@ def not_finite(path: Path, tensor: str) -> NotFiniteError:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str], needs_finite: bool = False
+    path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str], needs_finite: bool = False, spare: int = 0
 ) -> Written:
     """A file of arrays that are all there. Raises OSError, and NotFiniteError where values must be finite and are not;
     nothing is left then."""
     file: TensorFile | None = None
     try:
-        file = TensorFile(path, layout_of(tensors), told)
+        file = TensorFile(path, layout_of(tensors), told, spare)
         for name, array in tensors.items():
             file.add(name, array)
         if needs_finite and file.not_finite:

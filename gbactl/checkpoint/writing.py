@@ -24,12 +24,13 @@ class Writing:
     """Begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
     nothing is left of the file then. `finite`: no infinity and no NaN was found; with one, there is no file.
 
-    `inline`: everything is written within `end`, in no other thread, and held until then."""
+    `inline`: everything is written within `end`, in no other thread, and held until then. `spare`: see TensorFile."""
 
     def __init__(
-        self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False
-    ) -> None:
-        self.path, self._layout, self._told = path, layout, told
+        self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False,
+        spare: int = 0,
+    ) -> None:  # fmt: skip
+        self.path, self._layout, self._told, self._spare = path, layout, told, spare
         self.pace = 0.0 if inline else pace
         self.written: Written | None = None
         self.error = ""
@@ -114,7 +115,7 @@ class Writing:
     def _write(self) -> None:
         file: TensorFile | None = None
         try:
-            file = TensorFile(self.path, self._layout, self._told)
+            file = TensorFile(self.path, self._layout, self._told, self._spare)
             for piece in self._handed():
                 if self._given_up:
                     break

@@ -167,7 +167,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     if found is None:
         return
     shard, ready = found
-    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send)
+    saver = saver_of(cfg, dataset, Path(boot.run_dir), shard, coordinator.send)
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a run that goes on may switch before its first phase

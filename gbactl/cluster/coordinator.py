@@ -62,8 +62,9 @@ from gbactl.cluster.trainers import Trainers
 from gbactl.cluster.training import Training
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
-from gbactl.errors import ClusterError, DivergedError, PeerGoneError, WireError
+from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
 from gbactl.faults.observed import Observed
+from gbactl.paths import room_needed
 from gbactl.policies import Phase, make
 from gbactl.policies.base import policy_class
 from gbactl.store.schedule import factor
@@ -91,7 +92,7 @@ class Coordinator:
         )
         self.now = cfg
         self.record = RunRecord(hub.now)
-        self.record.statistics.observed = Observed.of(cfg)
+        self.record.statistics.observed = Observed.of(cfg, lambda: self.record.seconds)
         self.journal = Journal(self, run_dir, found)
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.norms = NormLog(run_dir / normlog.NAME)
@@ -128,11 +129,14 @@ class Coordinator:
     def run(self) -> None:
         """Gather the nodes, work through the rounds, report the result, dismiss everybody.
 
-        Raises GbactlError; one for a model that diverged says what the run can go on from."""
+        Raises GbactlError; one for a model that diverged, or a disk that is full, says what the run can go on from."""
         try:
-            self._run()
+            with room_needed(self.run_dir):
+                self._run()
         except DivergedError as error:
             raise DivergedError(self._ended_by(error)) from error
+        except NoRoomError as error:
+            raise NoRoomError(f"{error} {self.cuts.way_back()}".rstrip()) from error
 
     def _ended_by(self, error: DivergedError) -> str:
         """Tell how far the run came and keep its log; the sentence for the user."""

@@ -38,6 +38,7 @@ HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH
 SERVER, NOTE, MOVED, DENSE_LOST, FAILURE = 14, 15, 16, 17, 18
 INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED, DENSE_LOST, FAILURE)
 FLUSH_BYTES = 1 << 16
+_GRADIENT_BYTES, _SHARD_BYTES = 100, 16  # of all records that tell of a gradient, and for each shard
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
 
@@ -116,6 +117,11 @@ Event = GrantRecord | AnnounceRecord | DropRecord | LeftRecord | JoinedRecord | 
 Record = Event | OrderRecord | InfoRecord
 
 
+def most_bytes(gradients: int, shards: int) -> int:
+    """What a log with so many gradients takes at most, its header left out."""
+    return gradients * (_GRADIENT_BYTES + shards * _SHARD_BYTES)
+
+
 class EventLog:
     """Writes a log. One writer, no lock. Numbers that do not fit raise ValueError and nothing is written.
 
@@ -125,6 +131,7 @@ class EventLog:
     def __init__(self, path: Path, header: dict[str, Any], after: int | None = None, ahead: bool = False) -> None:
         self.ahead = ahead
         self._buffer = bytearray() if after else bytearray(_START.pack(MAGIC, FORMAT))
+        self._path = path
         flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if after else os.O_TRUNC)
         self._fd = os.open(path, flags, 0o644)
         self.bytes = after or len(self._buffer)
@@ -200,10 +207,13 @@ class EventLog:
         self._tell(FORGO, (_in(batches, _NUMBERS),))
 
     def flush(self) -> None:
-        """Hand what is buffered to the operating system."""
+        """Hand what is buffered to the operating system. Raises OSError, with the log's name."""
         view = memoryview(bytes(self._buffer))
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._buffer.clear()
 
     def close(self, **fields: Any) -> None:

@@ -109,7 +109,7 @@ class Journal:
             "epochs": sorted(self.epochs.items()), "gone": list(c.losses.gone), "struck": list(c.recovery.struck),
             "failed": [asdict(failed) for failed in times.all], "injured": sorted(times.injuries.items()),
             "cuts": c.cuts.told(), "moves": c.switcher.moves(), "broken": c.recovery.broken,
-            "dense_lost": c.lost_parts.told(),
+            "dense_lost": c.lost_parts.told(), "acted": c.record.statistics.acted,
             "servers": sorted((shard, channel.peer.epoch) for shard, channel in c.members.of("server").items()),
         }  # fmt: skip
 

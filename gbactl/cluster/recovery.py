@@ -47,6 +47,7 @@ class Recovery:
         self.struck = (-1, -1.0)  # step and seconds of the last injection
         self._beats = cfg.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
+        self._storms = plan.storms() if plan.stormy else None
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
         self._ready: set[int] = set()
         self.broken = False  # the workers' dense parts may differ in their last bits
@@ -76,12 +77,14 @@ class Recovery:
         if not c.members.settled or c.stopped:
             return
         at = self.so_far
+        if self._storms is not None and c._training is not None:
+            c.record.statistics.stormed(self._storms.on(*at))
         for injection in self.injector.due(*at) if self._fails else ():
             if self._lives(injection.process):
                 self.times.injected(injection.process, injection.kind)
             self.struck = at
             c.journal.note()
-            told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds}
+            told = {"step": c._now_step, "at": c.record.seconds, "seconds": injection.seconds, "plan": injection.place}
             c._event("inject", {"kind": injection.kind, "process": injection.process, **told})
         if self._beats and self.heartbeat.due:
             for worker in self.heartbeat.silent(c.members.of("worker")):

@@ -156,6 +156,7 @@ class Revival:
         c.switcher.restore(stood["round"], position.switches, stood["switch"], announced)
         c.journal.epochs = dict(self.epochs)
         c.recovery.restore(notes["struck"], notes["broken"])
+        c.record.statistics.restore_acted(notes["acted"])
         times = c.recovery.times
         times.all = [Failed(**failed) for failed in notes["failed"]]
         times.heard(self.failures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,21 @@ class Statistics:
             self.observed.add(worker, seconds, slowdown, samples)
         if self.heard is not None:
             self.heard(worker, samples, seconds)
+
+    def stormed(self, places: Collection[int]) -> None:
+        """The fault plan's storms at these places are at work on messages."""
+        if self.observed is not None:
+            self.observed.stormed(places)
+
+    @property
+    def acted(self) -> list[dict[str, Any]]:
+        """What of the fault plan was at work on workers so far, for who goes on in another's place."""
+        return [] if self.observed is None else self.observed.acted.told()
+
+    def restore_acted(self, told: list[dict[str, Any]]) -> None:
+        """Go on with what another one told."""
+        if self.observed is not None:
+            self.observed.acted.restore(told)
 
     def noted(self, worker: int, batch: int, samples: int, pulled: int) -> None:
         """A gradient of which only the event log tells."""

@@ -7,7 +7,7 @@ Costs a comparison a question.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gbactl.faults.draws import key_of, uniform
 from gbactl.faults.failures import Failure, Hang
@@ -19,19 +19,21 @@ _FAILURES = 3  # keeps these draws apart from the plan's others
 
 @dataclass(frozen=True)
 class Injection:
-    """A process (W1, S0, C) is to be hurt now. `seconds`: how long a hang lasts (None: for ever)."""
+    """A process (W1, S0, C) is to be hurt now. `seconds`: how long a hang lasts (None: for ever); `place`: in the
+    plan."""
 
     kind: str
     process: str
     seconds: float | None = None
+    place: int = field(default=0, compare=False)
 
 
 class _Strike(Due):
     """One plan's next failure, and of which `processes`."""
 
-    def __init__(self, fault: Failure, processes: tuple[str, ...], key: int) -> None:
+    def __init__(self, fault: Failure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)
-        self.processes = processes
+        self.processes, self.place = processes, place
 
     def take(self, step: int, seconds: float) -> list[Injection]:
         found: list[Injection] = []
@@ -47,7 +49,7 @@ class _Strike(Due):
 
     def _injection(self, process: str) -> Injection:
         seconds = self.fault.seconds if isinstance(self.fault, Hang) else None
-        return Injection(self.fault.kind, process, seconds)
+        return Injection(self.fault.kind, process, seconds, self.place)
 
 
 class Injector:
@@ -55,7 +57,7 @@ class Injector:
 
     def __init__(self, plan: FaultPlan) -> None:
         self._due = [
-            _Strike(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES))
+            _Strike(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES), place)
             for place, fault in enumerate(plan.faults)
             if isinstance(fault, Failure) and _processes(plan, place)
         ]

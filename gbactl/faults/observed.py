@@ -4,19 +4,22 @@
 seconds per sample over those of the median worker without a fault, whatever the plan says; of those that are
 pinned to the same core where there are any, since they meet the same neighbours. Where every worker has a
 fault their calm batches, hardly slowed if at all, stand for them; without such `observed` is not known.
-A microsecond a gradient.
+`acted`: which plan was at work on whom, and when (see acted.py). Two microseconds a gradient.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gbactl.faults import serving
+from gbactl.faults.acted import Acted
 from gbactl.faults.hogs import hogged, worker_cores
 from gbactl.faults.plan import FaultPlan
+from gbactl.faults.spec import Hog
 
 if TYPE_CHECKING:
     from gbactl.config import RunConfig
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
 CLOCK_SECONDS = 1e-9  # less than a clock can tell is no time
 CALM, CALM_BATCHES = 1.25, 10
+LATE = (0.0, 0.02, -0.02, 0.1, -0.1, 0.5, -0.5)  # seconds that one worker's batches may take longer to be told of
 RECENT = 16  # batches that tell how long one takes just now: a machine's rate drifts by a fifth within seconds
 
 
@@ -46,10 +50,17 @@ class _Sums:
 
 
 class Observed:
-    """Collects batches. `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned."""
+    """Collects batches. `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned;
+    `clock`: seconds since training began."""
 
-    def __init__(self, plan: FaultPlan, hogged: Collection[int] = (), cores: Sequence[int] = ()) -> None:
-        self.plan, self.hogged, self.cores = plan, frozenset(hogged), cores
+    def __init__(
+        self, plan: FaultPlan, hogged: Collection[int] = (), cores: Sequence[int] = (),
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:  # fmt: skip
+        self.plan, self.hogged, self.cores, self.clock = plan, frozenset(hogged), cores, clock
+        self.acted = Acted()
+        self._last = 0.0  # when the last gradient came
+        self._began: dict[int, float] = {}  # when each worker's first batch did
         self.faulty = plan.slowed | self.hogged
         self._full = 1  # a short batch takes longer per sample, and is not looked at either
         self._seen: dict[int, int] = {}
@@ -57,22 +68,51 @@ class Observed:
         self._calm: dict[int, _Sums] = {}
 
     @classmethod
-    def of(cls, cfg: RunConfig) -> Observed | None:
+    def of(cls, cfg: RunConfig, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
         """For a run; None where it has no faults."""
         plan = FaultPlan.of(cfg)
         if not plan.faults:
             return None
-        return cls(plan, hogged(cfg, plan), worker_cores(cfg) if cfg.cluster.name == "local" else ())
+        return cls(plan, hogged(cfg, plan), worker_cores(cfg) if cfg.cluster.name == "local" else (), clock)
 
     def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
         """A gradient of `samples` took `seconds` in all, `slowdown` being the factor that was injected."""
         seen = self._seen[worker] = self._seen.get(worker, 0) + 1
+        self._note(worker, seen - 1, seconds, slowdown)
         self._full = max(self._full, samples)
         if seen <= WARM_UP or samples < self._full or seconds < CLOCK_SECONDS:
             return
         self._workers.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
         if slowdown <= CALM and worker not in self.hogged:
             self._calm.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
+
+    def _note(self, worker: int, turn: int, seconds: float, slowdown: float) -> None:
+        """A worker's batch is there: which plans slowed it down, and when."""
+        end = self._last = self.clock()
+        began = self._began.setdefault(worker, end - seconds)
+        if slowdown <= 1.0:
+            return
+        process = f"W{worker}"
+        for place, factor in self._acting(process, turn, end - seconds - began, slowdown):
+            self.acted.note(place, process, max(0.0, end - seconds), end, factor)
+
+    def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
+        """Where a process has several plans, those that make up the factor at about the time when its batch began."""
+        places = self.plan.places(process)
+        if len(places) == 1:
+            return [(places[0], slowdown)]
+        for late in LATE:
+            found = self.plan.acting(process, turn, max(0.0, seconds + late))
+            if math.isclose(math.prod(factor for _, factor in found), slowdown, rel_tol=1e-6):
+                return found
+        return []
+
+    def stormed(self, places: Collection[int]) -> None:
+        """Storms of messages are on."""
+        now = self.clock()
+        for place in places:
+            for worker in self.plan.chosen[place]:
+                self.acted.note(place, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
         """Seconds per sample of an undisturbed worker in this one's place; None where nobody shows them."""
@@ -101,7 +141,19 @@ class Observed:
         `counters`: what the servers counted."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
         servers = serving.summary(self.plan, counters or {})
-        return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {})}
+        self._add_hogs()
+        serving.add_acted(self.acted, counters or {})
+        acted = {"acted": self.acted.told()}
+        return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
+
+    def _add_hogs(self) -> None:
+        """Competing processes are busy in their window, whatever it does to workers."""
+        for place, fault in enumerate(self.plan.faults):
+            if isinstance(fault, Hog) and fault.from_ < self._last:
+                end = self._last if fault.until is None else min(fault.until, self._last)
+                beside = [f"W{worker}" for worker in self.plan.chosen[place]]
+                for name in beside or [f"core {core}" for core in fault.cores or ()]:
+                    self.acted.note(place, name, fault.from_, end)
 
     def _worker(self, worker: int) -> dict[str, float | None]:
         sums, reference = self._workers.get(worker), self.reference(worker)

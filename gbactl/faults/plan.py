@@ -31,12 +31,14 @@ class FaultPlan:
         self.servers = tuple(
             choose(fault.servers, servers, at, self.seed, place, kind="server") for fault, at, place in places
         )
-        self._of: dict[str, list[tuple[Fault, int]]] = {}
+        self._of: dict[str, list[tuple[int, Fault, int]]] = {}  # a place in the plan, and a key of the process's own
         for place, fault in enumerate(self.faults):
             for worker in self.chosen[place] if fault.slows else ():
-                self._of.setdefault(f"W{worker}", []).append((fault.of(worker), key_of(self.seed, place, worker)))
+                key = key_of(self.seed, place, worker)
+                self._of.setdefault(f"W{worker}", []).append((place, fault.of(worker), key))
             for server in self.servers[place] if fault.slows else ():
-                self._of.setdefault(f"S{server}", []).append((fault, key_of(self.seed, place, _SERVERS, server)))
+                key = key_of(self.seed, place, _SERVERS, server)
+                self._of.setdefault(f"S{server}", []).append((place, fault, key))
 
     @classmethod
     def of(cls, cfg: RunConfig) -> FaultPlan:
@@ -54,9 +56,18 @@ class FaultPlan:
     def factor_of(self, process: str, turn: int, seconds: float) -> float:
         """The same of any process, W1 or S0; a server's turns are the pulls, pushes and orders that it handles."""
         product = 1.0
-        for fault, key in self._of.get(process, ()):
+        for _, fault, key in self._of.get(process, ()):
             product *= fault.at(key, turn, seconds)
         return product
+
+    def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
+        """The places of the plans that make up such a factor, each with its own above 1."""
+        found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
+        return [(place, factor) for place, factor in found if factor > 1.0]
+
+    def places(self, process: str) -> list[int]:
+        """The places of the plans that give a process a factor."""
+        return [place for place, _, _ in self._of.get(process, ())]
 
     def slows(self, worker: int) -> bool:
         """Whether the worker's factor can be other than 1."""

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gbactl.faults.acted import Acted
 from gbactl.faults.plan import FaultPlan
 
 ADAPTING, SHORTEST, MOST_LATE = 0.1, 5e-5, 0.1
 COUNTERS = ("served", "busy_us", "asked_us", "spent_us")
+SPAN = ("from_s", "until_s", "factor")  # of what a plan did, in millionths behind acted_<place>_
 
 
 class Slowness:
@@ -28,6 +30,7 @@ class Slowness:
         self.plan, self.name, self.clock, self.sleep = plan, f"S{server}", clock, sleep
         self.served = 0
         self.busy = self.asked = self.spent = 0.0
+        self.acted = Acted()
         self._usual: dict[int, float] = {}
         self._began: float | None = None
         self._owed = 0.0
@@ -53,7 +56,10 @@ class Slowness:
     def factor(self, now: float) -> float:
         """That of the message at hand, which begins at `now`."""
         self._began = now if self._began is None else self._began
-        return self.plan.factor_of(self.name, self.served, now - self._began)
+        since = now - self._began
+        for place, factor in self.plan.acting(self.name, self.served, since):
+            self.acted.note(place, self.name, since, since, factor)
+        return self.plan.factor_of(self.name, self.served, since)
 
     def count(self, factor: float, busy: float, waited: float) -> None:
         """A message was handled in `busy` seconds; `factor` was asked for, and so long was waited."""
@@ -74,7 +80,18 @@ class Slowness:
     def counters(self) -> dict[str, int]:
         """Whole numbers for messages.Inspected; microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
-        return dict(zip(COUNTERS, (self.served, *seconds), strict=True))
+        acted = {
+            f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN
+        }
+        return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
+
+
+def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
+    """Note what servers have counted of plans that were at work on them."""
+    for server, each in counters.items():
+        for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
+            begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)
+            acted.note(place, server, begin, end, factor)
 
 
 def summary(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:

@@ -92,12 +92,12 @@ def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
 
 
 def memory(host: str, free: int, needs: int) -> list[str]:
-    """A sentence where a host's shards do not fit into its free memory."""
+    """A sentence where a host's servers and workers do not fit into its free memory."""
     if not free or needs <= free:
         return []
     return [
-        f"Host {host} has {free // MEBI:,} MiB of memory free, and its shards need {needs // MEBI:,}; free some, or "
-        "spread the rows over more hosts or servers."
+        f"Host {host} has {free // MEBI:,} MiB of memory free, and its servers and workers need {needs // MEBI:,}; "
+        "free some, spread them over more hosts, or use a smaller model."
     ]
 
 

@@ -51,6 +51,7 @@ class Continued:
             return
         rundir.reopen(path, cfg)
         folder = Folder(self.chain.folder)
+        folder.sweep()
         for name in folder.names():
             if number_of(name) > self.chain.last.number:
                 folder.remove(name)

@@ -7,7 +7,7 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ConfigError
 from gbactl.hosts.facts import free_memory
-from gbactl.hosts.needs import row_bytes, shard_bytes
+from gbactl.hosts.needs import FLOAT, row_bytes, shard_bytes, vector_bytes, vectors
 
 GIBI = 1 << 30
 
@@ -19,20 +19,29 @@ def check_collective(cfg: RunConfig) -> None:
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
-    """Raises ConfigError where all shards on this machine need more memory than is free. Those on several hosts are
-    judged by what the hosts tell."""
+    """Raises ConfigError where servers and workers on this machine need more memory than is free. Those on several
+    hosts are judged by what the hosts tell."""
     if not cfg.several_hosts and (why := too_large(cfg, dataset, free_memory())):
         raise ConfigError(why)
 
 
 def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
-    """Why the rows do not fit into `free` bytes (0: not known), and what to type; "" where they do."""
-    needs = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
-    if not free or needs <= free:
+    """Why rows and dense part do not fit into `free` bytes (0: not known), and what to type; "" where they do."""
+    rows = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
+    vector = vector_bytes(cfg, dataset)
+    dense = vector * vectors(cfg)
+    if not free or rows + dense <= free:
         return ""
-    rows, state = f"{dataset.schema.rows:,}", f"values and {cfg.optim.name}'s state"
+    there = f"{free / GIBI:,.1f} GiB of memory are free"
+    if rows > free:
+        return (
+            f"The table's {dataset.schema.rows:,} rows of {row_bytes(cfg)} bytes (values and {cfg.optim.name}'s state) "
+            f"need {rows / GIBI:,.1f} GiB, and {there}; use data with fewer ids, a smaller model.dim or "
+            "optim=rowwise_adagrad, or spread the servers over machines with cluster=hosts."
+        )
     return (
-        f"The table's {rows} rows of {row_bytes(cfg)} bytes ({state}) need {needs / GIBI:,.1f} GiB, and "
-        f"{free / GIBI:,.1f} GiB of memory are free; use data with fewer ids, a smaller model.dim or "
-        "optim=rowwise_adagrad, or spread the servers over machines with cluster=hosts."
+        f"The dense part's {vector // FLOAT:,} values of {FLOAT} bytes, {vectors(cfg)} times (values, gradients and "
+        f"{cfg.optim.name}'s state of {cfg.processes} workers and the servers), need at least {dense / GIBI:,.1f} GiB "
+        f"beside the table's {rows / GIBI:,.1f}, and {there}; use a smaller model.hidden or fewer cluster.workers, or "
+        "spread them over machines with cluster=hosts."
     )

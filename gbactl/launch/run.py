@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_names
+from gbactl.checkpoint.folder import NAME as CHECKPOINTS
+from gbactl.checkpoint.folder import Folder
 from gbactl.cluster.auth import Peer, new_key
 from gbactl.cluster.auto import NAME as AUTO
 from gbactl.cluster.messages import Event, unpack
@@ -22,7 +24,8 @@ from gbactl.collective.meeting import Meeting
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.errors import ClusterError
+from gbactl.errors import ClusterError, GbactlError, NoRoomError
+from gbactl.faults import acted
 from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
@@ -35,6 +38,7 @@ from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show, unit_of
 from gbactl.launch.stopping import Stopped, look, stoppable
 from gbactl.launch.successors import Successors, told
+from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.control import Control
@@ -115,7 +119,8 @@ class Run:
         rundir.write_faults(self.run_dir, self.cfg)
         self._begin_tracking()
         try:
-            self._train()
+            with room_needed(self.run_dir):
+                self._train()
         except (KeyboardInterrupt, Stopped):
             self._end("KILLED", {"error": "stopped by a signal"})
             raise KeyboardInterrupt from None
@@ -141,6 +146,7 @@ class Run:
             self.hogs.stop()
             children.stop()
             shared_names.sweep()
+            Folder(self.run_dir / CHECKPOINTS).sweep()
 
     def _children(self) -> Children:
         config = to_dict(self.cfg)
@@ -157,6 +163,7 @@ class Run:
             run_virtual(self.cfg, self.dataset, self.run_dir, self._event)
         finally:
             self.show.clear()
+            Folder(self.run_dir / CHECKPOINTS).sweep()
 
     @contextlib.contextmanager
     def _collective(self, children: Children) -> Iterator[list[dict[str, str]]]:
@@ -356,17 +363,28 @@ class Run:
         }  # fmt: skip
         if "refused" in result:
             self._count_refused(result)
+        if "faults" in result:
+            result["faults"] = acted.with_injected(result["faults"], self.injected)
+            for line in acted.lines(result):
+                self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
         result = dict(rundir.plain(result))
-        written = rundir.write_result(self.run_dir, result)
+        try:
+            rundir.write_result(self.run_dir, result)
+        except NoRoomError as error:
+            if status == "FINISHED":
+                self._end("FAILED", {"error": str(error)})
+                raise
+            self.show.say(str(error))
         if self.tracked is not None:
-            self._finish_tracking(status, result, written)
+            self._finish_tracking(status, result)
             if result["run_id"] != self.tracked.run_id:  # the store answered only now
                 result["run_id"] = self.tracked.run_id
-                rundir.write_result(self.run_dir, result)
+                with contextlib.suppress(NoRoomError):
+                    rundir.write_result(self.run_dir, result)
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
@@ -391,9 +409,14 @@ class Run:
         from gbactl.report.curves import curves_of
         from gbactl.report.plots import plot
 
-        return plot([curves_of(result["mode"], str(result["seed"]), result)], self.run_dir / "plots")
+        curves = [curves_of(result["mode"], str(result["seed"]), result)]
+        try:
+            return plot(curves, self.run_dir / "plots", "the run is complete without them")
+        except GbactlError as error:
+            self.show.say(str(error))
+            return []
 
-    def _finish_tracking(self, status: str, result: dict[str, Any], written: Path) -> None:
+    def _finish_tracking(self, status: str, result: dict[str, Any]) -> None:
         assert self.tracked is not None
         if status == "FINISHED":
             found: dict[str, float | None] = {**metrics_of(result), **fault_metrics(result), **failure_metrics(result)}
@@ -402,7 +425,8 @@ class Run:
                 self.tracked.tag(gbactl_failures=failed_in_short(result))
         plots = self._plots(result) if status == "FINISHED" else []
         more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
-        for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *more):
+        own = [path for name in (rundir.RESULT, rundir.CONFIG) if (path := self.run_dir / name).exists()]
+        for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)
         if unsent:

@@ -15,12 +15,15 @@ from filelock import FileLock, Timeout
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import UsageError
 from gbactl.faults.plan import FaultPlan
+from gbactl.paths import room_needed, take_room
 
 RESULT = "result.json"
 CONFIG = "config.yaml"
 FAULTS = "faults.json"
 LOG = "events.log"
 LOCK = ".run.lock"
+ROOM = ".room"
+ROOM_BYTES = 1 << 17  # that the result may take on a disk that is full meanwhile
 
 
 def create(cfg: RunConfig) -> Path:
@@ -34,10 +37,11 @@ def create(cfg: RunConfig) -> Path:
         path = Path("runs") / f"{stamp}-{cfg.mode.name}-s{cfg.seed}-{secrets.token_hex(3)}"
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
+        keep_room(path)
+        write_config(path, cfg)
     except OSError as error:
         reason = error.strerror
         raise UsageError(f"The run directory {path} cannot be made ({reason}); type another run_dir=.") from error
-    write_config(path, cfg)
     return path.resolve()
 
 
@@ -48,9 +52,17 @@ def reopen(path: Path, cfg: RunConfig) -> Path:
         stem, dot, suffix = name.partition(".")
         if (path / name).exists():
             (path / name).replace(path / f"{stem}.{part}{dot}{suffix}")
-    (path / "logs").mkdir()
-    write_config(path, cfg)
+    with room_needed(path):
+        (path / "logs").mkdir()
+        keep_room(path)
+        write_config(path, cfg)
     return path.resolve()
+
+
+def keep_room(path: Path) -> None:
+    """Take room on the disk for the result, until it is written. Raises OSError."""
+    with (path / ROOM).open("wb") as file:
+        take_room(file.fileno(), ROOM_BYTES)
 
 
 def lock(path: Path) -> FileLock:
@@ -99,8 +111,13 @@ def plain(value: Any) -> Any:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> Path:
-    """result.json, complete or not there at all."""
+    """result.json, complete or not there at all, in the room that was kept for it. Raises NoRoomError."""
     target, partial = path / RESULT, path / f".{RESULT}.partial"
-    partial.write_text(json.dumps(result, indent=2) + "\n")
-    partial.replace(target)
+    (path / ROOM).unlink(missing_ok=True)
+    with room_needed(target):
+        try:
+            partial.write_text(json.dumps(result, indent=2) + "\n")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
     return target

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gbactl.faults import acted
+
 LINE_SECONDS = 5.0
 
 
@@ -127,6 +129,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("trained / decayed / lost", f"{samples['trained']:,} / {samples['decayed']:,} / {samples['lost']:,}"),
         ("staleness mean / p50 / p99", f"{stale['mean']:.2f} / {stale['p50']:.0f} / {stale['p99']:.0f}"),
         *_network(result),
+        *(("fault", line) for line in acted.lines(result)),
         ("run directory", str(result["run_dir"])),
     ]
 

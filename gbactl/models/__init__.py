@@ -5,6 +5,7 @@ Importing this package does not import torch; building a model does (1-2 s).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gbactl.errors import ConfigError
@@ -19,6 +20,14 @@ NAMES = ("deepfm", "wide_deep")
 def row_width(cfg: ModelConfig) -> int:
     """W, the floats of one row: `dim` for the factors and the MLP, one first-order weight."""
     return cfg.dim + 1
+
+
+def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
+    """Values of the dense vector, parameters and batch norm's buffers, of the model that `build` would make."""
+    own = {"deepfm": numeric * cfg.dim}.get(cfg.name, 0)
+    widths = [numeric + fields * cfg.dim, *cfg.hidden]
+    layers = sum((inputs + 1) * outputs for inputs, outputs in pairwise([*widths, 1]))
+    return 1 + numeric + own + layers + (4 * sum(cfg.hidden) if cfg.batch_norm else 0)
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:

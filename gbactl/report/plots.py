@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _SIZE = (6.4, 4.0)
 
 
-def plot(runs: Sequence[Curves], folder: Path) -> list[Path]:
+def plot(runs: Sequence[Curves], folder: Path, advice: str = "type --plots with another folder") -> list[Path]:
     """Write auc_over_samples, auc_over_time, eps and staleness; those without data are left out.
 
-    Raises GbactlError if the folder cannot be written.
+    Raises GbactlError if the folder cannot be written, with `advice` at its end.
     """
     groups = {
         name: [run for run in runs if run.group == name] for name in dict.fromkeys(r.group for r in runs)
@@ -35,9 +35,7 @@ def plot(runs: Sequence[Curves], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         return [_saved(folder / name, draw, groups) for name, there, draw in figures if there]
     except OSError as error:
-        raise GbactlError(
-            f"The plots cannot be written to {folder} ({error.strerror}); type --plots with another folder."
-        ) from error
+        raise GbactlError(f"The plots cannot be written to {folder} ({error.strerror}); {advice}.") from error
 
 
 def _saved(path: Path, draw: Callable[[Any, dict[str, list[Curves]]], None], groups: Any) -> Path:

@@ -7,6 +7,7 @@ many records the store has taken). The file is removed when everything was taken
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,13 @@ class Contents:
 
 
 class Backlog:
-    """Appends and flushes; survives the process, not a power cut (no fsync)."""
+    """Appends and flushes; survives the process, not a power cut (no fsync). A full disk keeps nothing."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / FILE_NAME
 
     def _write(self, records: list[Record]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), self.path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
     def append(self, records: list[Record]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -42,8 +41,7 @@ class Delivery:
     def add(self, records: Sequence[Record]) -> None:
         """Queue, and keep on disk; without a disk they are at least still sent."""
         self._waiting.extend(records)
-        with suppress(OSError):
-            self._backlog.append(list(records))
+        self._backlog.append(list(records))
 
     def push(self) -> None:
         """Send everything. Raises what the sender raises."""

@@ -50,6 +50,7 @@ class Before:
     cuts: dict[str, float]
     row_updates: int
     resumed_at: int | None
+    acted: list[dict[str, Any]]
 
 
 COUNTED = ("done", "failed", "bytes", "seconds")
@@ -72,6 +73,7 @@ class Comebacks:
             return
         c.began = before.began
         c.recovery.injector, c.recovery.times.all = before.injector, before.failed
+        c.record.statistics.restore_acted(before.acted)
         for name, value in before.cuts.items():
             setattr(c.cuts, name, value)
         process = before.failed[-1].process
@@ -176,7 +178,7 @@ class Comebacks:
         return Before(
             cfg, c.record.began, cluster.events.now, cluster.events.stalled, c.recovery.injector, cluster.storms,
             c.recovery.times.all, self.spent, {name: getattr(c.cuts, name) for name in COUNTED}, self._row_updates,
-            self._resumed_at,
+            self._resumed_at, c.record.statistics.acted,
         )  # fmt: skip
 
     @property

@@ -168,7 +168,7 @@ class VirtualCluster:
             load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
         def saver(tell: Callable[[Any], None]) -> Saver | None:
-            return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, inline=True)
+            return saver_of(self.cfg, self.dataset, self.run_dir, made, tell, inline=True)
 
         server = VirtualServer(
             self.hub, made, host, self.network, norms, saver, self.comebacks.saves

@@ -1,13 +1,20 @@
-"""Machines that lack something a run needs: one sentence that says what to type, before anything starts."""
+"""Machines that lack something a run needs: one sentence that says what to type, before anything starts; or that lack
+room on a disk, which shows later."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Launcher
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.saving import END_BYTES
+from gbactl.tracking.store import connect
+from tests.support.processes import Launcher, wait_for
 
 NO_NAME = "hostname nosuchname && mount --bind {empty} /etc/hosts && mount --bind {empty} /etc/resolv.conf"
 NO_SHARED_MEMORY = "mount -t tmpfs -o ro none /dev/shm"
@@ -48,3 +55,94 @@ def test_what_a_collective_needs_is_told_before_the_start(
 def test_rings_that_do_not_sum_in_shared_memory_need_none(launcher: Launcher, tmp_path: Path) -> None:
     bare(launcher, tmp_path, f"{NO_NAME} && {NO_SHARED_MEMORY}")
     assert launcher.train("mode=sync", "collective=gloo")["status"] == "FINISHED"
+
+
+SAVING = (
+    "experiment=smoke", "mode=async", "checkpoint=full", "checkpoint.keep=3", "checkpoint.interval_steps=20",
+    "checkpoint.save_seconds=0.001",
+)  # fmt: skip
+ONE_CHECKPOINT = 1_366_676  # bytes
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Gives the runs' directory a disk of so many bytes. Ask for it before `launcher`, which goes first at the end."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+
+    def make(size: int) -> Path:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(runs)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("needs root that may mount a file system")
+        return runs
+
+    yield make
+    if runs.is_mount():
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+def store_status(launcher: Launcher) -> str:
+    client = connect(f"sqlite:///{launcher.cwd}/mlflow.db")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    return str(runs[0].info.status)
+
+
+@pytest.mark.beside
+@pytest.mark.parametrize("cluster", ["virtual", "local"])
+def test_checkpoints_leave_the_room_that_log_and_result_need(
+    disk_of: Callable[[int], Path], launcher: Launcher, cluster: str
+) -> None:
+    """Two would fit, and would leave nothing."""
+    runs = disk_of(2 * ONE_CHECKPOINT + (40 << 10) + (cluster == "local") * (104 << 10))
+    done = launcher.start(*SAVING, f"cluster={cluster}", small=False, tracking=True).finish()
+    assert done.code == 0, done.err
+    failed = re.findall(r"The checkpoint of step (\d+) failed: (.*); training goes on, the next one tries", done.err)
+    assert len(failed) == done.result["checkpoint"]["failed"] > 2 and done.result["checkpoint"]["saved"] == 1
+    for _, why in failed:
+        assert re.fullmatch(
+            r"\S+\.safetensors could not be written \(it needs 683,\d{3} bytes; [\d,]+ are free there, of which "
+            r"[\d,]+ are kept for the event log and the result\)", why,
+        )  # fmt: skip
+    assert [path.name for path in (done.run_dir / "checkpoints").iterdir()] == ["cut-000001"]
+    assert done.result["status"] == store_status(launcher) == "FINISHED"
+    assert len(list((done.run_dir / "plots").iterdir())) == 4
+    assert shutil.disk_usage(runs).free > END_BYTES - (300 << 10)
+
+
+@pytest.mark.beside
+@pytest.mark.parametrize("cluster", ["virtual", "local"])
+def test_a_disk_that_others_fill_ends_the_run_with_a_sentence(
+    disk_of: Callable[[int], Path], launcher: Launcher, cluster: str
+) -> None:
+    """It names the file and what is free; there is a result, and no half of a checkpoint."""
+    runs = disk_of(3 * ONE_CHECKPOINT + 2 * END_BYTES)
+    more = ("checkpoint.keep=1", "data.rows_per_day=100000")
+    run = launcher.start(*SAVING, *more, f"cluster={cluster}", small=False)
+    saved = Folder(run.run_dir / "checkpoints")
+    wait_for(saved.names)
+    subprocess.run(["sh", "-c", 'cat /dev/zero > "$1"', "sh", str(runs / "other")], check=False, capture_output=True)
+    done = run.finish()
+    name = saved.newest().last.name
+    sentence = (
+        rf"{run.run_dir}/\S+ could not be written \(No space left on device; [\d,]+ bytes are free there\); "
+        rf"make room\. The newest good checkpoint is {name}, of step \d+; go on from it "
+        rf"with 'gbactl train resume={run.run_dir}'\."
+    )
+    told = done.err.splitlines()[-1]
+    assert done.code == 1 and re.search(sentence, told), told
+    assert re.search(sentence, done.result["error"])
+    assert done.result["status"] == "FAILED"
+    assert [path.name for path in saved.path.iterdir()] == saved.names()
+
+
+@pytest.mark.beside
+def test_plots_that_cannot_be_written_are_a_warning(launcher: Launcher) -> None:
+    run_dir = launcher.cwd / "runs" / "0"
+    run_dir.mkdir(parents=True)
+    (run_dir / "plots").touch()
+    done = launcher.start("experiment=smoke", "mode=async", "cluster=virtual", small=False, tracking=True).finish()
+    assert done.code == 0
+    assert done.err.splitlines()[-1] == (
+        f"The plots cannot be written to {run_dir}/plots (File exists); the run is complete without them."
+    )
+    assert done.result["status"] == store_status(launcher) == "FINISHED"

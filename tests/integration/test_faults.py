@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,26 @@ def checked(result: dict[str, Any], worker: str, factor: float, within: float) -
     assert found["injected"] == pytest.approx(factor)
     assert found["observed"] == pytest.approx(factor, rel=within)
     assert found["error"] == pytest.approx(found["observed"] / found["injected"] - 1.0)
+
+
+@pytest.mark.beside
+@pytest.mark.parametrize("cluster", ["local", "virtual"])
+def test_what_acted_and_what_never_did_is_told_at_the_end(launcher: Launcher, cluster: str) -> None:
+    plans = (
+        "{kind: constant, factor: 3, workers: [1]}, {kind: kill, workers: [0], step: 20}, "
+        "{kind: window, factor: 4, from: 120, until: 300}"
+    )
+    done = launcher.start(
+        "experiment=smoke", "mode=gba", f"cluster={cluster}", f"faults.plans=[{plans}]", small=False
+    ).finish()
+    assert done.code == 0, done.err
+    slow, killed, never = done.err.splitlines()[-3:]
+    assert re.fullmatch(r"  W1 3x slower \d+\.\d-\d+\.\d s", slow), slow
+    assert re.fullmatch(r"  W0 killed at \d+\.\d s", killed), killed
+    assert never == "  never acted: faults.plans[2] (window from 120 s)"
+    faults = done.result["faults"]
+    assert [(each["plan"], each["process"]) for each in faults["acted"]] == [(0, "W1"), (1, "W0")]
+    assert faults["never"] == [2]
 
 
 @pytest.mark.slow

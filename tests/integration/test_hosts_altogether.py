@@ -145,10 +145,10 @@ def test_versions_and_memory_that_do_not_do_are_told_before_anything_trains(
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "shim"}:$PYTHONPATH exec {sys.executable} "$@"\n')
     other.chmod(0o755)
-    done = site_of().start("mode=gba", f"cluster.python={other}", "model.dim=4000000").finish()
+    done = site_of().start("mode=gba", f"cluster.python={other}", "model.dim=4000000", "model.hidden=[1]").finish()
     assert done.code == 1 and "Traceback" not in done.err
     for name in NAMES:
         assert re.search(rf"Host {name} has torch 9\.9, and this machine has \S+; install the same version", done.err)
-    need = r"has [\d,]+ MiB of memory free, and its shards need [\d,]+; free some, or spread the rows"
+    need = r"has [\d,]+ MiB of memory free, and its servers and workers need [\d,]+; free some, spread"
     assert [name for name in NAMES if re.search(f"Host {name} {need}", done.err)] == ["a", "b"]  # where servers are
     assert not (done.run_dir / "events.log").exists()

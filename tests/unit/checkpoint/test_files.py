@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,34 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space left"):
         write_tensors(tmp_path / "a.safetensors", TENSORS, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_takes_its_room_before_its_first_byte_and_leaves_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_at(fd: int, data: memoryview, at: int) -> int:
+        written.append(os.fstat(fd).st_blocks * 512)
+        return os.pwrite(fd, data, at)
+
+    written: list[int] = []
+    monkeypatch.setattr(tensorfile, "write_at", write_at)
+    free = shutil.disk_usage(tmp_path).free
+    expected = r"it needs [\d,]+ bytes; [\d,]+ are free there, of which [\d,]+ are kept for"
+    with pytest.raises(OSError, match=expected) as told:
+        write_tensors(tmp_path / "a.safetensors", TENSORS, {}, spare=2 * free)
+    assert told.value.errno == errno.ENOSPC
+    assert written == [] and list(tmp_path.iterdir()) == []
+    size = write_tensors(tmp_path / "a.safetensors", TENSORS, {}, spare=1 << 20).bytes
+    assert written[0] >= size == (tmp_path / "a.safetensors").stat().st_size
+
+
+def test_what_is_no_complete_checkpoint_is_swept(two: Path) -> None:
+    for name in ("cut-000003", ".gone-cut-000001", "other"):
+        (two / name).mkdir()
+        (two / name / ".S0.safetensors.partial").touch()
+    Folder(two).sweep()
+    assert sorted(path.name for path in two.iterdir()) == ["cut-000001", "cut-000002", "other"]
+    Folder(two / "nowhere").sweep()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rowwise_adagrad", "sgd"])

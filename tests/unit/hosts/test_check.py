@@ -25,7 +25,7 @@ def test_versions() -> None:
 def test_memory() -> None:
     assert check.memory("b", 5 << 20, 5 << 20) == [] and check.memory("b", 0, 1 << 40) == []
     (sentence,) = check.memory("b", 5 << 20, 6 << 20)
-    assert sentence.startswith("Host b has 5 MiB of memory free, and its shards need 6;")
+    assert sentence.startswith("Host b has 5 MiB of memory free, and its servers and workers need 6;")
 
 
 def test_lines() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gbactl.compose import compose
 from gbactl.errors import ConfigError
-from gbactl.hosts.needs import bytes_on, shard_bytes
+from gbactl.hosts.needs import bytes_on, shard_bytes, vector_bytes, vectors, worker_vectors
 
 HOSTS = ["cluster=hosts", "cluster.hosts=[a:4,10.0.0.7:2]", "train.global_batch=1200", "mode=gba"]
 
@@ -38,7 +38,7 @@ class Table:
     """As much of a data set as a shard needs."""
 
     class schema:
-        rows = 1000
+        rows, numeric, fields = 1000, 3, 5
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,14 @@ def test_memory_of_shards(name: str, bytes_a_row: int) -> None:
     assert shard_bytes(cfg, Table(), 0) == int(1.03 * 250 * bytes_a_row)  # type: ignore[arg-type]
     placed = {"S0": "a", "S1": "b", "S2": "a", "W0": "a"}
     one = shard_bytes(cfg, Table(), 0)  # type: ignore[arg-type]
-    assert bytes_on(cfg, Table(), placed) == {"a": 2 * one, "b": one}  # type: ignore[arg-type]
+    vector, moments = vector_bytes(cfg, Table()), {"sgd": 0, "adam": 2}.get(name, 1)  # type: ignore[arg-type]
+    one += vector * (1 + moments) // 4
+    assert bytes_on(cfg, Table(), placed) == {"a": 2 * one + 4 * vector, "b": one}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("mode", "more"), [("async", 0), ("sync", 2), ("fr_ma", 3)])
+def test_workers_that_hold_the_dense_part_have_its_optimizer(mode: str, more: int) -> None:
+    cfg = compose(["cluster=local", f"mode={mode}", "optim=adam", "cluster.workers=2"])
+    assert (worker_vectors(cfg), vectors(cfg)) == (4 + more, 3 + 2 * (4 + more))
+    modelled = compose(["cluster=virtual", f"mode={mode}", "optim=adam", "cluster.workers=2"])
+    assert vectors(modelled) == 4 + 3 + {"async": 0, "sync": 2, "fr_ma": 2 * 3}[mode]

@@ -1,4 +1,4 @@
-"""Rows that do not fit into memory: refused with the arithmetic, before anything is started."""
+"""Rows or a dense part that do not fit into memory: refused with the arithmetic, before anything is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Table:
     """As much of a data set as the arithmetic needs."""
 
     class schema:
-        rows = 1 << 24
+        rows, numeric, fields = 1 << 24, 0, 1
 
 
 def test_the_arithmetic_is_told() -> None:
@@ -33,20 +33,46 @@ def test_the_arithmetic_is_told() -> None:
 @pytest.mark.parametrize("servers", [1, 3])
 def test_what_fits_is_not_refused(servers: int) -> None:
     cfg = compose(["model=wide_deep", "model.dim=12", "optim=adam", f"cluster.servers={servers}"])
-    needs = 1.03 * (160 << 24)
+    dense = (1 + (12 + 1) * 400 + 2 * 401 * 400 + 401) * 4 * (3 + 4 * (4 + 2))  # of four workers in sync, and servers
+    needs = 1.03 * (160 << 24) + dense
     assert too_large(cfg, Table(), int(needs)) == ""  # type: ignore[arg-type]
     assert too_large(cfg, Table(), int(needs) - servers) != ""  # type: ignore[arg-type]
     assert too_large(cfg, Table(), 0) == "", "a system that does not tell"  # type: ignore[arg-type]
 
 
+HUGE_TABLE = r"The table's [\d,]+ rows of [\d,]+ bytes .* GiB of memory are free"
+HUGE_MODEL = (
+    r"The dense part's [\d,]+ values of 4 bytes, \d+ times \(values, gradients and adam's state of 4 workers and the "
+    r"servers\), need at least [\d,.]+ GiB beside the table's [\d.]+, and [\d,.]+ GiB of memory are free; use a "
+    r"smaller model\.hidden or fewer cluster\.workers"
+)
+
+
 @pytest.mark.parametrize("cluster", ["local", "virtual"])
-def test_a_run_that_cannot_fit_starts_nothing(cluster: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["data.max_cardinality=1_000_000_000", "model.dim=512"], HUGE_TABLE),
+        (["model.hidden=[9999999,999999]"], HUGE_MODEL),
+    ],
+)
+def test_a_run_that_cannot_fit_starts_nothing(cluster: str, typed: list[str], told: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     cfg = compose([
         f"cluster={cluster}", "mode=async", "data=synthetic", "data.days=2", "data.rows_per_day=1000",
-        "data.max_cardinality=1_000_000_000", "model.dim=512", f"data.cache={tmp_path / 'cache'}",
-        "train.global_batch=64", f"run_dir={run_dir}", "tracking.enabled=false",
+        f"data.cache={tmp_path / 'cache'}", "train.global_batch=64", f"run_dir={run_dir}", "tracking.enabled=false",
+        *typed,
     ])  # fmt: skip
-    with pytest.raises(ConfigError, match=r"The table's [\d,]+ rows of [\d,]+ bytes .* GiB of memory are free"):
+    with pytest.raises(ConfigError, match=told):
         train(cfg)
     assert not run_dir.exists()
+
+
+def test_the_dense_part_s_arithmetic_is_told() -> None:
+    """12 + 1 inputs for each of a million, and so on: 14 M values, in 27 vectors."""
+    cfg = compose(["model=wide_deep", "model.dim=12", "model.hidden=[1000000]", "optim=adam", "mode=sync"])
+    told = too_large(cfg, Table(), 3 << 30)  # type: ignore[arg-type]
+    assert told.startswith(
+        "The dense part's 14,000,002 values of 4 bytes, 27 times (values, gradients and adam's state of 4 workers and "
+        "the servers), need at least 1.4 GiB beside the table's 2.6, and 3.0 GiB of memory are free; "
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from gbactl.config import RunConfig, from_dict
-from gbactl.errors import UsageError
+from gbactl.errors import NoRoomError, UsageError
 from gbactl.launch import rundir
 
 
@@ -48,6 +49,25 @@ def test_a_named_directory(here: Path) -> None:
 def test_a_directory_that_is_there_and_empty_is_taken(here: Path) -> None:
     (here / "mine").mkdir()
     assert rundir.create(RunConfig(run_dir="mine")) == here / "mine"
+
+
+def test_the_result_has_its_room_until_it_is_written() -> None:
+    path = rundir.create(RunConfig())
+    assert (path / rundir.ROOM).stat().st_blocks * 512 >= rundir.ROOM_BYTES
+    rundir.write_result(path, {"auc": 0.5})
+    assert not (path / rundir.ROOM).exists()
+
+
+def test_a_result_that_has_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = rundir.create(RunConfig())
+    monkeypatch.setattr(Path, "replace", full)
+    expected = rf"{path}/result.json could not be written \(No space left on device; [\d,]+ bytes are free there\)"
+    with pytest.raises(NoRoomError, match=expected):
+        rundir.write_result(path, {"auc": 0.5})
+    assert not [each for each in path.iterdir() if "result" in each.name]
 
 
 def test_a_directory_that_cannot_be_made(here: Path) -> None:

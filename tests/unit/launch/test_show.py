@@ -103,5 +103,9 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     told = dict(_summary({**result, **more}))
     assert told["kB a step: dense / rows / ids / control / other"].endswith(" / 0.0; shared memory 3.5 MB")
     assert told["refused (reasons: result.json)"] == "1,200"
+    acted = {"plan": 0, "process": "W3", "from_s": 0.1, "until_s": 0.4, "factor": 4}
+    plans = [{"kind": "window", "factor": 4, "from": 0.1}, {"kind": "kill", "time": 120.0}]
+    faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-3:-1]
+    assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
     Show().result(result)
     assert "gba, seed 1" in capsys.readouterr().out

@@ -8,8 +8,9 @@ import torch
 
 from gbactl.config import ModelConfig
 from gbactl.errors import ConfigError
-from gbactl.models import NAMES, build, row_width
+from gbactl.models import NAMES, build, dense_size, row_width
 from gbactl.models.base import ClickModel
+from gbactl.models.flat import FlatModel
 
 B, N, F = 5, 3, 4
 
@@ -43,6 +44,15 @@ def naive_logit(model: ClickModel, x: torch.Tensor, rows: torch.Tensor) -> torch
             terms += [x[j] * model.numeric_vectors[j] for j in range(len(x))]
         logit = logit + sum(terms[i] @ terms[j] for i in range(len(terms)) for j in range(i + 1, len(terms)))
     return logit
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("hidden", [[], [6], [6, 5]])
+@pytest.mark.parametrize("numeric", [0, N])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_size_is_known_without_the_model(name: str, numeric: int, hidden: list[int], batch_norm: bool) -> None:
+    cfg = ModelConfig(name=name, dim=2, hidden=hidden, batch_norm=batch_norm)
+    assert dense_size(cfg, numeric, F) == FlatModel(build(cfg, numeric, F, seed=1)).size
 
 
 @pytest.mark.parametrize("numeric", [0, N])

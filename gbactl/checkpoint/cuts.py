@@ -22,7 +22,7 @@ from gbactl.checkpoint import position as positions
 from gbactl.checkpoint.closing import Closing, fits, unpacked
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.gathering import Gathering
-from gbactl.checkpoint.intervals import Estimate, estimate_of, rhythm_of
+from gbactl.checkpoint.intervals import Estimate, estimate_of, job_named, rhythm_of
 from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.position import Position
@@ -124,7 +124,7 @@ class Cuts:
         if self.on:
             self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
             self._due = c.hub.now() + self.rhythm.gap
-            sentence = self.estimate.sentence(self.rhythm.every_steps)
+            sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(c.cfg.checkpoint))
             c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
         if self.resumed is not None and c.now.home == "replicas" and c.revival is None:
             sentence = f"Every replica begins with {self.resumed.dense} of step {step}."

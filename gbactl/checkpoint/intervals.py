@@ -37,8 +37,9 @@ class Estimate:
         """Of what was chosen."""
         return self.partial_overhead if self.recovery == "partial" else self.full_overhead
 
-    def sentence(self, steps: int | None = None) -> str:
-        """The choice and what it rests on; `steps`: the interval, if it was told so: nobody knows its seconds yet."""
+    def sentence(self, steps: int | None = None, expected: bool = True) -> str:
+        """The choice and, if `expected`, what it rests on; `steps`: the interval, if it was told so: nobody knows its
+        seconds yet."""
         part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
         often, where = f"{self.interval:,.0f} s", ""
         if steps is not None:
@@ -46,6 +47,8 @@ class Estimate:
             part, whole = f"{part} at {self.partial_interval:,.0f} s", f"{whole} at {self.full_interval:,.0f} s"
         cheaper = ", the cheaper one" if self.full_overhead <= self.partial_overhead else ""
         choice = f"{self.recovery} recovery{cheaper}, saved every {often}"
+        if not expected:
+            return choice
         pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
         return f"{choice} (expected overhead{where}: partial recovery {part}, full {whole}{pls})"
 
@@ -111,6 +114,12 @@ def costs_of(config: CheckpointConfig, servers: int) -> Costs:
     """Of a configuration, whose save_seconds are those of fp32. Raises ConfigError for times that cannot be."""
     c, part = config, 0.5 if config.dtype == "bf16" else 1.0
     return Costs(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
+
+
+def job_named(config: CheckpointConfig) -> bool:
+    """Whether the job that the costs are reckoned for was described, by its length or its failures."""
+    default = type(config)()
+    return (config.job_seconds, config.mtbf_seconds) != (default.job_seconds, default.mtbf_seconds)
 
 
 def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from gbactl.config.groups import ModeConfig
 from gbactl.errors import ConfigError
-from gbactl.typed import matches, shown
+from gbactl.typed import default_of, expect
 
 
 def require(ok: bool, message: str) -> None:
@@ -28,18 +28,18 @@ def naming(where: str) -> Iterator[None]:
 
 
 def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
-    """A dataclass from a group's keys, checked by type. Raises ConfigError that names the key by `path`."""
+    """A dataclass from a group's keys, checked by type and bounds. Raises ConfigError that names the key by `path`."""
     known = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(known))
     where = path.rstrip(".") or "The configuration"
     require(not unknown, f"{where} has no key {', '.join(unknown)}; keys are: {', '.join(known)}.")
-    hints, made = get_type_hints(cls), {}
+    hints, made = get_type_hints(cls, include_extras=True), {}
     for key, value in values.items():
         if dataclasses.is_dataclass(hints[key]):
             require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
             made[key] = build(hints[key], value, f"{path}{key}.")
         else:
-            require(matches(value, hints[key]), f"{path}{key}={value!r} is not {shown(hints[key])}.")
+            expect(f"{path}{key}", value, hints[key], default_of(known[key]))
             made[key] = value
     return cls(**made)
 

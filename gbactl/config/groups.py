@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from gbactl.typed import Count, Interval, Natural, Processes, Seconds, Seed, Share, ShareBelowOne, SomeShare, Within
 
 
 @dataclass
@@ -11,8 +13,8 @@ class ModeConfig:
     """How gradients meet parameters. `options` are the mode's own keys; in files they stand beside the others."""
 
     name: str = "sync"
-    local_batch: int | None = None
-    prefetch: int = 1
+    local_batch: Count | None = None
+    prefetch: Literal[0, 1] = 1
     sparse_divisor: str = "global"
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -22,17 +24,17 @@ class ClusterConfig:
     """Processes, where they listen and how they talk."""
 
     name: str = "local"
-    workers: int = 4
-    servers: int = 2
-    dense_servers: int | None = None
+    workers: Processes = 4
+    servers: Processes = 2
+    dense_servers: Processes | None = None
     transport: str = "shm"
     bind: str = "127.0.0.1"
-    threads: int | None = None
+    threads: Processes | None = None
     pin: str = "auto"
     lost_worker: str = "replace"
     lost_coordinator: str = "replace"
-    hang_seconds: float = 10.0
-    start_timeout: float = 60.0
+    hang_seconds: Interval = 10.0
+    start_timeout: Annotated[float, Within(at_least=1, at_most=1e9)] = 60.0
     hosts: list[str] = field(default_factory=list)
     placement: str = "spread"
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10"
@@ -59,8 +61,8 @@ class CollectiveConfig:
     """The all-reduce behind `sync`. `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
 
     name: str = "horovod"
-    cycle_time_ms: float | None = None
-    buckets: int = 2
+    cycle_time_ms: Annotated[float, Within(at_least=0.01, at_most=10_000)] | None = None
+    buckets: Annotated[int, Within(at_least=1, at_most=1000)] = 2
 
 
 @dataclass
@@ -68,12 +70,12 @@ class ModelConfig:
     """A click model over looked-up rows."""
 
     name: str = "deepfm"
-    dim: int = 16
-    hidden: list[int] = field(default_factory=lambda: [400, 400, 400])
-    dropout: float = 0.0
+    dim: Annotated[int, Within(at_least=1, at_most=65_536)] = 16
+    hidden: list[Count] = field(default_factory=lambda: [400, 400, 400])
+    dropout: ShareBelowOne = 0.0
     batch_norm: bool = False
-    batch_norm_momentum: float = 0.1
-    init_scale: float = 0.01
+    batch_norm_momentum: SomeShare = 0.1
+    init_scale: Annotated[float, Within(at_least=0, at_most=1000)] = 0.01
 
 
 @dataclass
@@ -81,9 +83,9 @@ class ScheduleConfig:
     """Learning rate as a function of progress p (global batches finished), never of k."""
 
     name: str = "constant"
-    warmup: float = 0.0
-    total: float = 0.0
-    floor: float = 0.0
+    warmup: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
+    total: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
+    floor: Share = 0.0
 
 
 @dataclass
@@ -91,14 +93,14 @@ class OptimConfig:
     """One optimizer for dense block and rows; `row_lr` overrides the rate of rows."""
 
     name: str = "adam"
-    lr: float = 1e-3
-    row_lr: float | None = None
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    initial_accumulator: float = 0.0
-    weight_decay: float = 0.0
-    row_weight_decay: float = 0.0
+    lr: Annotated[float, Within(above=0, at_most=1e38)] = 1e-3  # a finite fp32
+    row_lr: Annotated[float, Within(above=0, at_most=1e38)] | None = None
+    beta1: ShareBelowOne = 0.9
+    beta2: ShareBelowOne = 0.999
+    eps: Annotated[float, Within(at_least=1e-30, at_most=1)] = 1e-8
+    initial_accumulator: Annotated[float, Within(at_least=0, at_most=1e9)] = 0.0
+    weight_decay: Annotated[float, Within(at_least=0, at_most=1000)] = 0.0
+    row_weight_decay: Annotated[float, Within(at_least=0, at_most=1000)] = 0.0
     row_l2: str = "touched"
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
@@ -107,15 +109,15 @@ class OptimConfig:
 class TrainConfig:
     """What is trained on, for how long, and when it is judged."""
 
-    global_batch: int = 2048
-    epochs: int = 1
-    patience: int = 0
+    global_batch: Count = 2048
+    epochs: Count = 1
+    patience: Natural = 0
     shuffle: bool = False
-    eval_batch: int = 2048
-    days: int | None = None
-    checksum_every: int = 500
-    norms_every: int = 0
-    max_eval_samples: int | None = None
+    eval_batch: Count = 2048
+    days: Count | None = None
+    checksum_every: Natural = 500
+    norms_every: Natural = 0
+    max_eval_samples: Count | None = None
     on_divergence: str = "stop"
 
 
@@ -134,7 +136,7 @@ class TrackingConfig:
 class FaultsConfig:
     """Faults on purpose: a list of plans (see faults/spec.py), drawn with `seed` (null: the run's)."""
 
-    seed: int | None = None
+    seed: Seed | None = None
     plans: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -144,20 +146,20 @@ class CheckpointConfig:
     equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
 
     name: str = "none"
-    target_pls: float = 0.035
-    interval_seconds: float | None = None
-    interval_steps: int | None = None
-    job_seconds: float = 201600.0
-    mtbf_seconds: float = 100800.0
-    save_seconds: float = 324.0
-    load_seconds: float = 120.0
-    reschedule_seconds: float = 60.0
-    share: float = 0.125
-    large_tables: float = 0.9
-    base_every: int = 8
-    keep: int = 2
-    memory_mb: int = 256
-    mb_per_second: float = 10.0
+    target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
+    interval_seconds: Interval | None = None
+    interval_steps: Count | None = None
+    job_seconds: Interval = 201600.0
+    mtbf_seconds: Interval = 100800.0
+    save_seconds: Seconds = 324.0
+    load_seconds: Seconds = 120.0
+    reschedule_seconds: Seconds = 60.0
+    share: Annotated[float, Within(at_least=0.001, at_most=1)] = 0.125
+    large_tables: SomeShare = 0.9
+    base_every: Natural = 8
+    keep: Count = 2
+    memory_mb: Count = 256
+    mb_per_second: Literal[0] | Annotated[float, Within(at_least=0.01, at_most=1e6)] = 10.0
     dtype: str = "fp32"
 
 
@@ -173,13 +175,13 @@ class SwitchConfig:
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)
-    drain_seconds: float = 30.0
+    drain_seconds: Seconds = 30.0
     prepare: str = "servers"
     checksum: str = "auto"
     name: str = "none"
     changes: dict[str, Any] | None = None
-    every: float = 2.0
-    window: float = 10.0
-    margin: float = 0.1
-    hysteresis: float = 0.1
-    minimum_stay: float = 30.0
+    every: Interval = 2.0
+    window: Interval = 10.0
+    margin: Annotated[float, Within(at_least=0, at_most=1000)] = 0.1
+    hysteresis: Annotated[float, Within(at_least=0, at_most=1000)] = 0.1
+    minimum_stay: Seconds = 30.0

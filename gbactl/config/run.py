@@ -24,6 +24,7 @@ from gbactl.config.groups import (
 from gbactl.policies.base import PolicyOptions, policy_class
 from gbactl.switching.auto import GBA, MODES, SYNC
 from gbactl.switching.schedule import Entry, entries, name
+from gbactl.typed import Processes, Seed, expect
 from gbactl.virtual.spec import CostConfig
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
@@ -46,7 +47,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     switch: SwitchConfig = field(default_factory=SwitchConfig)
     cost: CostConfig = field(default_factory=CostConfig)
-    seed: int = 0
+    seed: Seed = 0
     precision: str = "fp32"
     run_dir: str | None = None
     resume: str | None = None
@@ -112,7 +113,7 @@ class RunConfig:
 
         Raises ConfigError for a key that the mode does not have."""
         workers = values.get("workers", self.cluster.workers)
-        require(type(workers) is int and workers >= 1, f"workers={workers} is no number of workers; type 1 or more.")
+        expect("workers", workers, Processes)
         own = {key: value for key, value in values.items() if key != "workers"}
         mode: ModeConfig = build(ModeConfig, own_keys(own), "mode.")
         cluster = dataclasses.replace(self.cluster, workers=workers)

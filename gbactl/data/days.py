@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from gbactl.data.options import require
 from gbactl.errors import DataError
 
 DEFAULT_DAYS = 7
-
-
-def check_days(days: int | None) -> None:
-    """Raise ConfigError below 2 days: one is trained on, the next one is evaluated."""
-    require(days is None or days >= 2, f"data.days={days} is too few: one is trained on, the next evaluated.")
 
 
 def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:

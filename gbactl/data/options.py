@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from gbactl.errors import ConfigError
-from gbactl.typed import matches, shown
+from gbactl.typed import default_of, expect
 
 T = TypeVar("T")
 COMMON = ("name", "cache")
@@ -18,15 +18,15 @@ COMMON = ("name", "cache")
 
 def fill(cls: type[T], values: Mapping[str, Any]) -> T:
     """The options dataclass, filled from the `data` group. Raises ConfigError on bad keys and types."""
-    hints = {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls, include_extras=True)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     given = {key: value for key, value in values.items() if key not in COMMON}
     for key, value in given.items():
-        if key not in hints:
+        if key not in fields:
             raise ConfigError(
-                f"data={values.get('name')} has no option data.{key}; it has: {', '.join(hints)}."
+                f"data={values.get('name')} has no option data.{key}; it has: {', '.join(fields)}."
             )
-        if not matches(value, hints[key]):
-            raise ConfigError(f"data.{key}={value!r} is not {shown(hints[key])}.")
+        expect(f"data.{key}", value, hints[key], default_of(fields[key]))
     return cls(**given)
 
 
@@ -35,11 +35,3 @@ def require(ok: bool, message: str) -> None:
     if not ok:
         raise ConfigError(message)
 
-
-def at_least(options: Any, **limits: float) -> None:
-    """Raise ConfigError for the first option that is below its limit; None passes."""
-    for key, limit in limits.items():
-        value = getattr(options, key)
-        require(
-            value is None or value >= limit, f"data.{key}={value} is too small; it must be at least {limit}."
-        )

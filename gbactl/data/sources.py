@@ -19,9 +19,6 @@ from gbactl.errors import ConfigError
 class Source(Protocol):
     """Options of a source, which knows its files and writes the arrays."""
 
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-
     def sources(self) -> list[Path]:
         """Source files. Raises ConfigError, DataError."""
 
@@ -50,5 +47,4 @@ def make_source(cfg_data: Mapping[str, Any]) -> Source:
     if name not in SOURCES:
         raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")
     source: Source = fill(options_class(name), cfg_data)
-    source.check()
     return source

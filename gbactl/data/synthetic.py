@@ -10,6 +10,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Progress
 from gbactl.data.hidden import HiddenModel, sigmoid
-from gbactl.data.options import at_least, require
 from gbactl.data.writer import Built, allocate
+from gbactl.typed import Days, Seed, Within
 
 CHUNK = 1 << 16
 BINS = 1 << 14
@@ -29,27 +30,17 @@ SMALLEST = 10
 class Synthetic:
     """Options of data=synthetic."""
 
-    rows_per_day: int = 200_000
-    days: int = 5
-    numeric: int = 13
-    fields: int = 26
-    max_cardinality: int = 100_000
-    skew: float = 1.05
-    signal: float = 1.6
-    noise: float = 0.3
-    drift: float = 0.1
-    ctr: float = 0.25
-    seed: int = 1
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-        at_least(self, rows_per_day=1, days=2, numeric=0, fields=1, seed=0)
-        at_least(self, skew=0, signal=0, noise=0, drift=0)
-        top = 2**31 - 1
-        require(
-            SMALLEST <= self.max_cardinality <= top, f"data.max_cardinality must be from {SMALLEST} to {top}."
-        )
-        require(0 < self.ctr < 1, "data.ctr must be between 0 and 1.")
+    rows_per_day: Annotated[int, Within(at_least=1, at_most=10**10)] = 200_000
+    days: Days = 5
+    numeric: Annotated[int, Within(at_least=0, at_most=10_000)] = 13
+    fields: Annotated[int, Within(at_least=1, at_most=10_000)] = 26
+    max_cardinality: Annotated[int, Within(at_least=SMALLEST, at_most=2**31 - 1)] = 100_000
+    skew: Annotated[float, Within(at_least=0, at_most=10)] = 1.05
+    signal: Annotated[float, Within(at_least=0, at_most=100)] = 1.6
+    noise: Annotated[float, Within(at_least=0, at_most=100)] = 0.3
+    drift: Annotated[float, Within(at_least=0, at_most=100)] = 0.1
+    ctr: Annotated[float, Within(at_least=1e-6, at_most=0.999999)] = 0.25
+    seed: Seed = 1
 
     def sources(self) -> list[Path]:
         """No files."""

@@ -5,7 +5,9 @@ Appending costs one buffered write a chunk; the .npy header is rewritten in plac
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.data.dataset import ARRAYS, Batch, Schema
+from gbactl.errors import DataError
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "labels": np.dtype("uint8"),
@@ -88,7 +91,14 @@ def write_all(folder: Path, numeric: int, fields: int, chunks: Iterable[Batch]) 
 
 
 def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
-    """Writable maps of the three arrays for a known number of rows."""
+    """Writable maps of the three arrays for a known number of rows. Raises DataError where the disk is too small."""
+    size = rows * sum(DTYPES[name].itemsize * math.prod(_shape(name, 1, numeric, fields)) for name in ARRAYS)
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise DataError(
+            f"The data takes {size / 1e9:,.1f} GB, of which {folder.parent} has {free / 1e9:,.1f} free; type a smaller "
+            "data.rows_per_day or data.days, or set data.cache to another folder."
+        )
     make = np.lib.format.open_memmap
     labels, values, ids = (
         make(folder / f"{name}.npy", "w+", DTYPES[name], _shape(name, rows, numeric, fields))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from gbactl.errors import ConfigError
 from gbactl.faults import draws
+from gbactl.typed import Within
 
 Workers = list[int] | int | float | str
+Slower = Annotated[float, Within(at_least=1, at_most=1e6)]  # 4: four times slower
+Sigma = Annotated[float, Within(above=0, at_most=10)]
+Shape = Annotated[float, Within(above=1, at_most=1000)]  # of a Pareto distribution that has a mean
 KINDS: dict[str, type[Fault]] = {}
 
 
@@ -65,12 +68,7 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def slows(where: str, name: str, value: float) -> None:
-    require(1 <= value < math.inf, f"{where}.{name}={value} must be a number of at least 1: 4 is four times slower.")
-
-
 def window(where: str, begin: float, end: float | None) -> None:
-    require(begin >= 0, f"{where}.from={begin} must be 0 or more seconds.")
     require(end is None or end > begin, f"{where}.until={end} must be later than from={begin}, or null: to the end.")
 
 
@@ -88,5 +86,3 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
     )
     for name, value, owner in (("sigma", sigma, "lognormal"), ("shape", shape, "pareto")):
         require(value is None or distribution == owner, f"{where}.{name} belongs to distribution: {owner}.")
-    require(sigma is None or sigma > 0, f"{where}.sigma={sigma} must be positive.")
-    require(shape is None or shape > 1, f"{where}.shape={shape} must be above 1: there is no mean.")

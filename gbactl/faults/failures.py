@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from gbactl.faults.base import Workers, kind, require
 from gbactl.faults.moments import Timed
+from gbactl.typed import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +40,4 @@ class Kill(Failure):
 class Hang(Failure):
     """Stopped with SIGSTOP, and woken `seconds` later with SIGCONT (null: never)."""
 
-    seconds: float | None = None
-
-    def check(self, where: str) -> None:
-        """See Fault."""
-        super().check(where)
-        require(self.seconds is None or self.seconds > 0, f"{where}.seconds must be positive, or null: it never wakes.")
+    seconds: Interval | None = None

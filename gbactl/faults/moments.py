@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from gbactl.faults import draws
 from gbactl.faults.base import Fault, require
+from gbactl.typed import Count, Interval, Seconds, Within
 
 SHAPED = ("weibull", "gamma")
 
@@ -18,12 +20,12 @@ class Timed(Fault):
     """At `step` or `time` (seconds since training began), or, with `mtbf`, at intervals of so many seconds on average,
     at most `times`."""
 
-    step: int | None = None
-    time: float | None = None
-    mtbf: float | None = None
+    step: Annotated[int, Within(at_least=0, at_most=2**53)] | None = None
+    time: Seconds | None = None
+    mtbf: Interval | None = None
     distribution: str = "exponential"
-    shape: float | None = None
-    times: int | None = None
+    shape: Annotated[float, Within(at_least=0.1, at_most=1000)] | None = None
+    times: Count | None = None
 
     @property
     def given(self) -> list[float]:
@@ -33,8 +35,6 @@ class Timed(Fault):
     def check(self, where: str) -> None:
         """See Fault."""
         require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
-        require(all(value >= 0 for value in self.given), f"{where}: step and time are counted from 0.")
-        require(self.mtbf is None or self.mtbf > 0, f"{where}.mtbf={self.mtbf} must be a positive number of seconds.")
         names = tuple(draws.INTERVALS)
         require(
             self.distribution in names,
@@ -42,9 +42,7 @@ class Timed(Fault):
         )
         shaped = self.distribution in SHAPED
         require(self.shape is None or shaped, f"{where}.shape belongs to distribution: {' or '.join(SHAPED)}.")
-        require(self.shape is None or self.shape > 0, f"{where}.shape={self.shape} must be positive.")
         require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")
-        require(self.times is None or self.times >= 1, f"{where}.times must be at least 1, or null: no limit.")
 
     def interval(self, u: float) -> float:
         """Seconds to the next one, from a number in (0, 1)."""

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, get_type_hints
 
 from gbactl.errors import ConfigError
 from gbactl.faults import draws
-from gbactl.faults.base import KINDS, Fault, Workers, drawn, kind, require, slows, typed, window
+from gbactl.faults.base import KINDS, Fault, Shape, Sigma, Slower, Workers, drawn, kind, require, typed, window
 from gbactl.faults.trace import Trace
-from gbactl.typed import matches, shown
+from gbactl.typed import Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 
 __all__ = ["Constant", "Fault", "Hog", "Periodic", "Random", "Trace", "Window", "parse"]
 
@@ -25,11 +25,7 @@ __all__ = ["Constant", "Fault", "Hog", "Periodic", "Random", "Trace", "Window", 
 class Constant(Fault):
     """Always `factor` times slower."""
 
-    factor: float
-
-    def check(self, where: str) -> None:
-        """See Fault."""
-        slows(where, "factor", self.factor)
+    factor: Slower
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -41,18 +37,15 @@ class Constant(Fault):
 class Periodic(Fault):
     """Slower in the first `duty` share of every period, counted in the worker's batches or in seconds."""
 
-    factor: float
-    period_batches: int | None = None
-    period_seconds: float | None = None
-    duty: float = 0.5
+    factor: Slower
+    period_batches: Count | None = None
+    period_seconds: Interval | None = None
+    duty: SomeShare = 0.5
 
     def check(self, where: str) -> None:
         """See Fault."""
-        slows(where, "factor", self.factor)
         given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
         require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
-        require(given[0] > 0, f"{where}: a period must be positive.")
-        require(0 < self.duty <= 1, f"{where}.duty={self.duty} is a share of the period above 0, at most 1.")
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -70,14 +63,13 @@ class Random(Fault):
     """1 + (mean - 1) X for every batch, X >= 0 of mean 1: exponential, lognormal(sigma) or Pareto(shape)."""
 
     distribution: str
-    mean: float
-    sigma: float | None = None
-    shape: float | None = None
+    mean: Slower
+    sigma: Sigma | None = None
+    shape: Shape | None = None
 
     def check(self, where: str) -> None:
         """See Fault."""
         drawn(where, self.distribution, self.sigma, self.shape)
-        slows(where, "mean", self.mean)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
@@ -90,13 +82,12 @@ class Random(Fault):
 class Window(Fault):
     """Slower from `from` until `until` seconds after training began (until: null is to the end)."""
 
-    factor: float
-    from_: float = 0.0
-    until: float | None = None
+    factor: Slower
+    from_: Seconds = 0.0
+    until: Seconds | None = None
 
     def check(self, where: str) -> None:
         """See Fault."""
-        slows(where, "factor", self.factor)
         window(where, self.from_, self.until)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
@@ -111,22 +102,21 @@ class Hog(Fault):
 
     slows: ClassVar[bool] = False
     workers: Workers | None = None
-    cores: list[int] | None = None
-    processes: int = 1
-    from_: float = 0.0
-    until: float | None = None
+    cores: list[Natural] | None = None
+    processes: Processes = 1
+    from_: Seconds = 0.0
+    until: Seconds | None = None
 
     def check(self, where: str) -> None:
         """See Fault."""
         require(self.servers is None, f"{where}: a hog is for the cores of workers, or for cores; servers have none.")
         require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
-        require(self.processes >= 1, f"{where}.processes must be at least 1 (on every core that is meant).")
         require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
         window(where, self.from_, self.until)
 
 
 def _hints(cls: type[Fault]) -> dict[str, Any]:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {typed(field.name): hints[field.name] for field in dataclasses.fields(cls)}
 
 
@@ -143,10 +133,11 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
     strange = sorted(set(given) - set(hints))
     require(not strange, f"{where} (kind {cls.kind}) has no key {', '.join(strange)}; keys are: {', '.join(hints)}.")
     for name, value in given.items():
-        hint = hints[name]
-        chosen = name in ("workers", "servers")
-        sort = 'indices, a number, a share like 1/8, or "all"' if chosen else shown(hint)
-        require(matches(value, hint), f"{where}.{name}={value!r} is not {sort}.")
+        if name in ("workers", "servers"):
+            sort = 'indices, a number, a share like 1/8, or "all"'
+            require(matches(value, hints[name]), f"{where}.{name}={value!r} is not {sort}.")
+        else:
+            expect(f"{where}.{name}", value, hints[name])
     missing = [
         typed(field.name)
         for field in dataclasses.fields(cls)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from gbactl.faults import draws
-from gbactl.faults.base import Fault, drawn, kind, require, slows
+from gbactl.faults.base import Fault, Shape, Sigma, Slower, drawn, kind, require
+from gbactl.typed import Interval, Seconds, Within, expect
 
 
 @kind("trace")
@@ -26,11 +27,11 @@ class Trace(Fault):
 
     file: str | None = None
     points: list[list[float]] | None = None
-    scale: float = 1.0
-    period: float | None = None
+    scale: Annotated[float, Within(at_least=1e-6, at_most=1e6)] = 1.0
+    period: Interval | None = None
     distribution: str | None = None
-    sigma: float | None = None
-    shape: float | None = None
+    sigma: Sigma | None = None
+    shape: Shape | None = None
 
     def check(self, where: str) -> None:
         """See Fault."""
@@ -38,15 +39,15 @@ class Trace(Fault):
         for number, point in enumerate(self.points or ()):
             here = f"{where}.points[{number}]"
             require(len(point) in (2, 3), f"{here}={point} is not [seconds, factor] or [seconds, factor, worker].")
-            require(0 <= point[0] < math.inf, f"{here} is at {point[0]} seconds, which must be 0 or more.")
-            slows(here, "factor", point[1])
+            expect(f"{here}.seconds", point[0], Seconds)
+            expect(f"{here}.factor", point[1], Slower)
+            named = len(point) == 2 or point[2] in range(2**16)
+            require(named, f"{here} is of no worker ({point[-1]}); type the number of one, from 0.")
         times = [(*point[2:], point[0]) for point in self.points or ()]
         last: dict[tuple[float, ...], float] = {}
         for number, (*worker, seconds) in enumerate(times):
             require(seconds > last.get(tuple(worker), -1.0), f"{where}.points[{number}] is not after the one before.")
             last[tuple(worker)] = seconds
-        require(0 < self.scale < math.inf, f"{where}.scale={self.scale} must be positive.")
-        require(self.period is None or self.period > 0, f"{where}.period={self.period} must be positive, or null.")
         if self.distribution is not None:
             drawn(where, self.distribution, self.sigma, self.shape)
 

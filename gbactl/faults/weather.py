@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from gbactl.errors import ConfigError
 from gbactl.faults.base import kind, require
 from gbactl.faults.draws import exponential, key_of, uniform
 from gbactl.faults.moments import Due, Timed
+from gbactl.typed import Interval, Within
 
 _DIRECTIONS = 4  # keeps these draws apart from the plan's others
 _OVERTAKEN = 0.002  # seconds
+Probability = Annotated[float, Within(at_least=0, at_most=0.5)]
 
 
 @kind("messages")
@@ -29,27 +31,20 @@ class Messages(Timed):
     From each of the moments on for `seconds` (null: to the end); without a moment, in the whole run."""
 
     slows: ClassVar[bool] = False
-    drop: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    delay: float = 0.0
-    delay_seconds: float = 0.02
-    seconds: float | None = None
+    drop: Probability = 0.0
+    duplicate: Probability = 0.0
+    reorder: Probability = 0.0
+    delay: Probability = 0.0
+    delay_seconds: Annotated[float, Within(above=0, at_most=3600)] = 0.02
+    seconds: Interval | None = None
 
     def check(self, where: str) -> None:
         """See Fault."""
-        for name in ("drop", "duplicate", "reorder", "delay"):
-            value = getattr(self, name)
-            if not 0 <= value <= 0.5:
-                raise ConfigError(f"{where}.{name}={value} is a probability from 0 to 0.5.")
         if not any((self.drop, self.duplicate, self.reorder, self.delay)):
             raise ConfigError(f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
-        if self.delay_seconds <= 0:
-            raise ConfigError(f"{where}.delay_seconds={self.delay_seconds} must be positive.")
         if self.servers is not None or self.workers is None:
             raise ConfigError(f"{where}: messages are a worker's; name workers, and leave servers out.")
         super().check(where)
-        require(self.seconds is None or self.seconds > 0, f"{where}.seconds must be positive, or null: to the end.")
         require(self.seconds is None or bool(self.given), f"{where}.seconds belongs to step, time or mtbf.")
         require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds: how long a storm lasts.")
 

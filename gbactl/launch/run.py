@@ -307,7 +307,7 @@ class Run:
             self._named(fields["modes"])
             if self.tracked is not None:
                 self.tracked.tag(gbactl_phases=listed(self.cfg.mode.name, self.switches))
-            self.show.say(f"  step {fields['step']}: {answer(fields)}")
+            self.show.say(f"  {answer(fields)}")
 
     def _looked(self, fields: dict[str, Any]) -> None:
         """switch=auto looked at the workers."""

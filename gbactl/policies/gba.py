@@ -13,6 +13,7 @@ from gbactl.errors import ConfigError
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.buffered import BufferedPolicy
 from gbactl.policies.decay import DECAYS, weight
+from gbactl.typed import NumberOrInfinity, Share
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class GbaOptions(PolicyOptions):
     """
 
     decay: str = "hard"
-    iota: float = 3
-    decay_rate: float = 0.5
+    iota: NumberOrInfinity = 3
+    decay_rate: Share = 0.5
     divisor: str = "M"
     row_staleness: str = "token"
 
@@ -38,10 +39,6 @@ class GbaOptions(PolicyOptions):
             raise ConfigError(
                 f"mode.row_staleness={self.row_staleness} is not known; type mode.row_staleness=token or row."
             )
-        if not self.iota >= 0:
-            raise ConfigError("mode.iota must be 0 or more; mode.iota=inf lets every gradient count in full.")
-        if not 0 <= self.decay_rate <= 1:
-            raise ConfigError("mode.decay_rate must be in [0, 1].")
 
 
 @register("gba")

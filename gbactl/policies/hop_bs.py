@@ -9,23 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from gbactl.errors import ConfigError
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.clocks import Clocks
 from gbactl.policies.records import Grant
+from gbactl.typed import NumberOrInfinity
 
 
 @dataclass(frozen=True)
 class HopBsOptions(PolicyOptions):
     """`bound`: batches that a worker may be ahead of the slowest one and still take the next."""
 
-    bound: float = 2
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        if not self.bound >= 0:
-            raise ConfigError("mode.bound must be 0 or more batches; mode.bound=inf never makes a worker wait.")
+    bound: NumberOrInfinity = 2
 
 
 @register("hop_bs")

@@ -13,18 +13,14 @@ from typing import ClassVar, cast
 from gbactl.errors import ConfigError
 from gbactl.policies.base import Policy, PolicyOptions, register
 from gbactl.policies.records import Decision, Grant, Member, Step
+from gbactl.typed import Natural
 
 
 @dataclass(frozen=True)
 class HopBwOptions(PolicyOptions):
     """`backup`: gradients of a step that are not waited for."""
 
-    backup: int = 1
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        if self.backup < 0:
-            raise ConfigError("mode.backup must be 0 (wait for every worker) or more.")
+    backup: Natural = 1
 
     def check_workers(self, workers: int) -> None:
         """See PolicyOptions."""

@@ -7,64 +7,40 @@ trainer's own. What keeps the replicas together (gbactl/replicas/) is named here
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from gbactl.errors import ConfigError
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.records import Grant
-
-
-def _require(ok: bool, sentence: str) -> None:
-    if not ok:
-        raise ConfigError(sentence)
+from gbactl.typed import Count, NumberOrInfinity, Processes, Share, ShareBelowOne, Within
 
 
 @dataclass(frozen=True)
 class ReplicaOptions(PolicyOptions):
     """`hogwild_threads`: compute threads on one replica."""
 
-    hogwild_threads: int = 1
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        _require(self.hogwild_threads >= 1, "mode.hogwild_threads must be 1 or more.")
+    hogwild_threads: Processes = 1
 
 
 @dataclass(frozen=True)
 class LocalSgdOptions(ReplicaOptions):
     """`k`: local iterations, of all a trainer's threads, between two averagings."""
 
-    k: int = 30
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        super().check()
-        _require(self.k >= 1, "mode.k must be 1 or more iterations.")
+    k: Count = 30
 
 
 @dataclass(frozen=True)
 class AlphaOptions(ReplicaOptions):
     """`alpha`: how far a replica goes towards the centre or mean at an exchange; 0: not at all, 1: all the way."""
 
-    alpha: float = 0.5
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        super().check()
-        _require(0 <= self.alpha <= 1, "mode.alpha must be from 0 to 1.")
+    alpha: Share = 0.5
 
 
 @dataclass(frozen=True)
 class ForegroundOptions(AlphaOptions):
     """`k`: as in LocalSgdOptions."""
 
-    k: int = 30
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        super().check()
-        _require(self.k >= 1, "mode.k must be 1 or more iterations.")
+    k: Count = 30
 
 
 @dataclass(frozen=True)
@@ -72,27 +48,16 @@ class ShadowOptions(AlphaOptions):
     """`shadow_interval`: seconds between two exchanges; 0: without pause, inf: none. With a centre, trainers spread
     over it: they do not come all at once."""
 
-    shadow_interval: float = 0.0
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        super().check()
-        _require(self.shadow_interval >= 0, "mode.shadow_interval must be 0 or more seconds.")
+    shadow_interval: NumberOrInfinity = 0.0
 
 
 @dataclass(frozen=True)
 class BlockOptions(PolicyOptions):
     """BMUF's own: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
 
-    block_momentum: float = 0.5
-    block_lr: float = 1.0
+    block_momentum: ShareBelowOne = 0.5
+    block_lr: Annotated[float, Within(above=0, at_most=1000)] = 1.0
     nesterov: bool = False
-
-    def check(self) -> None:
-        """See PolicyOptions."""
-        super().check()
-        _require(0 <= self.block_momentum < 1, "mode.block_momentum must be in [0, 1).")
-        _require(0 < self.block_lr < float("inf"), "mode.block_lr must be a positive number.")
 
 
 @dataclass(frozen=True)

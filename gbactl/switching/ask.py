@@ -13,8 +13,8 @@ from gbactl.cluster.frames import CLOSED, Frame
 from gbactl.cluster.messages import Event, decode
 from gbactl.cluster.sockets import SocketHub
 from gbactl.errors import GbactlError, UsageError, WireError
-from gbactl.launch.rundir import CONFIG, RESULT
-from gbactl.policies.base import policy_class
+from gbactl.launch.rundir import CONFIG, LOG, RESULT, lock
+from gbactl.policies.base import names
 from gbactl.switching.control import FILE, LAST, ROLE
 
 ANSWER_SECONDS = 15.0
@@ -89,7 +89,13 @@ def _gone(run_dir: Path) -> str:
         return f"The run in {run_dir} has ended; type gbactl train to start another."
     if _virtual(run_dir):
         return f"The run in {run_dir} is virtual: it follows its switch.schedule, or switch=auto, and cannot be asked."
-    return f"The run in {run_dir} is not running (it has just begun, or was killed)."
+    try:
+        lock(run_dir).release()
+    except UsageError:
+        if (run_dir / LOG).is_file():
+            return f"The run in {run_dir} has trained and writes its result; wait for {run_dir / RESULT}."
+        return f"The run in {run_dir} is about to start; ask again in a few seconds."
+    return f"The run in {run_dir} is not running: it ended without a result, for instance because it was killed."
 
 
 def _virtual(run_dir: Path) -> bool:
@@ -103,12 +109,14 @@ def _virtual(run_dir: Path) -> bool:
 
 
 def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
-    """Every key of conf/mode/TO.yaml, with KEY=VALUE changes. Raises UsageError for what is no such pair."""
+    """Every key of conf/mode/TO.yaml, with KEY=VALUE changes. Raises UsageError for no mode, and what is no such pair.
+    """
     import yaml
 
     from gbactl.compose import mode_file
 
-    policy_class(to)
+    if to not in names():
+        raise UsageError(f"--to {to} is no mode; type --to one of: {', '.join(names())}.")
     values = mode_file(to)
     for change in changes:
         key, equals, text = change.partition("=")

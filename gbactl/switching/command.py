@@ -35,11 +35,10 @@ def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, 
     mode = mode_with(to, changes)
     with Asking(find(run, uri, holding=CONFIG)) as asking:
         found = asking.switch(mode, wait)
-    if as_json or not sys.stdout.isatty():
+    machine = as_json or not sys.stdout.isatty()
+    if machine:
         print(json.dumps(found), flush=True)
-        if found["state"] not in ("refused", "stayed"):
-            return
-    print(show.answer(found), flush=True)
+    print(show.answer(found), file=sys.stderr if machine else sys.stdout, flush=True)
 
 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:

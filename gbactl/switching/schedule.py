@@ -79,7 +79,7 @@ def _value(where: str, unit: str, value: Any) -> float:
             raise ConfigError(f"{where}.at is a fraction of {value}; type one between 0 and 1, as {{fraction: 0.5}}.")
         return float(number)
     if unit == "seconds":
-        if not 0 < number < float("inf"):
+        if not 0 < number <= 1e9:
             raise ConfigError(f"{where}.at is {value} seconds; type a positive number, as {{seconds: 600}}.")
         return float(number)
     if not 1 <= number < 1 << 53 or number != int(number):

@@ -240,6 +240,8 @@ class VirtualHub:
                 events.step()
             return []
         deadline = float("inf") if timeout is None else events.now + timeout
+        if timeout and deadline == events.now:  # shorter than the clock can tell; it would stand still for ever
+            deadline = math.nextafter(deadline, math.inf)
         while not self._inbox:
             if not len(events) and self._waited < self.waits and deadline < float("inf"):
                 self._waited += deadline - events.now

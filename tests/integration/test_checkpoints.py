@@ -94,7 +94,7 @@ def command(launcher: Launcher, *arguments: str) -> str:
     [
         (("experiment=smoke",), "leave experiment= out"),
         (("model.dim=3",), "another model"),
-        (("mode=gba", "mode.iota=-1"), "mode.iota must be 0 or more"),
+        (("mode=gba", "mode.iota=-1"), "mode.iota=-1 is not a number from 0 to inf"),
         ((), "nothing is left to train"),
     ],
 )

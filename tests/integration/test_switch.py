@@ -65,7 +65,8 @@ def test_a_running_job_goes_on_in_another_mode_and_back(launcher: Launcher) -> N
     assert status["mode"] == "sync" and status["live"] == 2 and status["switches"] == []
     there = said(switch(launcher, *run, "--to", "gba", "--set", "iota=5", "--wait"))
     assert (there["state"], there["from"], there["to"]) == ("done", "sync", "gba") and there["pause_ms"] > 0
-    assert said(switch(launcher, *run, "--to", "gba", "--set", "iota=5"))["state"] == "same"
+    same = switch(launcher, *run, "--to", "gba", "--set", "iota=5")
+    assert said(same)["state"] == "same" and "is in gba already" in same.stderr
     assert said(switch(launcher, *run, "--to", "sync", "--wait"))["state"] == "done"
     shown = switch(launcher, *run, "--status").stdout.splitlines()
     assert any("mode" in line and "sync" in line for line in shown) and max(map(len, shown)) <= 80
@@ -89,7 +90,7 @@ def test_what_cannot_be_asked_is_one_sentence(launcher: Launcher) -> None:
     run = ("--run", str(launched.run_dir))
     for arguments, text in (
         ((*run, "--to", "sync"), "not started for mode=sync"),
-        ((*run, "--to", "gbaa"), "type mode= one of"),
+        ((*run, "--to", "gbaa"), "--to gbaa is no mode; type --to one of"),
         ((*run, "--to", "gba", "--set", "iotta=5"), "no key iotta"),
         ((*run, "--to", "gba", "--set", "local_batch=7"), "not a multiple"),
         ((*run, "--to", "gba", "--set", "iota"), "no KEY=VALUE"),

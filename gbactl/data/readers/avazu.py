@@ -17,10 +17,10 @@ import polars as pl
 from gbactl.data.columns import to_ids
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.options import at_least
 from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
 from gbactl.data.writer import Built, write_all
 from gbactl.errors import DataError
+from gbactl.typed import Natural, TableRows
 
 NOT_FIELDS = ("id", "click", "hour")
 LAST_HOUR = 99123123
@@ -130,12 +130,8 @@ class Avazu:
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["train*", "*.csv*"])
-    buckets: int = 131072
-    max_bad_lines: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-        at_least(self, buckets=2, max_bad_lines=0)
+    buckets: TableRows = 131072
+    max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
         """The files, in time order."""

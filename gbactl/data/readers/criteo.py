@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from gbactl.data.columns import to_ids, to_numbers
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.days import check_days, days_between, equal_days
+from gbactl.data.days import days_between, equal_days
 from gbactl.data.files import Progress, find, read_all
-from gbactl.data.options import at_least
 from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
 from gbactl.data.writer import Built, write_all
 from gbactl.errors import DataError
+from gbactl.typed import Days, Natural, TableRows
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
 FIELDS = [f"C{i}" for i in range(1, 27)]
@@ -80,14 +80,9 @@ class Criteo:
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["day_*", "*.tsv*", "*.txt*"])
-    days: int | None = None
-    buckets: int = 131072
-    max_bad_lines: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-        at_least(self, buckets=2, max_bad_lines=0)
-        check_days(self.days)
+    days: Days | None = None
+    buckets: TableRows = 131072
+    max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
         """The files, in time order."""

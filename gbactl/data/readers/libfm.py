@@ -16,10 +16,11 @@ import polars as pl
 
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.options import at_least, require
+from gbactl.data.options import require
 from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
 from gbactl.data.writer import Built, write_all
 from gbactl.errors import DataError
+from gbactl.typed import Natural
 
 SPLITS = ("train", "validation", "test")
 LARGEST = 2**31 - 2
@@ -72,16 +73,12 @@ class Libfm:
     train: str | None = None
     validation: str | None = None
     test: str | None = None
-    max_bad_lines: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-        at_least(self, max_bad_lines=0)
-        for name in SPLITS:
-            require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")
+    max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
         """The files of train, validation and test."""
+        for name in SPLITS:
+            require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")
         paths = [find(getattr(self, name), ["*.libfm*"], f"data.{name}") for name in SPLITS]
         for name, found in zip(SPLITS, paths, strict=True):
             require(len(found) == 1, f"data.{name} stands for {len(found)} files; name one.")

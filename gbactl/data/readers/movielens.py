@@ -17,12 +17,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.days import check_days, equal_days
+from gbactl.data.days import equal_days
 from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.options import at_least
 from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
 from gbactl.data.writer import Built, reorder, write_all
 from gbactl.errors import DataError
+from gbactl.typed import Days, Natural
 
 FIELDS = ["user", "item", "hour", "weekday"]
 CLICK = 4.0
@@ -101,13 +101,8 @@ class Movielens:
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["ratings.dat*", "u.data*", "ratings.csv*"])
-    days: int | None = None
-    max_bad_lines: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-        at_least(self, max_bad_lines=0)
-        check_days(self.days)
+    days: Days | None = None
+    max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
         """The ratings files."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate, estimate_of, rhythm_of
+from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate, estimate_of, job_named, rhythm_of
 from gbactl.checkpoint.overheads import Costs, bases, best_full_interval, expected_pls, full, interval_for, partial
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.config import CheckpointConfig
@@ -78,7 +78,13 @@ def test_what_is_expected_at_an_interval_in_steps_is_said_to_be_of_another() -> 
     found = estimate_of(CheckpointConfig("cpr", interval_steps=7), 8)
     assert found == estimate_of(CheckpointConfig("cpr"), 8)
     told = "every 7 steps (expected overhead, not at those but at the intervals that follow from the costs: partial"
+    assert found.sentence(7, expected=False) == "partial recovery, saved every 7 steps"
     assert told in found.sentence(7) and "0.65 % at 56,448 s, full 8.20 % at 8,082 s" in found.sentence(7)
+
+
+def test_nothing_is_expected_of_a_job_that_nobody_described() -> None:
+    assert not job_named(CheckpointConfig("cpr", save_seconds=3.0, interval_steps=7))
+    assert job_named(CheckpointConfig("cpr", job_seconds=60.0)) and job_named(CheckpointConfig("cpr", mtbf_seconds=9.0))
 
 
 def test_whole_saves_between_chosen_rows_cost_more_and_change_no_interval() -> None:

@@ -13,7 +13,7 @@ from gbactl.data import synthetic
 from gbactl.data.dataset import Dataset
 from gbactl.data.hidden import sigmoid
 from gbactl.data.synthetic import Generator, Synthetic, zipf
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, DataError
 
 Load = Callable[..., Dataset]
 SMALL = {"name": "synthetic", "rows_per_day": 3000, "days": 2, "max_cardinality": 500}
@@ -105,9 +105,10 @@ def test_a_few_thousand_samples_teach_something(load: Load) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"days": 1}, r"data\.days=1 is too small"),
-        ({"max_cardinality": 3}, r"data\.max_cardinality must be from 10"),
-        ({"ctr": 1.5}, r"data\.ctr must be between 0 and 1"),
+        ({"days": 1}, r"data\.days=1 is not a whole number from 2 to 100000; type for instance data\.days=5\.$"),
+        ({"max_cardinality": 3}, r"data\.max_cardinality=3 is not a whole number from 10 to 2147483647; type"),
+        ({"ctr": 1.5}, r"data\.ctr=1\.5 is not a number from 1e-06 to 0\.999999; type"),
+        ({"rows_per_day": 10**12}, r"data\.rows_per_day=1000000000000 is not a whole number from 1 to 10000000000"),
         ({"rows": 5}, r"no option data\.rows; it has: rows_per_day"),
         ({"noise": True}, r"data\.noise=True is not a number"),
     ],
@@ -115,6 +116,11 @@ def test_a_few_thousand_samples_teach_something(load: Load) -> None:
 def test_options_that_cannot_work(options: dict[str, object], message: str, load: Load) -> None:
     with pytest.raises(ConfigError, match=message):
         load(**{**SMALL, **options})
+
+
+def test_data_that_the_disk_has_no_room_for_is_refused_before_it_is_made(load: Load) -> None:
+    with pytest.raises(DataError, match=r"takes [\d,.]+ GB, of which .* free; type a smaller data\.rows_per_day or"):
+        load(**{**SMALL, "rows_per_day": 10**10, "days": 100_000})
 
 
 @pytest.mark.parametrize(("numeric", "fields"), [(0, 3), (2, 1)])

@@ -86,16 +86,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "kill", "step": 1}, "needs workers, servers, or coordinator: true"),
     ({"kind": "kill", "workers": [0]}, "needs one of step, time and mtbf"),
     ({"kind": "kill", "workers": [0], "step": 1, "time": 2.0}, "needs one of step, time and mtbf"),
-    ({"kind": "kill", "workers": [0], "step": -1}, "counted from 0"),
-    ({"kind": "kill", "workers": [0], "mtbf": 0.0}, "mtbf=0.0 must be a positive number"),
+    ({"kind": "kill", "workers": [0], "step": -1}, "step=-1 is not a whole number from 0 to"),
+    ({"kind": "kill", "workers": [0], "mtbf": 0.0}, r"mtbf=0\.0 is not a number from 0\.001 to"),
     ({"kind": "kill", "workers": [0], "mtbf": 1, "distribution": "pareto"}, "exponential, weibull, gamma"),
     ({"kind": "kill", "workers": [0], "mtbf": 1, "shape": 2.0}, "shape belongs to distribution: weibull or gamma"),
-    ({"kind": "kill", "workers": [0], "mtbf": 1, "distribution": "gamma", "shape": 0.0}, "must be positive"),
+    ({"kind": "kill", "workers": [0], "mtbf": 1, "distribution": "gamma", "shape": 0.0}, "shape=0.0 is not a number"),
     ({"kind": "kill", "workers": [0], "step": 1, "times": 2}, "times belongs to mtbf"),
-    ({"kind": "kill", "workers": [0], "mtbf": 1, "times": 0}, "times must be at least 1"),
+    ({"kind": "kill", "workers": [0], "mtbf": 1, "times": 0}, "times=0 is not a whole number from 1"),
     ({"kind": "kill", "workers": [9], "step": 1}, "no worker 9"),
     ({"kind": "kill", "workers": [0], "step": 1, "seconds": 2}, "has no key seconds"),
-    ({"kind": "hang", "workers": [0], "step": 1, "seconds": 0.0}, "seconds must be positive"),
+    ({"kind": "hang", "workers": [0], "step": 1, "seconds": 0.0}, r"seconds=0\.0 is not a number from 0\.001"),
 ]
 
 

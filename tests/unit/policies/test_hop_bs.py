@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gbactl.config.build import build
 from gbactl.errors import ConfigError
 from gbactl.policies import HopBsOptions, make
 from gbactl.policies.clocks import Clocks
@@ -87,10 +88,10 @@ def test_each_gradient_is_a_step_and_a_short_one_is_divided_by_its_share() -> No
 
 def test_the_bound_is_checked() -> None:
     for good in (0, 2, float("inf")):
-        HopBsOptions(good).check()
+        assert build(HopBsOptions, {"bound": good}, "mode.") == HopBsOptions(good)
     for bad in (-1, float("nan")):
-        with pytest.raises(ConfigError, match=r"mode\.bound must be 0 or more.*mode\.bound=inf"):
-            HopBsOptions(bad).check()
+        with pytest.raises(ConfigError, match=r"mode\.bound=.* is not a number from 0 to inf; type"):
+            build(HopBsOptions, {"bound": bad}, "mode.")
 
 
 def test_the_slowest_clock_never_goes_back() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gbactl.config.build import build
 from gbactl.errors import ConfigError
 from gbactl.policies import Drop, HopBwOptions, Step, make
 from tests.support.policy_driver import Driver, phase, run
@@ -242,9 +243,9 @@ def test_no_step_but_the_last_is_smaller_than_the_live_workers_allow(
 
 
 def test_somebody_is_always_waited_for() -> None:
-    HopBwOptions(0).check()
-    with pytest.raises(ConfigError, match=r"mode\.backup must be 0"):
-        HopBwOptions(-1).check()
+    assert build(HopBwOptions, {"backup": 0}, "mode.") == HopBwOptions(0)
+    with pytest.raises(ConfigError, match=r"mode\.backup=-1 is not a whole number from 0"):
+        build(HopBwOptions, {"backup": -1}, "mode.")
     HopBwOptions(3).check_workers(4)
     with pytest.raises(ConfigError, match=r"backup=4 of cluster\.workers=4 .* type mode\.backup=3 or less"):
         make("hop_bw", phase(8, workers=4), HopBwOptions(4))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gbactl.config.build import build
 from gbactl.errors import ConfigError
 from gbactl.policies import make
 from gbactl.policies.base import policy_class
@@ -45,19 +46,19 @@ def test_a_dead_trainers_batches_are_handed_out_again(mode: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "values", "message"),
     [
-        ("shadow_ma", {"alpha": 1.5}, "mode.alpha must be from 0 to 1"),
-        ("shadow_easgd", {"shadow_interval": -1.0}, "mode.shadow_interval must be 0"),
-        ("fr_easgd", {"k": 0}, "mode.k must be 1"),
-        ("local_sgd", {"k": 0}, "mode.k must be 1"),
-        ("fr_bmuf", {"block_momentum": 1.0}, "mode.block_momentum must be in"),
-        ("shadow_bmuf", {"block_lr": 0.0}, "mode.block_lr must be a positive"),
-        ("shadow_bmuf", {"alpha": -0.1}, "mode.alpha must be"),
-        ("fr_ma", {"hogwild_threads": 0}, "mode.hogwild_threads must be 1"),
+        ("shadow_ma", {"alpha": 1.5}, "mode.alpha=1.5 is not a number from 0 to 1; type"),
+        ("shadow_easgd", {"shadow_interval": -1.0}, "mode.shadow_interval=-1.0 is not a number from 0 to inf"),
+        ("fr_easgd", {"k": 0}, "mode.k=0 is not a whole number from 1"),
+        ("local_sgd", {"k": 0}, "mode.k=0 is not a whole number from 1"),
+        ("fr_bmuf", {"block_momentum": 1.0}, "mode.block_momentum=1.0 is not a number of at least 0 and below 1"),
+        ("shadow_bmuf", {"block_lr": 0.0}, "mode.block_lr=0.0 is not a number above 0 and at most 1000"),
+        ("shadow_bmuf", {"alpha": -0.1}, "mode.alpha=-0.1 is not a number from 0 to 1"),
+        ("fr_ma", {"hogwild_threads": 0}, "mode.hogwild_threads=0 is not a whole number from 1"),
     ],
 )
 def test_what_cannot_be_is_refused(mode: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        policy_class(mode).Options(**values).check()
+        build(policy_class(mode).Options, values, "mode.")
 
 
 def test_which_rule_each_mode_has() -> None:

@@ -16,8 +16,10 @@ from gbactl.cluster.auth import Peer
 from gbactl.cluster.frames import CLOSED
 from gbactl.cluster.messages import Event, Take
 from gbactl.cluster.sockets import SocketHub
-from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.errors import GbactlError, UsageError
+from gbactl.launch import rundir
 from gbactl.switching.ask import Asking, mode_with
+from gbactl.switching.command import ask
 from gbactl.switching.control import FILE, Control
 
 PROGRESS = {"mode": "gba", "step": 7}
@@ -52,6 +54,16 @@ def test_a_wish_is_handed_on_and_answered(tmp_path: Path, control: Control, wish
         assert asking.switch({"name": "gba"}, wait=True)["state"] == "done"
     assert [wish.fields["id"] for wish in wishes] == [1, 2]
     assert wishes[0].fields["mode"] == {"name": "gba", "iota": float("inf")}
+
+
+def test_a_machine_reads_json_and_a_person_the_sentence_beside_it(
+    tmp_path: Path, control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").touch()
+    ask(str(tmp_path), "gba", (), wait=True, as_json=False, uri=None)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["state"] == "done"
+    assert told.err == "The run goes on in gba from step 7 on, after a pause of 5 ms.\n"
 
 
 def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: Control) -> None:
@@ -93,6 +105,13 @@ def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_pa
     (tmp_path / FILE).write_text(left)
     with pytest.raises(UsageError, match="is not running"):
         Asking(tmp_path)
+    held = rundir.lock(tmp_path)
+    with pytest.raises(UsageError, match="is about to start; ask again"):
+        Asking(tmp_path)
+    (tmp_path / rundir.LOG).touch()
+    with pytest.raises(UsageError, match=r"has trained and writes its result; wait for .*result\.json\.$"):
+        Asking(tmp_path)
+    held.release()
     (tmp_path / "config.yaml").write_text("cluster: {name: virtual}\n")
     with pytest.raises(UsageError, match="is virtual"):
         Asking(tmp_path)
@@ -127,7 +146,7 @@ def test_a_mode_is_its_file_and_what_is_set() -> None:
     found = mode_with("gba", ("iota=inf", "mode.decay=exp", "local_batch=256", "decay_rate=0.25"))
     assert (found["name"], found["iota"], found["decay"], found["local_batch"]) == ("gba", float("inf"), "exp", 256)
     assert found["prefetch"] == 1 and found["decay_rate"] == 0.25
-    with pytest.raises(ConfigError, match="type mode= one of"):
+    with pytest.raises(UsageError, match=r"^--to gbaa is no mode; type --to one of: async, bsp, .*gba, "):
         mode_with("gbaa", ())
     for change in ("iota", "=4", "iota={"):
         with pytest.raises(UsageError, match=r"--set "):

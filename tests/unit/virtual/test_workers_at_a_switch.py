@@ -69,8 +69,8 @@ def test_it_comes_out_again(four_days: Path, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": 0}, r"^switch\.schedule\[0\]: workers=0 is no number"),
-        ({"workers": 2.5}, r"workers=2\.5 is no number"),
+        ({"workers": 0}, r"^switch\.schedule\[0\]: workers=0 is not a whole number from 1"),
+        ({"workers": 2.5}, r"workers=2\.5 is not a whole number from 1"),
         ({"workers": 5}, r"^switch\.schedule\[0\]: train\.global_batch=128 cannot be shared by"),
         ({"workers": 8, "local_batch": 32}, r"^switch\.schedule\[0\]: mode=sync needs"),
     ],

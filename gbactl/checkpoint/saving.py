@@ -18,11 +18,9 @@ from gbactl.store.shard import Shard
 
 def saver_of(
     cfg: RunConfig, schema: Schema, run_dir: Path, shard: Shard, tell: Callable[[Saved], None], inline: bool = False
-) -> Saver | None:
-    """None where nothing is saved. `inline`: written within the calls, in no other thread."""
+) -> Saver:
+    """Also where nothing is saved but at a signal. `inline`: written within the calls, in no other thread."""
     c = cfg.checkpoint
-    if c.name == "none":
-        return None
     chooser = Chooser(shard, None, (), c.share)
     if rhythm_of(c, cfg.cluster.servers).parts > 1:
         large = priority.largest_tables(tables(schema), c.large_tables)

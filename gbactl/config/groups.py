@@ -33,6 +33,7 @@ class ClusterConfig:
     lost_coordinator: str = "replace"
     hang_seconds: float = 10.0
     start_timeout: float = 60.0
+    stop_seconds: float = 30.0
     hosts: list[str] = field(default_factory=list)
     placement: str = "spread"
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10"

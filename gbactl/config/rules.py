@@ -176,6 +176,7 @@ def check(cfg: RunConfig) -> RunConfig:
     cycle = cfg.collective.cycle_time_ms
     require(cycle is None or cycle > 0, "collective.cycle_time_ms must be positive, or null.")
     require(cfg.cluster.start_timeout > 0, "cluster.start_timeout must be positive.")
+    require(cfg.cluster.stop_seconds >= 0, "cluster.stop_seconds must be 0 (end at once) or more.")
     require(cfg.cluster.threads is None or cfg.cluster.threads >= 1, "cluster.threads must be at least 1.")
     _check_mode(cfg)
     _check_hosts(cfg)

@@ -32,6 +32,7 @@ from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.fitting import check_collective, check_memory
 from gbactl.launch.injuries import Injuries
+from gbactl.launch.orphans import end_orphans
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show, unit_of
 from gbactl.launch.stopping import NOTHING, Stop, asked, look, patient, stoppable, whole
@@ -369,7 +370,7 @@ class Run:
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         self.tracked = TrackedRun(
             tracking_uri(self.cfg), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
-            warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None,
+            warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
         )  # fmt: skip
 
     def _naming(self) -> dict[str, str]:

@@ -82,6 +82,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cluster": {"dense_servers": 0}}, r"cluster\.dense_servers=0 cannot be.*type 1 to 2, or null for all"),
     ({"cluster": {"threads": 0}}, r"cluster\.threads must be at least 1"),
     ({"cluster": {"start_timeout": 0}}, r"cluster\.start_timeout must be positive"),
+    ({"cluster": {"stop_seconds": -1}}, r"cluster\.stop_seconds must be 0 \(end at once\) or more"),
     ({"collective": {"name": "nccl"}}, "collective= one of: horovod, gloo"),
     ({"collective": {"cycle_time_ms": 0}}, r"collective\.cycle_time_ms must be positive, or null"),
     ({"collective": {"buckets": 0}}, r"collective\.buckets must be at least 1"),

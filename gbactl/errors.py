@@ -12,6 +12,14 @@ class GbactlError(Exception):
     exit_code = 1
 
 
+class Stopped(BaseException):
+    """The end of what a signal stopped. `told`: what became of it, as the second half of a sentence."""
+
+    def __init__(self, number: int, told: str = "") -> None:
+        super().__init__(number)
+        self.number, self.told = number, told
+
+
 class UsageError(GbactlError):
     """The command line or the configuration is wrong. Exit code 2."""
 

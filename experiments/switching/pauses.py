@@ -54,7 +54,8 @@ def orders(path: Path) -> int:
 def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     """A training, untracked."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gbactl", "train", *overrides, f"run_dir={folder}", "tracking.enabled=false"],
+        [sys.executable, "-m", "gbactl", "train", *overrides, f"run_dir={folder}", "tracking.enabled=false",
+         "cluster.stop_seconds=0"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 

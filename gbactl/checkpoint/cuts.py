@@ -9,6 +9,7 @@ every server, and trainer; a thread writes the manifest.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class Cut:
     began: float
     with_dense: bool
     replicas: Gathering | None = None
+    stops: bool = False  # the run ends once it is there
     updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
     closing: Closing | None = None
@@ -79,7 +81,7 @@ class Cuts:
     def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
         self.c, cfg = coordinator, coordinator.cfg
         self.on = cfg.checkpoint.name != "none"
-        identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint) if self.on else ""
+        identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint)
         self.folder = Folder(run_dir / folders.NAME, identity)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
@@ -98,6 +100,7 @@ class Cuts:
         self._open: Cut | None = None
         self._giver = -1  # the worker that was asked for the dense part
         self._mixed = False  # a server went back since the checkpoint under way was begun
+        self._stop: tuple[float, float] | None = None  # the run is to end: by when it is saved; seconds
 
     @property
     def pls(self) -> PlsCounter:
@@ -121,8 +124,8 @@ class Cuts:
         mode = mode_values(c.now)
         begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
         self.beginning = self.resumed or Position(begun)
+        self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
         if self.on:
-            self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
             self._due = c.hub.now() + self.rhythm.gap
             sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(c.cfg.checkpoint))
             c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
@@ -190,18 +193,48 @@ class Cuts:
         self._tick, self._base = told["tick"], None
         self.stakes.restore(told["stakes"])
 
+    # -- the end at a signal ------------------------------------------------------------------------
+
+    def stop(self, seconds: float) -> None:
+        """The run is to end: save where it stands as soon as can be, within so many seconds; an event `stop` says what
+        came of it. While the last checkpoint is written nothing is begun, as the run's end is there first."""
+        if not self.c._gathered and self.c.revival is None:
+            self._stopped({"state": "nothing"})
+            return
+        self._stop = time.monotonic() + seconds, seconds
+        cut = self._open
+        if cut is not None and cut.closing is None and not cut.manifest.position["ended"]:
+            self._forget()  # it is written slowly
+
+    def _look_at_stop(self, until: float, seconds: float) -> None:
+        """Save a round that is trained and is judged now; give up when the time is over."""
+        if time.monotonic() >= until:
+            self._forget()
+            self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
+        elif self.c._evaluation is not None and self._open is None and self.c.returns.sound:
+            self._planned = None
+            self._begin_cut(self.c.step, self._plan(), "whole", None)
+            if self.c.now.home == "workers":
+                self._ask_dense(min(self.c.members.of("worker")), 0)
+
+    def _stopped(self, told: dict[str, Any]) -> None:
+        self._stop = None
+        self.c._event("stop", told)
+
     # -- when ---------------------------------------------------------------------------------------
 
     def watch(self, training: Training) -> None:
         """A phase begins."""
         self._planned = None
+        training.granted, training.ordered = self._granted, self._ordered
         if self.on:
-            training.granted, training.ordered = self._granted, self._ordered
             training.parts = Parts(self.stakes.updates.applied, self.c.returns.missed)
 
     def _is_due(self, step: int) -> bool:
         if self._open is not None or self._planned is not None or not self.c.returns.sound:
             return False
+        if self._stop is not None or not self.on:
+            return self._stop is not None
         gap = self.rhythm.step_gap
         return self.c.hub.now() >= self._due if gap is None else step % gap == 0
 
@@ -229,7 +262,7 @@ class Cuts:
             number = self._plan()
         else:
             return
-        kind = "whole" if self._base is None else self.rhythm.tick(self._tick).kind
+        kind = "whole" if self._base is None or self._stop else self.rhythm.tick(self._tick).kind
         self._begin_cut(step, number, kind, self.c._training)
 
     # -- a cut --------------------------------------------------------------------------------------
@@ -239,6 +272,8 @@ class Cuts:
         base = [] if kind == "whole" else list(self._base or [])
         mode, switches = mode_values(c.now), c.switcher.plan.taken
         position = positions.told(c.record, self.stopping, self.results, training, step, mode, switches, ended)
+        if c._evaluation is not None:
+            position["unread"] = []  # the round is trained, and yet to be judged
         gathering = Gathering(c.trainers.saved, c.trainers.centred) if c.trainers.saved else None
         home = "servers" if c.now.home == "replicas" else c.now.home  # by the end of a phase they hold what counts
         if gathering is not None and not gathering.centred:
@@ -250,15 +285,15 @@ class Cuts:
         )  # fmt: skip
         samples = int(position["ledger"]["read"])
         unsaved = self.stakes.updates.unsaved
-        with_dense = c.now.home == "workers"
-        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), with_dense, gathering, unsaved), False
+        with_dense, stops = c.now.home == "workers", self._stop is not None
+        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), with_dense, gathering, stops, unsaved), False
         self._due = c.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
         except OSError as error:
-            self.abandon(f"{self.folder.path} could not be made ({error.strerror})")
+            self._failed(self._open, f"{self.folder.path} could not be made ({error.strerror})")
             return
-        pace = 0.0 if ended else 1e6 * c.cfg.checkpoint.mb_per_second
+        pace = 0.0 if ended or stops else 1e6 * c.cfg.checkpoint.mb_per_second
         c.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
         for worker in sorted(() if gathering is None else gathering.due):
             c.members.of("worker")[worker].send(SaveReplica(number))
@@ -331,6 +366,8 @@ class Cuts:
 
     def look(self) -> None:
         """Between two messages: whether the checkpoint under way has come to exist."""
+        if self._stop is not None:
+            self._look_at_stop(*self._stop)
         cut = self._open
         if cut is None or cut.closing is None or not cut.closing.over:
             return
@@ -347,6 +384,10 @@ class Cuts:
         self.c.journal.note()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
         self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
+        if cut.stops:
+            self.c._progress()
+            self.c.log.flush()
+            self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
     def _count_saved(self, cut: Cut) -> None:
         """What a loss from now on would not undo."""
@@ -397,6 +438,10 @@ class Cuts:
 
     def _failed(self, cut: Cut, why: str) -> None:
         """The checkpoint under way could not be written. Raises DivergedError where that ends the run."""
+        if self._stop is not None:
+            self._forget()
+            self._stopped({"state": "failed", "why": why.rstrip(".")})
+            return
         self.abandon(why)
         if not cut.finite and self.c.cfg.train.on_divergence == "stop":
             step, found = cut.manifest.step, why.rstrip(".")
@@ -442,4 +487,3 @@ class Cuts:
             except OSError as error:
                 log.warning("what there is of it stays: %s", error)
         return cut
-

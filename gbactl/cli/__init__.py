@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -10,7 +11,7 @@ import sys
 import click
 
 from gbactl import __version__
-from gbactl.errors import GbactlError
+from gbactl.errors import GbactlError, Stopped
 
 VERBS = {
     "train": "train a click model on a cluster in one of the modes",
@@ -80,3 +81,7 @@ def main() -> None:
     except KeyboardInterrupt:
         click.echo("gbactl: stopped by Ctrl-C; what was logged is kept.", err=True)
         sys.exit(130)
+    except Stopped as stopped:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            click.echo(f"gbactl: stopped{'; ' * bool(stopped.told)}{stopped.told}.", err=True)
+        sys.exit(128 + stopped.number)

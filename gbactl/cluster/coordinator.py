@@ -596,9 +596,16 @@ class Coordinator:
         self.trainers.closed(message)
 
     def _on_event(self, channel: Channel, event: Event, _: Frame) -> None:
-        if channel is not self.launcher or event.name != "switch":
+        if channel is not self.launcher or event.name not in ("switch", "stop"):
             raise WireError(f"{channel.peer} may not send an event {event.name} to the coordinator.")
-        self.switcher.ask(event.fields)
+        self.asked(event)
+
+    def asked(self, event: Event) -> None:
+        """Do what the launcher asks for: another mode, or to save where the run stands before it stops."""
+        if event.name == "stop":
+            self.cuts.stop(float(event.fields["seconds"]))
+        else:
+            self.switcher.ask(event.fields)
 
     def _dismiss(self, reason: str) -> None:
         """Workers first, servers once those are gone: nobody is left talking to nobody."""

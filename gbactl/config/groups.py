@@ -35,6 +35,7 @@ class ClusterConfig:
     lost_coordinator: str = "replace"
     hang_seconds: Interval = 10.0
     start_timeout: Annotated[float, Within(at_least=1, at_most=1e9)] = 60.0
+    stop_seconds: Annotated[float, Within(at_least=0, at_most=1e9)] = 30.0
     hosts: list[str] = field(default_factory=list)
     placement: str = "spread"
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gbactl.collective.meeting import Meeting
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.errors import ClusterError, GbactlError, NoRoomError
+from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
 from gbactl.faults import acted
 from gbactl.faults.hogs import Hogs
 from gbactl.faults.observed import fault_metrics
@@ -34,9 +35,10 @@ from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
 from gbactl.launch.fitting import check_collective, check_memory
 from gbactl.launch.injuries import Injuries
+from gbactl.launch.orphans import end_orphans
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show, unit_of
-from gbactl.launch.stopping import Stopped, look, stoppable
+from gbactl.launch.stopping import NOTHING, Stop, asked, look, patient, stoppable, whole
 from gbactl.launch.successors import Successors, told
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
@@ -53,11 +55,21 @@ EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
 LOOK_SECONDS = 0.25  # how often children are looked after
 MOST_CURVES = 16  # workers whose rates are logged as they change
+OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
 
 
 def train(cfg: RunConfig) -> dict[str, Any]:
-    """Run one training; prints the result and returns it. Raises GbactlError."""
+    """Run one training; prints the result and returns it. Raises GbactlError; Stopped, which says what became of it."""
+    try:
+        with stoppable():
+            return _train(cfg)
+    except Stopped as stopped:
+        stopped.told = stopped.told or NOTHING
+        raise
+
+
+def _train(cfg: RunConfig) -> dict[str, Any]:
     check_collective(cfg)
     show, hogs = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall")), Hogs(cfg)
     path = prepare(cfg.data, show.step)
@@ -71,13 +83,15 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     show.say(_headline(cfg, dataset))
     if cfg.precision == "bf16" and not cfg.several_hosts and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
-    with rundir.lock(run_dir), stoppable():
+    with rundir.lock(run_dir):
         job.begin(run_dir, cfg)
         result = Run(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
         print(json.dumps(result), flush=True)
+    if asked():
+        raise Stopped(asked(), OVER)
     return result
 
 
@@ -112,23 +126,46 @@ class Run:
         self.control: Control | None = None
         self.coordinators: Coordinators | None = None
         self.meeting: Meeting | None = None
+        self.stop = Stop(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
         """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
         shared_names.sweep()
         rundir.write_faults(self.run_dir, self.cfg)
-        self._begin_tracking()
         try:
+            with whole():  # or nobody would end what was just begun
+                self._begin_tracking()
             with room_needed(self.run_dir):
                 self._train()
-        except (KeyboardInterrupt, Stopped):
-            self._end("KILLED", {"error": "stopped by a signal"})
-            raise KeyboardInterrupt from None
         except BaseException as error:
-            self._end("FAILED", {"error": str(error)})
-            raise
+            stopped = self.stop.stopped_by(error)
+            if stopped is None:
+                self._end("FAILED", {"error": str(error)})
+                raise
+            self._stopped(stopped)
+            raise stopped from None
         assert self.result is not None
-        return self._end("FINISHED", self.result)
+        try:
+            return self._end("FINISHED", self.result)
+        except Stopped as stopped:
+            stopped.told = OVER
+            raise
+
+    def _stopped(self, stopped: Stopped) -> None:
+        """A signal ended the training."""
+        stopped.told = self.stop.sentence(self.run_dir)
+        told = {**self.stop.found, "signal": signal.Signals(stopped.number).name, "told": stopped.told}
+        self._end("KILLED", {"error": "stopped by a signal", "stopped": told})
+
+    def _say_below(self, text: str) -> None:
+        """A line, and no bar after it."""
+        self.show.clear()
+        self.show.say(text)
+
+    def _look_at_signals(self, tell: Callable[[Event], None]) -> None:
+        """On the first signal have the run saved; one that has its result goes on to its end."""
+        if self.result is None:
+            self.stop.look(tell)
 
     def _train(self) -> None:
         if self.cfg.cluster.name == "virtual":
@@ -160,7 +197,8 @@ class Run:
         from gbactl.virtual.run import run_virtual
 
         try:
-            run_virtual(self.cfg, self.dataset, self.run_dir, self._event)
+            with patient():
+                run_virtual(self.cfg, self.dataset, self.run_dir, self._event, self._look_at_signals)
         finally:
             self.show.clear()
             Folder(self.run_dir / CHECKPOINTS).sweep()
@@ -187,20 +225,25 @@ class Run:
             self.coordinators = Coordinators(children, hub, self.show.say)
             self.coordinators.meet(self._check)
             self.control = Control(self.run_dir, self.coordinators.tell)
-            while not (self.result is not None and (children.ended() or self.coordinators.gone)):
-                look()
-                # looked at before polling: what a child said before it ended is then read before it is judged
-                failure, over = children.failure(), children.ended()
-                self._hear(hub, LOOK_SECONDS)
-                self._check(children, failure, over)
-                self._look()
-                if self.coordinators.missed():
-                    self._hear(hub, 0.0)  # what it had said before
-                    self._replace(self.coordinators)
+            with patient():
+                self._listen(hub, children, self.coordinators)
         finally:
             if self.control is not None:
                 self.control.close()
             hub.close()
+
+    def _listen(self, hub: SocketHub, children: Children, coordinators: Coordinators) -> None:
+        while not (self.result is not None and (children.ended() or coordinators.gone)):
+            look()
+            self._look_at_signals(coordinators.tell)
+            # looked at before polling: what a child said before it ended is then read before it is judged
+            failure, over = children.failure(), children.ended()
+            self._hear(hub, LOOK_SECONDS)
+            self._check(children, failure, over)
+            self._look()
+            if coordinators.missed():
+                self._hear(hub, 0.0)  # what it had said before
+                self._replace(coordinators)
 
     def _hear(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
@@ -211,6 +254,7 @@ class Run:
         """Another coordinator in the place of one that is gone."""
         if self.result is None:
             coordinators.replace(self._check)
+            self.stop.again()
             if self.control is not None:
                 self.control.interrupted()
 
@@ -238,6 +282,7 @@ class Run:
 
     def _event(self, event: Event) -> None:
         look()
+        self.stop.heard(event)
         if switch_known(event, self.switches):
             return
         if self.control is not None:
@@ -332,7 +377,7 @@ class Run:
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         self.tracked = TrackedRun(
             tracking_uri(self.cfg), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
-            warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None,
+            warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
         )  # fmt: skip
 
     def _naming(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from gbactl.faults import acted
+from gbactl.launch.stopping import leave_terminal
 
 LINE_SECONDS = 5.0
 
@@ -21,12 +22,23 @@ def unit_of(clock: str | None) -> str:
     return "samples/virtual s" if clock == "virtual" else "samples/s"
 
 
+class Terminal(Console):
+    """A console that may go away: what it cannot show then is dropped."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, as Console does."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            leave_terminal()
+
+
 class Show:
     """Everything goes to standard error; standard output is for the result. `unit`: of rates."""
 
     def __init__(self, unit: str = unit_of("wall")) -> None:
         self.unit = unit
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Terminal(stderr=True, highlight=False)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._last_line = 0.0

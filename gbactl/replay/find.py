@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gbactl.errors import TrackingError, UsageError
+from gbactl.launch.orphans import end_orphans
 from gbactl.tracking.store import connect, tracking_uri
 
 LOG = "events.log"
@@ -51,6 +52,7 @@ def _tracked(run: str, uri: str | None) -> set[Path]:
         if uri is not None:
             raise
         return set()
+    end_orphans(tracking_uri(uri=uri))
     experiments = [each.experiment_id for each in client.search_experiments()]
     where = f"attributes.run_id LIKE '{run}%'"
     found = client.search_runs(experiments, where, max_results=_MOST + 1) if experiments else []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gbactl.errors import TrackingError
+from gbactl.launch.orphans import end_orphans
 from gbactl.report.artifacts import read_curves
 from gbactl.report.compare import compare
 from gbactl.report.grid import sentences
@@ -45,6 +46,7 @@ def report(options: Options, out: Say, aside: Say) -> None:
             f"There are no runs: the tracking store {path} does not exist; "
             "type: gbactl train experiment=smoke mode=gba (or --uri for another store)"
         )
+    end_orphans(uri)
     runs = read_runs(uri, options.experiments, options.where)
     made = compare(runs, options.by, options.baseline, options.metrics, options.on)
     if not made.groups:

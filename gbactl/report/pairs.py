@@ -15,7 +15,7 @@ from gbactl.report.stats import Difference, paired
 from gbactl.switching.modes import from_listed
 
 TAGS = "tags."
-_IRRELEVANT = ("run_dir", "tracking.", "cluster.start_timeout", "cluster.bind", "data.cache")
+_IRRELEVANT = ("run_dir", "tracking.", "cluster.start_timeout", "cluster.stop_seconds", "cluster.bind", "data.cache")
 _BY_TAG = ("mode", "mode.", "switch.", "collective.")
 Key = tuple[str, ...]
 Configuration = frozenset[tuple[str, str]]

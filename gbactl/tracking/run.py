@@ -66,11 +66,14 @@ class TrackedRun:
         sender: Sender | None = None,
         warn: Callable[[str], None] | None = None,
         resumed: str | None = None,
+        beside: Callable[[str], None] | None = None,
     ) -> None:
         """`params`: the flattened configuration. `warn` gets a sentence when the store goes away. `resumed`: go on as
-        this run, or as the one of the directory's backlog ("")."""
+        this run, or as the one of the directory's backlog (""). `beside` is called once with the store, in the thread,
+        when that has answered."""
         self._uri, self._run_dir = uri, Path(run_dir)
         self._local_id = uuid.uuid4().hex
+        self._beside = beside
         self._warn = warn or logging.getLogger("gbactl.tracking").warning
         self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
         self._lock.acquire(timeout=5)
@@ -140,6 +143,9 @@ class TrackedRun:
             if ending or time.monotonic() >= self._next_try:
                 self._try()
             self._tried.set()
+            if self._beside is not None and self._delivery.run_id is not None:
+                self._beside(self._uri)
+                self._beside = None
             if ending:
                 return
 

@@ -65,12 +65,13 @@ def _complete(backlog: Backlog, contents: Contents, run_dir: Path) -> None:
     """A launcher that was killed could not write how its run ended."""
     if contents.records[-1]["kind"] == "finish":
         return
-    last: Record = {"kind": "finish", "status": _status(run_dir), "end_ms": _last_ms(contents)}
+    last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}
     backlog.append([last])
     contents.records.append(last)
 
 
-def _status(run_dir: Path) -> str:
+def status_of(run_dir: Path) -> str:
+    """How a run ended by its result; KILLED where it could write none."""
     try:
         status = json.loads((run_dir / "result.json").read_text(encoding="utf-8")).get("status")
     except (OSError, ValueError):

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gbactl.cluster.channel import Channel
 from gbactl.cluster.coordinator import Coordinator
+from gbactl.cluster.frames import Frame
+from gbactl.cluster.messages import Event
 from gbactl.cluster.training import Training
 from gbactl.virtual.network import VirtualHub
 
@@ -20,6 +23,7 @@ class VirtualCoordinator(Coordinator):
     notes = 50
     began: float | None = None  # when a run did that goes on in this cluster
     told: Callable[[float], dict[str, Any]] | None = None  # of its checkpoints, more
+    look: Callable[[Callable[[Event], None]], None] | None = None  # between two messages: what the launcher wishes
 
     def gather(self) -> None:
         """See Coordinator."""
@@ -35,6 +39,12 @@ class VirtualCoordinator(Coordinator):
                 return False
             deadline, away = deadline + self.hub.away - away, self.hub.away
         return True
+
+    def _handle(self, channel: Channel, frame: Frame) -> None:
+        """See Coordinator."""
+        if self.look is not None:
+            self.look(self.asked)
+        super()._handle(channel, frame)
 
     def _progress_due(self, training: Training) -> bool:
         policy = training.policy

@@ -167,7 +167,7 @@ class VirtualCluster:
         if self.cfg.resume is not None:
             load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
-        def saver(tell: Callable[[Any], None]) -> Saver | None:
+        def saver(tell: Callable[[Any], None]) -> Saver:
             return saver_of(self.cfg, self.dataset, self.run_dir, made, tell, inline=True)
 
         server = VirtualServer(
@@ -233,8 +233,11 @@ class VirtualCluster:
         return DenseBlock(value, self.compute.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
 
-def run_virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen) -> None:
-    """Train as `cfg` says; `listen` gets every event that a launcher gets. Raises GbactlError."""
+def run_virtual(
+    cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, look: Callable[[Listen], None] = lambda tell: None
+) -> None:
+    """Train as `cfg` says; `listen` gets every event that a launcher gets, `look` is called between two messages with
+    what takes a launcher's wishes. Raises GbactlError."""
     import torch
 
     from gbactl.cluster.scheduling import settle_garbage
@@ -244,6 +247,7 @@ def run_virtual(cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen)
     with flushed():
         while True:
             cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
+            cluster.coordinator.look = look
             settle_garbage()
             try:
                 cluster.run()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Finished, Launched, Launcher, collective, wait_for
+from tests.support.slow import slow
 
 MORE = ("data.rows_per_day=16000", "checkpoint=full", "checkpoint.interval_steps=4", "checkpoint.keep=3")
 
@@ -55,6 +56,41 @@ def test_sync_goes_on_bit_for_bit_and_in_its_mlflow_run(launcher: Launcher, tmp_
     with sqlite3.connect(store) as connection:
         runs = connection.execute("select run_uuid, status from runs").fetchall()
     assert runs == [(done.result["run_id"], "FINISHED")]
+
+
+@pytest.mark.parametrize("mode", ["sync", slow("gba"), slow("shadow_easgd"), slow("fr_bmuf")])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(launcher: Launcher, mode: str) -> None:
+    """It had no checkpoints; sync goes on bit for bit."""
+    run = (*MORE[:1], f"mode={mode}", "collective=shm")
+    first = launcher.start(*run)
+    first.training()
+    first.process.send_signal(signal.SIGTERM)
+    ended = first.finish()
+    stopped = ended.result["stopped"]
+    assert ended.code == 143 and stopped["state"] == "saved", ended.err
+    done = resumed(launcher, first)
+    counted = done.result["samples"]
+    assert counted["read"] == 16000 == counted["trained"] + counted["decayed"] + counted["lost"]
+    assert done.result["checkpoint"]["resumed_at"] == stopped["step"] > 0
+    if mode == "sync":
+        never_stopped = launcher.train(*run)
+        for key in ("checksums", "auc", "samples", "global_step", "gradients"):
+            assert done.result[key] == never_stopped[key], key
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_while_it_evaluates_goes_on_with_that(launcher: Launcher) -> None:
+    run = ("mode=sync", "collective=shm", "train.eval_batch=4", "model.hidden=[256]")
+    first = launcher.start(*run)
+    journal = first.run_dir / "coordinator.json"
+    wait_for(lambda: journal.exists() and json.loads(journal.read_text())["stage"] == "evaluate")
+    first.process.send_signal(signal.SIGINT)
+    stopped = first.finish()
+    assert stopped.code == 130 and stopped.result["stopped"]["state"] == "saved", stopped.err
+    done, never_stopped = resumed(launcher, first), launcher.train(*run)
+    assert done.result["checkpoint"]["resumed_at"] == never_stopped["global_step"]
+    for key in ("checksums", "auc", "samples", "global_step", "gradients"):
+        assert done.result[key] == never_stopped[key], key
 
 
 @pytest.mark.slow

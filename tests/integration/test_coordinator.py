@@ -6,9 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,16 +29,6 @@ def check(launched: Launched, samples: int, deaths: int = 1) -> Finished:
     return done
 
 
-def replayed(launcher: Launcher, run_dir: Path) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-m", "gbactl", "replay", str(run_dir)],
-        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 @pytest.mark.slow
 def test_the_plan_kills_it_and_both_lives_replay_as_one(launcher: Launcher) -> None:
     launched = launcher.start("mode=gba", *SMALL, "data.rows_per_day=24000", "faults=kill_coordinator")
@@ -50,7 +37,7 @@ def test_the_plan_kills_it_and_both_lives_replay_as_one(launcher: Launcher) -> N
     assert failed["failure"] == "kill" and failed["loaded_s"] <= failed["useful_s"]
     [injected] = json.loads((done.run_dir / "faults.json").read_text())["injected"]
     assert (injected["process"], injected["done"]) == ("C", True) and not alive(injected["pid"])
-    verdict = replayed(launcher, done.run_dir)
+    verdict = launcher.replayed(done.run_dir)
     assert verdict["identical"] and verdict["steps"] == done.result["global_step"]
 
 
@@ -68,7 +55,7 @@ def test_it_is_killed_twice_and_a_worker_between(launcher: Launcher, mode: str) 
     os.kill(launched.node("C-1"), signal.SIGKILL)
     done = check(launched, 90_000, deaths=2)
     assert {"C", "W2"} == {failed["process"] for failed in done.result["recovery"]}
-    assert replayed(launcher, done.run_dir)["identical"]
+    assert launcher.replayed(done.run_dir)["identical"]
 
 
 def _log(launched: Launched, name: str) -> str:

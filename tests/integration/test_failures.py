@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import pty
 import signal
 import sqlite3
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +18,13 @@ from typing import Any
 
 import pytest
 
+from gbactl.checkpoint.folder import Folder
 from gbactl.cluster import eventlog
-from tests.support.processes import Finished, Launched, Launcher, alive, children_of, collective, wait_for
+from gbactl.launch import rundir
+from gbactl.launch.orphans import REACHED, end_orphans
+from gbactl.tracking.backlog import FILE_NAME, Backlog
+from gbactl.tracking.store import connect, experiment_id
+from tests.support.processes import SMALL, Finished, Launched, Launcher, alive, children_of, collective, wait_for
 from tests.support.slow import slow
 
 SECONDS = 20.0  # the rule is 10; this machine may be busy with other things
@@ -90,20 +101,80 @@ def journal(run_dir: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
-def test_an_interrupted_run_is_marked_as_killed(launcher: Launcher, store: Path, number: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM), slow(signal.SIGHUP)])
+def test_an_interrupted_run_is_saved_and_marked_as_killed(launcher: Launcher, store: Path, number: int) -> None:
     launched = launcher.start(*LONG, "mode=gba", f"tracking.uri=sqlite:///{store}", tracking=True)
     launched.training()
     done = ends_after(launched, lambda: launched.process.send_signal(number))
-    assert done.code == 130
-    assert done.err.splitlines()[-1].startswith("gbactl: stopped")
+    assert done.code == 128 + number
+    stopped, saved = done.result["stopped"], Folder(done.run_dir / "checkpoints").newest().last
+    assert (stopped["state"], stopped["name"], stopped["step"]) == ("saved", saved.name, saved.step)
+    assert stopped["signal"] == signal.Signals(number).name
+    assert "stopping: saving where the run stands (up to 30 s; Ctrl-C again ends at once)" in done.err
+    assert done.err.splitlines()[-1] == f"gbactl: stopped; {stopped['told']}."
+    assert f"step {saved.step} is saved in {done.run_dir}/checkpoints/{saved.name} (" in stopped["told"]
+    assert stopped["told"].endswith(f"; go on with 'gbactl train resume={done.run_dir}'")
     assert done.out == ""
     assert done.result["status"] == "KILLED"
     assert tracked_status(store, done.result["run_id"]) == "KILLED"
 
 
-def test_when_the_launcher_is_killed_its_nodes_vanish(launcher: Launcher) -> None:
-    launched = launcher.start(*LONG, "mode=gba")
+@pytest.mark.parametrize(
+    ("again", "seconds", "why"),
+    [(True, 30, "a second signal came"), slow(False, 1, "it took longer than cluster.stop_seconds=1")],
+)
+def test_a_run_that_cannot_be_saved_ends_all_the_same(
+    launcher: Launcher, again: bool, seconds: int, why: str
+) -> None:
+    """A server stands still: at the second signal, or when the time is over."""
+    launched = launcher.start(*LONG, "mode=gba", f"cluster.stop_seconds={seconds}", "cluster.hang_seconds=60")
+    launched.training()
+    os.kill(launched.node("S0"), signal.SIGSTOP)
+
+    def stop() -> None:
+        launched.process.send_signal(signal.SIGTERM)
+        if again:
+            time.sleep(1.0)
+            assert launched.process.poll() is None
+            launched.process.send_signal(signal.SIGINT)
+
+    done = ends_after(launched, stop)
+    assert done.code == 143
+    assert done.err.splitlines()[-1] == f"gbactl: stopped; where it stood is not saved ({why})."
+    assert done.result["status"] == "KILLED"
+
+
+def test_a_terminal_that_is_closed_stops_and_saves_a_run(launcher: Launcher) -> None:
+    """What it would say there is said to nobody."""
+    ours, theirs = pty.openpty()
+
+    def at_the_terminal() -> None:
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    run_dir = launcher.cwd / "runs" / "0"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gbactl", "train", *SMALL, *LONG, "mode=gba", f"run_dir={run_dir}",
+         "tracking.enabled=false"],
+        cwd=launcher.cwd, env=launcher.environment, start_new_session=True, preexec_fn=at_the_terminal,
+        stdin=theirs, stdout=theirs, stderr=theirs, text=True,
+    )  # fmt: skip
+    os.close(theirs)
+    launched = Launched(process, run_dir)
+    launcher.started.append(launched)
+    log = run_dir / "events.log"
+    wait_for(lambda: os.read(ours, 1024) and log.exists() and log.stat().st_size > 4000)
+    launched.nodes()
+    os.close(ours)
+    assert process.wait(SECONDS) == 129
+    assert launched.left_behind() == []
+    result = json.loads((run_dir / "result.json").read_text())
+    assert (result["status"], result["stopped"]["state"], result["stopped"]["signal"]) == ("KILLED", "saved", "SIGHUP")
+
+
+def test_when_the_launcher_is_killed_its_nodes_vanish_and_who_looks_ends_its_run(
+    launcher: Launcher, store: Path
+) -> None:
+    launched = launcher.start(*LONG, "mode=gba", f"tracking.uri=sqlite:///{store}", tracking=True)
     launched.training()
     pids = launched.nodes()
     assert len(pids) == 5
@@ -111,6 +182,63 @@ def test_when_the_launcher_is_killed_its_nodes_vanish(launcher: Launcher) -> Non
     launched.process.communicate()
     wait_for(lambda: not any(alive(pid) for pid in pids), SECONDS)
     assert launched.left_behind() == []
+    with sqlite3.connect(store) as connection:
+        found = connection.execute("select run_uuid from tags where value = ?", (str(launched.run_dir),))
+        [(run_id,)] = found.fetchall()
+    assert tracked_status(store, run_id) == "RUNNING"
+    subprocess.run(
+        [sys.executable, "-m", "gbactl", "report", "--uri", f"sqlite:///{store}"],
+        cwd=launcher.cwd, env=launcher.environment, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert tracked_status(store, run_id) == "KILLED"
+    result = json.loads((launched.run_dir / "result.json").read_text())
+    assert (result["status"], result["run_id"], result["mode"]) == ("KILLED", run_id, "gba")
+
+
+def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, tmp_path: Path) -> None:
+    """Not one that goes on, one of another machine, or one of another program."""
+    end_orphans(f"sqlite:///{tmp_path}/nosuch.db")
+    uri = f"sqlite:///{store}"
+    client = connect(uri)
+    experiment = experiment_id(client, "orphans", uri)
+
+    def begin(name: str, run_dir: Path | None) -> str:
+        tags = {} if run_dir is None else {"gbactl.run_dir": str(run_dir), "gbactl.mode": "gba"}
+        run_id = str(client.create_run(experiment, run_name=name, tags=tags).info.run_id)
+        client.log_param(run_id, "seed", 7)
+        client.log_metric(run_id, "samples", 1234.0, step=1234)
+        client.log_metric(run_id, "loss", 0.25, step=1234)
+        if run_dir is not None:
+            run_dir.mkdir(exist_ok=True)
+        return run_id
+
+    killed, resent, held = (begin(name, tmp_path / name) for name in ("killed", "resent", "held"))
+    finished, others, gone = (begin(name, tmp_path / name) for name in ("finished", "others", "gone"))
+    foreign = begin("foreign", None)
+    (tmp_path / "finished" / "result.json").write_text(json.dumps({"run_id": finished, "status": "FINISHED"}))
+    (tmp_path / "others" / "result.json").write_text(json.dumps({"run_id": "that of another", "status": "FINISHED"}))
+    (tmp_path / "gone").rmdir()
+    backlog = Backlog(tmp_path / "resent")
+    run = {"kind": "run", "local_id": "a", "experiment": "orphans", "run_name": "resent", "start_ms": 1, "params": {},
+           "tags": {}, "uri": uri}  # fmt: skip
+    backlog.append([run, {"kind": "metrics", "rows": [["samples", 2000.0, 5, 2000]]}])
+    backlog.opened(resent)
+    with rundir.lock(tmp_path / "held"):
+        end_orphans(uri)
+    status = {run_id: client.get_run(run_id).info.status for run_id in (killed, resent, finished, held, others)}
+    assert status == {
+        killed: "KILLED", resent: "KILLED", finished: "FINISHED", held: "RUNNING", others: "RUNNING",
+    }  # fmt: skip
+    assert {client.get_run(run_id).info.status for run_id in (gone, foreign)} == {"RUNNING"}
+    assert client.get_run(killed).data.tags[REACHED] == "1,234 samples, loss 0.25"
+    assert client.get_run(resent).data.tags[REACHED] == "2,000 samples, loss 0.25"
+    assert client.get_run(resent).info.end_time == 5 and not (tmp_path / "resent" / FILE_NAME).exists()
+    told = json.loads((tmp_path / "killed" / "result.json").read_text())
+    assert (told["status"], told["run_id"], told["mode"], told["seed"]) == ("KILLED", killed, "gba", 7)
+    assert told["reached"] == {"samples": 1234.0, "loss": 0.25}
+    assert json.loads((tmp_path / "finished" / "result.json").read_text())["status"] == "FINISHED"
+    end_orphans(uri)
+    assert client.get_run(held).info.status == "KILLED"
 
 
 @pytest.mark.parametrize("victim", ["W0", "S1", "C"])
@@ -128,6 +256,7 @@ def test_ctrl_c_before_the_first_step(launcher: Launcher) -> None:
     wait_for(lambda: len(children_of(launched.process.pid)) >= 2)
     done = ends_after(launched, lambda: launched.process.send_signal(signal.SIGINT))
     assert done.code == 130
+    assert done.err.splitlines()[-1] == "gbactl: stopped; nothing had been trained yet."
 
 
 @pytest.mark.slow

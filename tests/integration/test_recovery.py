@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gbactl.cluster import eventlog
+from gbactl.cluster.eventlog import AnnounceRecord, EventLogError, JoinedRecord, LeftRecord, OrderRecord
 from gbactl.cluster.recovery import FATES
-from tests.support.processes import SHM, Launcher, alive, collective
+from tests.support.processes import SHM, Launcher, alive, collective, wait_for
 from tests.support.slow import slow
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
@@ -74,6 +81,55 @@ def test_a_stopped_worker_counts_as_dead_and_ends_when_it_wakes_up(launcher: Lau
     assert done.result["refused_frames"] + done.result["fenced_frames"] > 0
     adds_up(done.result, 60_000)
     assert not half_open.exists() and launched.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gba", "async", "hop_bw"])
+def test_a_stopped_worker_that_goes_on_behind_its_successor_changes_nothing(launcher: Launcher, mode: str) -> None:
+    """It was given up with a batch in its hands, and wakes up when the one in its place has joined."""
+    slowly = "faults.plans=[{kind: constant, workers: all, factor: 20}]"
+    sizes = (*LONG[:1], *LONG[3:], "train.global_batch=384")
+    launched = launcher.start(*sizes, f"mode={mode}", "cluster.hang_seconds=1", slowly)
+    log, journal = launched.run_dir / "events.log", launched.run_dir / "coordinator.json"
+    launched.training()
+    pid = launched.node("W2")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: any(isinstance(each, JoinedRecord) for each in so_far(log)), 30)
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: not alive(pid), 20)
+    assert launched.process.poll() is None and json.loads(journal.read_text())["stage"] == "train"
+    size = log.stat().st_size
+    done = launched.finish()
+    assert done.code == 0 and log.stat().st_size > size, done.err
+    assert done.result["fenced_frames"] > 0
+    assert [failed["process"] for failed in done.result["recovery"]] == ["W2"]
+    adds_up(done.result, 60_000)
+    gone, ordered = False, Counter[int]()
+    for record in so_far(log):
+        match record:
+            case LeftRecord(worker=2):
+                gone = True
+            case JoinedRecord(worker=2):
+                gone = False
+            case AnnounceRecord(worker=2):
+                assert not gone
+            case OrderRecord():
+                ordered.update(batch for batch, _ in record.members)
+    assert set(ordered.values()) == {1}
+    verdict = launcher.replayed(done.run_dir)
+    assert verdict["identical"] and verdict["steps"] == done.result["global_step"]
+
+
+def so_far(log: Path) -> list[Any]:
+    """The records of an event log that may still be written."""
+    found: list[Any] = []
+    with contextlib.suppress(EventLogError):
+        for record in eventlog.read(log):
+            found.append(record)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -36,6 +37,22 @@ def test_jobs_of_a_sweep_run_side_by_side(launcher: Launcher, extra: str) -> Non
     results = [json.loads(path.read_text()) for path in launcher.cwd.glob("runs/*/result.json")]
     assert sorted(result["seed"] for result in results) == [1, 2]
     assert all(result["status"] == "FINISHED" for result in results)
+
+
+def test_a_signal_stops_a_whole_sweep(launcher: Launcher) -> None:
+    """Its run is saved, and no other one begins."""
+    runs = launcher.cwd / "sweep"
+    virtual = ("cluster=virtual", "cluster.workers=2", "data.rows_per_day=100000")
+    keys = [key for key in SMALL if key not in ("cluster.threads=1", "cluster.workers=2")]
+    launched = launcher.start("seed=1,2", *keys, *virtual, f"run_dir={runs}/${{seed}}", "-m", small=False)
+    launched.run_dir = runs / "1"
+    launched.training()
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.finish(60)
+    assert done.code == 143 and "Traceback" not in done.err
+    assert done.result["stopped"]["state"] == "saved"
+    assert done.err.splitlines()[-1] == f"gbactl: stopped; {done.result['stopped']['told']}."
+    assert [path.name for path in runs.iterdir()] == ["1"]
 
 
 @pytest.mark.slow

@@ -171,6 +171,16 @@ class Launcher:
         assert done.code == 0, done.err
         return done.result
 
+    def replayed(self, run_dir: Path) -> dict[str, Any]:
+        """The verdict of a replay."""
+        done = subprocess.run(
+            [sys.executable, "-m", "gbactl", "replay", str(run_dir)],
+            cwd=self.cwd, env=self.environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
 
 def environment(cache: Path) -> dict[str, str]:
     """What a launcher gets: the tests' own data cache, no tracking store of the user's."""

@@ -50,6 +50,8 @@ class Cluster:
         self.returns = SimpleNamespace(complete=True, sound=True, losses=0, missed=lambda *_: None)
         self.journal = SimpleNamespace(note=lambda: None)
         self.trainers = SimpleNamespace(saved=[], centred=False)
+        self.revival, self._evaluation, self._gathered = None, None, True
+        self._progress, self.log = lambda: None, SimpleNamespace(flush=lambda: None)
         self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
         self.cuts.begin(1000)
         self.training = SimpleNamespace()
@@ -299,3 +301,46 @@ def test_without_any_replica_there_is_no_checkpoint(tmp_path: Path) -> None:
     cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
     cluster.training.ordered(4)
     assert cluster.saves()[-1].number == 2, "the next one tries again"
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+@pytest.mark.parametrize("name", ["none", "full"])
+def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: Path, mode: str, name: str) -> None:
+    """Also without checkpoints, and instead of one that is being written slowly."""
+    cluster = Cluster(tmp_path, mode, name=name)
+    for step in (2, 3):
+        cluster.training.granted(0, step - 1)
+        cluster.training.ordered(step)
+    slow = cluster.saves()
+    assert [save.pace > 0 for save in slow] == [True] * (name == "full")
+    cluster.cuts.stop(30.0)
+    cluster.training.granted(0, 4)
+    cluster.training.ordered(5)
+    [save] = cluster.saves()[len(slow) :]
+    assert (save.step, save.kind, save.pace) == (5, "whole", 0.0)
+    cluster.answer(save.number, 0, 1)
+    if mode == "sync":
+        cluster.cuts.dense(DenseSaved(save.number, 5, 1), np.zeros(3, np.float32))
+    told = cluster.events[-1]
+    assert (told["state"], told["name"], told["step"]) == ("saved", save.name, 5)
+    assert names(tmp_path) == [save.name]
+    cluster.training.granted(0, 5)
+    cluster.training.ordered(6)
+    assert len(cluster.saves()) == len(slow) + 1 + (name == "full"), "that was the end of it"
+
+
+def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", name="none")
+    cluster._gathered = False
+    cluster.cuts.stop(30.0)
+    assert cluster.events.pop() == {"state": "nothing"}
+    cluster._gathered = True
+    cluster.cuts.stop(30.0)
+    cluster.training.ordered(1)
+    cluster.answer(1, 0)
+    cluster.answer(1, 1, error="S1.safetensors could not be written (No space left on device).")
+    assert cluster.events.pop()["why"] == "S1.safetensors could not be written (No space left on device)"
+    cluster.cuts.stop(0.0)
+    cluster.cuts.look()
+    assert cluster.events.pop()["why"] == "it took longer than cluster.stop_seconds=0"
+    assert cluster.events == [] and names(tmp_path) == []

@@ -82,6 +82,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cluster": {"dense_servers": 0}}, r"dense_servers=0 is not a whole number from 1 to .* or null; type .*=null\."),
     ({"cluster": {"threads": 0}}, r"cluster\.threads=0 is not a whole number from 1 to 65536 or null; type"),
     ({"cluster": {"start_timeout": 0}}, r"cluster\.start_timeout=0 is not a number from 1 to"),
+    ({"cluster": {"stop_seconds": -1}}, r"cluster\.stop_seconds=-1 is not a number from 0 to"),
     ({"collective": {"name": "nccl"}}, "collective= one of: horovod, gloo"),
     ({"collective": {"cycle_time_ms": 0}}, r"collective\.cycle_time_ms=0 is not a number from 0\.01 to 10000 or null"),
     ({"collective": {"buckets": 0}}, r"collective\.buckets=0 is not a whole number from 1 to 1000; type"),

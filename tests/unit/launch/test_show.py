@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from typing import Any
 
 import pytest
@@ -109,3 +111,19 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
     Show().result(result)
     assert "gba, seed 1" in capsys.readouterr().out
+
+
+def test_a_terminal_that_goes_away_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is shown to nobody then."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str, /) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(module.sys, "stderr", Gone())
+    left: list[str] = []
+    monkeypatch.setattr(module, "leave_terminal", lambda: left.append("it"))
+    show = Show()
+    show.say("a line")
+    show.progress(progress(1.0))
+    assert left == ["it", "it"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ from virtual_runs import config, run
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.resume import at
-from gbactl.config import CheckpointConfig, from_dict
+from gbactl.cluster.messages import Event
+from gbactl.config import CheckpointConfig, RunConfig, from_dict
+from gbactl.data.dataset import open_dataset
+from gbactl.errors import Stopped
+from gbactl.virtual.run import run_virtual
+from tests.support.slow import slow
 
 
 @pytest.mark.parametrize("mode", ["sync", "gba"])
@@ -109,3 +115,60 @@ def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(data: Path, tmp_path
         values |= {"checkpoint": {"name": "none"}, "faults": {}}
         again = run(from_dict(values), data, tmp_path / name)
         assert again["checksums"]["model"] == plain["checksums"]["model"], name
+
+
+def stopped(cfg: RunConfig, data: Path, run_dir: Path, when: str, seconds: float = 30.0) -> Event:
+    """Stop a run as its launcher does, once it has told an event of this name; what it answers."""
+    heard: list[Event] = []
+    asked: list[Event] = []
+
+    def look(tell: Callable[[Event], None]) -> None:
+        if any(event.name == "stop" for event in heard):
+            raise Stopped(15)
+        if not asked and any(event.name == when and event.fields.get("step", 9) > 3 for event in heard):
+            asked.append(Event("stop", {"seconds": seconds}))
+            tell(asked[0])
+
+    run_dir.mkdir(exist_ok=True)
+    with pytest.raises(Stopped):
+        run_virtual(cfg, open_dataset(data), run_dir, heard.append, look)
+    [answer] = [event for event in heard if event.name == "stop"]
+    return answer
+
+
+WHEN = [
+    ("sync", "progress"), ("gba", "progress"), ("hop_bw", "progress"), ("shadow_easgd", "progress"),
+    ("sync", "phase"), ("fr_bmuf", "phase"), slow("gba", "phase"), slow("async", "progress"),
+    slow("hop_bs", "progress"), slow("shadow_ma", "progress"), slow("local_sgd", "progress"),
+    slow("fr_bmuf", "progress"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "when"), WHEN)
+def test_a_run_without_checkpoints_is_saved_when_it_is_stopped(
+    mode: str, when: str, data: Path, tmp_path: Path
+) -> None:
+    """In a phase, or while what it trained is evaluated."""
+    cfg, folder = config(mode), Folder(tmp_path / "a" / "checkpoints")
+    told = stopped(cfg, data, tmp_path / "a", when).fields
+    last = folder.verified("cut-000001").last
+    assert (told["state"], told["name"], told["step"], told["bytes"]) == ("saved", last.name, last.step, last.bytes)
+    assert (last.position["unread"] == []) is (when == "phase")
+    values = {**at(folder.chain(last.name)), "resume": str(folder.path / last.name)}
+    again = run(from_dict(values), data, tmp_path / "b")
+    samples = again["samples"]
+    assert samples["read"] == 1500 == samples["trained"] + samples["decayed"] + samples["lost"]
+    assert sum(phase["samples"] for phase in again["phases"]) == samples["trained"]
+    assert again["checkpoint"]["resumed_at"] == last.step
+    if mode == "sync":
+        whole = run(cfg, data, tmp_path / "c")
+        assert (again["checksums"], again["auc"]) == (whole["checksums"], whole["auc"])
+
+
+def test_one_that_cannot_be_saved_says_why(data: Path, tmp_path: Path) -> None:
+    late = stopped(config("gba"), data, tmp_path / "a", "progress", seconds=0.0).fields
+    assert (late["state"], late["why"]) == ("failed", "it took longer than cluster.stop_seconds=0")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "checkpoints").write_text("this is no folder")
+    nowhere = stopped(config("gba"), data, tmp_path / "b", "progress").fields
+    assert nowhere["state"] == "failed" and "checkpoints could not be made (" in nowhere["why"]

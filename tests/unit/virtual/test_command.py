@@ -56,7 +56,8 @@ def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
     os.kill(launched.process.pid, signal.SIGINT)
     done = launched.finish(60)
     assert done.code == 130 and "Traceback" not in done.err
-    assert done.result["status"] == "KILLED"
+    assert done.result["status"] == "KILLED" and done.result["stopped"]["state"] == "saved"
+    assert list(launched.run_dir.glob("checkpoints/cut-000001/manifest.json"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,0 +1,68 @@
+"""Runs whose launcher was killed: their store says RUNNING until a command that opens it sees that nobody holds them.
+
+A run holds its directory's lock from before the store knows of it to its end. Costs a query, and no more where no run
+goes on that began on this machine.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from gbactl.launch.rundir import LOCK, RESULT, tracked_as, write_result
+from gbactl.tracking.backlog import Backlog
+from gbactl.tracking.send import send_backlog, status_of
+from gbactl.tracking.store import connect
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+REACHED = "gbactl.reached"
+TOLD = ("loss", "auc")  # what is told of how far a run came, beside its samples
+
+
+def end_orphans(uri: str) -> None:
+    """End every run of a store that nobody holds, as KILLED, and tell what it had reached. Raises nothing: whoever
+    opens the store has something else to do."""
+    with suppress(Exception):
+        client = connect(uri)
+        experiments = [each.experiment_id for each in client.search_experiments()]
+        for run in client.search_runs(experiments, "attributes.status = 'RUNNING'"):
+            run_dir = Path(run.data.tags.get("gbactl.run_dir", ""))
+            if run_dir.is_absolute() and run_dir.is_dir():
+                with suppress(Exception), FileLock(run_dir / LOCK, timeout=0):
+                    _end(client, uri, run.info.run_id, run_dir)
+
+
+def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
+    """The lock is ours. A directory of the same name on another machine is that of another run."""
+    backlog = Backlog(run_dir)
+    waiting = backlog.read().run_id if backlog.path.exists() else None
+    if {waiting, tracked_as(run_dir)} - {None, run_id} or client.get_run(run_id).info.status != "RUNNING":
+        return
+    if waiting is not None:
+        send_backlog(run_dir, uri)
+    run = client.get_run(run_id)
+    reached = {name: value for name, value in run.data.metrics.items() if name in ("samples", *TOLD)}
+    if run.info.status == "RUNNING":
+        client.set_terminated(run_id, status_of(run_dir))
+    client.set_tag(run_id, REACHED, _sentence(reached))
+    if not (run_dir / RESULT).exists():
+        write_result(run_dir, _result(run, run_dir, reached))
+
+
+def _sentence(reached: dict[str, float]) -> str:
+    told = [f"{reached.get('samples', 0):,.0f} samples"]
+    return ", ".join([*told, *(f"{name} {reached[name]:.5g}" for name in TOLD if name in reached)])
+
+
+def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:
+    """What is known of a run that could not write its result."""
+    seed = run.data.params.get("seed", "")
+    return {
+        "mode": run.data.tags.get("gbactl.mode"), "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED",
+        "error": "the launcher was killed", "reached": reached, "run_dir": str(run_dir), "run_id": run.info.run_id,
+    }  # fmt: skip

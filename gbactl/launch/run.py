@@ -29,7 +29,7 @@ from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
-from gbactl.launch.fitting import check_collective, check_memory
+from gbactl.launch.fitting import check_collective, check_memory, too_few
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show, unit_of
@@ -65,6 +65,8 @@ def train(cfg: RunConfig) -> dict[str, Any]:
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
+    if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
+        show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and not cfg.several_hosts and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
     with rundir.lock(run_dir), stoppable():

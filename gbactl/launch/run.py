@@ -43,7 +43,7 @@ from gbactl.switching.plan import Plan
 from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
-from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of
+from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of, useless
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -360,6 +360,9 @@ class Run:
             self._count_refused(result)
         if self.lost:
             result["lost_workers"] = self.lost
+        if status == "FINISHED" and (warning := useless(result)):
+            result["warnings"] = [warning]
+            self.show.say(f"Warning: {warning}")
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
         result = dict(rundir.plain(result))
@@ -402,6 +405,8 @@ class Run:
             self._log(found, result["samples"]["read"])
             if result.get("recovery"):
                 self.tracked.tag(gbactl_failures=failed_in_short(result))
+            if result.get("warnings"):
+                self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
         more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
         for artifact in (written, self.run_dir / rundir.CONFIG, *plots, *more):

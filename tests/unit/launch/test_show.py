@@ -103,5 +103,6 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     told = dict(_summary({**result, **more}))
     assert told["kB a step: dense / rows / ids / control / other"].endswith(" / 0.0; shared memory 3.5 MB")
     assert told["refused (reasons: result.json)"] == "1,200"
+    assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
     Show().result(result)
     assert "gba, seed 1" in capsys.readouterr().out

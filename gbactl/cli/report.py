@@ -17,10 +17,9 @@ def _split(values: tuple[str, ...]) -> list[str]:
 @click.option(
     "--by",
     multiple=True,
-    default=["mode"],
     metavar="KEY,...",
-    show_default=True,
-    help="Parameters to group by, or tags (tags.NAME).",
+    help="Parameters to group by, or tags (tags.NAME), with means over what else differs [default: mode, and all that "
+    "differs beyond the seed]",
 )
 @click.option("--baseline", metavar="VALUE", help="What to compare with (default: sync, if there is one).")
 @click.option("--on", metavar="METRIC", default="auc", show_default=True, help="What is compared with the baseline.")
@@ -69,5 +68,5 @@ def command(
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    options = Options(uri, experiment, where, _split(by), baseline, _split(metric), on, form, plots)
+    options = Options(uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots)
     report(options, click.echo, lambda line: click.echo(line, err=True))

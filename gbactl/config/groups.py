@@ -135,10 +135,12 @@ class TrackingConfig:
 
 @dataclass
 class FaultsConfig:
-    """Faults on purpose: a list of plans (see faults/spec.py), drawn with `seed` (null: the run's)."""
+    """Faults on purpose: a list of plans (see faults/spec.py), drawn with `seed` (null: the run's). `name` is for
+    people: plans that are typed beside `none` have none."""
 
     seed: Seed | None = None
     plans: list[dict[str, Any]] = field(default_factory=list)
+    name: str = "none"
 
 
 @dataclass

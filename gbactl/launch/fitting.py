@@ -1,6 +1,8 @@
-"""Whether a run fits this machine, in its collective and in memory: told before a process starts."""
+"""Whether a run fits its data, and this machine in its collective and in memory: told before a process starts."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from gbactl.collective.factory import check_here
 from gbactl.config import RunConfig
@@ -44,4 +46,16 @@ def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
         f"{cfg.optim.name}'s state of {cfg.processes} workers and the servers), need at least {dense / GIBI:,.1f} GiB "
         f"beside the table's {rows / GIBI:,.1f}, and {there}; use a smaller model.hidden or fewer cluster.workers, or "
         "spread them over machines with cluster=hosts."
+    )
+
+
+def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
+    """What to know where a global batch is larger than a day or an epoch, whose `rows` stand by its name; else ""."""
+    name, least = min(rows.items(), key=lambda item: item[1])
+    batch = cfg.train.global_batch
+    if batch <= least:
+        return ""
+    return (
+        f"train.global_batch={batch} is more than the {least} samples of {name}: a mode that waits for a whole batch "
+        f"takes one step there, of a smaller one; type train.global_batch={max(1, least // 10)} or so."
     )

@@ -33,7 +33,7 @@ from gbactl.launch import rundir
 from gbactl.launch.children import Children
 from gbactl.launch.continued import EXPECTED, Continued, saying
 from gbactl.launch.coordinators import Coordinators
-from gbactl.launch.fitting import check_collective, check_memory
+from gbactl.launch.fitting import check_collective, check_memory, too_few
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.orphans import end_orphans
 from gbactl.launch.repeats import loss_known, switch_known
@@ -49,7 +49,7 @@ from gbactl.switching.plan import Plan
 from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
-from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of
+from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of, useless
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -81,6 +81,8 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
+    if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
+        show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and not cfg.several_hosts and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
     with rundir.lock(run_dir):
@@ -414,6 +416,9 @@ class Run:
                 self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
+        if status == "FINISHED" and (warning := useless(result)):
+            result["warnings"] = [warning]
+            self.show.say(f"Warning: {warning}")
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
         result = dict(rundir.plain(result))
@@ -468,6 +473,8 @@ class Run:
             self._log(found, result["samples"]["read"])
             if result.get("recovery"):
                 self.tracked.tag(gbactl_failures=failed_in_short(result))
+            if result.get("warnings"):
+                self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
         more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
         own = [path for name in (rundir.RESULT, rundir.CONFIG) if (path := self.run_dir / name).exists()]

@@ -142,6 +142,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("staleness mean / p50 / p99", f"{stale['mean']:.2f} / {stale['p50']:.0f} / {stale['p99']:.0f}"),
         *_network(result),
         *(("fault", line) for line in acted.lines(result)),
+        *(("warning", warning) for warning in result.get("warnings", ())),
         ("run directory", str(result["run_dir"])),
     ]
 

@@ -9,25 +9,25 @@ from typing import Any
 
 from gbactl.report.compare import Report
 from gbactl.report.curves import Curves, curves_of
-from gbactl.report.pairs import value_of
 from gbactl.report.runs import Run
 from gbactl.tracking.store import connect
 
 
 def read_curves(uri: str, runs: list[Run], report: Report) -> tuple[list[Curves], list[str]]:
-    """Curves of the runs in the report, in its order, and the runs that have no readable result.json."""
+    """Curves of the runs in the report's lines, in its order, and the runs that have no readable result.json."""
     client, missing = connect(uri), []
     found: dict[tuple[str, ...], list[Curves]] = {group.key: [] for group in report.groups}
+    keys = {run_id: group.key for group in report.groups for run_id in group.runs}
     with tempfile.TemporaryDirectory() as folder:
         for run in runs:
-            if run.label in {each.run for each in report.left_out}:
+            key = keys.get(run.run_id)
+            if key is None:
                 continue
-            key = tuple(value_of(run, name) for name in report.by)
             result = _result(client, run.run_id, Path(folder) / run.run_id)
             if result is None:
                 missing.append(run.label)
             else:
-                found[key].append(curves_of(", ".join(key), run.seed, result))
+                found[key].append(curves_of(", ".join(filter(None, key)), run.seed, result))
     return [curves for each in found.values() for curves in each], missing
 
 

@@ -67,8 +67,8 @@ def column_of(metric: str) -> Column:
     return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))
 
 
-def cell(column: Column, stats: Mapping[str, Stat | None]) -> Cell:
-    """The column's cell of one group."""
+def cell(column: Column, stats: Mapping[str, Stat | None], mark: str = "") -> Cell:
+    """The column's cell of one group; `mark` stands behind its value."""
     found = [stats.get(metric) for metric in column.metrics]
     if len(found) > 1:
         if not any(found):
@@ -77,7 +77,7 @@ def cell(column: Column, stats: Mapping[str, Stat | None]) -> Cell:
     only = found[0]
     if only is None:
         return Cell(MISSING)
-    return Cell(column.write(only.mean), "" if only.sd is None else f"+-{column.write(only.sd)}")
+    return Cell(column.write(only.mean) + mark, "" if only.sd is None else f"+-{column.write(only.sd)}")
 
 
 def _short(value: float) -> str:

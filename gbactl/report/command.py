@@ -29,7 +29,7 @@ class Options:
     uri: str | None
     experiments: Sequence[str]
     where: Sequence[str]
-    by: Sequence[str]
+    by: Sequence[str] | None
     baseline: str | None
     metrics: Sequence[str]
     on: str

@@ -6,37 +6,54 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from gbactl.errors import UsageError
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
+from gbactl.report.configurations import TAGS, Configuration, configuration, differing, mixed, value_of
 from gbactl.report.failures import Failure, failures
 from gbactl.report.pairs import (
-    TAGS,
-    Configuration,
     Key,
-    configuration,
-    difference,
+    Pairing,
+    Pairs,
+    by_pairs,
     natural,
     pairing,
-    value_of,
-    values,
+    pairs_of,
+    stats_of,
+    why_alone,
 )  # fmt: skip
 from gbactl.report.runs import Run
 from gbactl.report.slowdowns import Slowdown, slowdowns
-from gbactl.report.stats import Difference, Stat, stat
+from gbactl.report.stats import Difference, Stat, paired
 
 DEFAULT_BASELINE = "sync"
+DIFFERS = "what differs"
+SHORT_SECONDS = 5.0  # of training, below which a rate is marked
+MARKS = {"eps": "*", "ne": "!"}  # behind a metric's value: a rate over little time, a model that is no better than none
 
 
 @dataclass(frozen=True)
 class Group:
-    """One line of the table."""
+    """One line of the table, made of `runs` (their MLflow ids). `marks`: what a reader is warned of, as in MARKS."""
 
     key: Key
     n: int
     seeds: tuple[str, ...]
     stats: Mapping[str, Stat | None]
     difference: Difference | None = None
+    runs: tuple[str, ...] = ()
+    marks: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs that share a line. `alike`: what the baseline's line has to share with it; `place`: for sorting."""
+
+    key: Key
+    alike: Key
+    place: Key
+    runs: list[Run]
 
 
 @dataclass(frozen=True)
@@ -65,36 +82,76 @@ class Report:
 
 def compare(
     runs: Sequence[Run],
-    by: Sequence[str] = ("mode",),
+    by: Sequence[str] | None = None,
     baseline: str | None = None,
     metrics: Sequence[str] = (),
     on: str = "auc",
 ) -> Report:
     """Group by parameters or tags and compare `on` with the groups whose first key is `baseline`.
 
-    Without `baseline`, sync is it where there is one. Raises UsageError for a key, a baseline or a metric that
-    no run has.
+    Without `by`, runs share a line that differ in their seed alone; with it a line has the mean over what else
+    differs, but for the mode. Without `baseline`, sync is it where there is one. Raises UsageError for a key, a
+    baseline or a metric that no run has.
     """
-    keys = tuple(key.removeprefix("params.").strip('`"') for key in by)
-    usable, left_out = _usable([_with_shares(run) for run in runs], on)
-    _check_keys(usable, keys)
-    members: dict[Key, list[Run]] = defaultdict(list)
-    for run in usable:
-        members[tuple(value_of(run, key) for key in keys)].append(run)
-    chosen, rule, columns = _baseline(members, baseline), pairing(on, keys, members), _columns(usable, on, metrics)
-    groups, notes, slowed, failed = [], list[str](), list[Slowdown](), list[Failure]()
-    for key in sorted(members, key=lambda key: (chosen is None or key[0] != chosen, natural(key))):
-        found, said = None, _mixture(members[key], keys)
-        if chosen is not None and key[0] != chosen:
-            found, unpaired = difference(members[key], members.get((chosen, *key[1:]), []), rule)
-            said += [unpaired.format(chosen)] if unpaired else []
-        notes += [f"{', '.join(key)}: {note}" for note in said]
-        groups.append(_group(key, members[key], columns, found))
-        slowed += slowdowns(key, members[key])
-        failed += failures(key, members[key])
+    usable, left_out = _usable([_completed(run) for run in runs], on)
+    keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
+    chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
+    rule = pairing(on, ("mode",) if by is None else keys, {line.key: line.runs for line in lines})
+    groups, notes, slowed, failed = [], [] if by is None else _mixtures(lines, keys), list[Slowdown](), list[Failure]()
+    for line in sorted(lines, key=lambda line: _order(line, chosen, by is None)):
+        group, said = _group(line, _reference(line, lines, chosen), columns, rule)
+        groups.append(group)
+        notes += [f"{', '.join(line.key)}: {note}" for note in said]
+        slowed += slowdowns(line.key, line.runs)
+        failed += failures(line.key, line.runs)
     below = (*notes, *_evaluated(usable), *_collectives(usable), *_ceiling(usable))
     more = (tuple(slowed), on, rule.varied, tuple(failed))
     return Report(keys, columns, tuple(groups), chosen, tuple(left_out), below, *more)
+
+
+def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
+    """A line for every mode and configuration; a second key says in what they differ, if in anything."""
+    members: dict[tuple[str, Key, Key], list[tuple[Run, Key]]] = defaultdict(list)
+    for run, each in zip(runs, differing(runs), strict=True):
+        members[value_of(run, "mode"), each.beyond, each.own].append((run, each.told))
+    told = {place: min((each for _, each in found), key=len) for place, found in members.items()}
+    several = any(told.values())
+    lines = []
+    for (mode, beyond, own), found in members.items():
+        key = (mode, ", ".join(told[mode, beyond, own])) if several else (mode,)
+        lines.append(Line(key, beyond, (mode, *own), [run for run, _ in found]))
+    return (("mode", DIFFERS) if several else ("mode",)), lines
+
+
+def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
+    """A line for every combination of the keys' values, and for every mode in it."""
+    keys = tuple(key.removeprefix("params.").strip('`"') for key in by)
+    _check_keys(runs, keys)
+    if len({_values(run, (*keys, "mode")) for run in runs}) > len({_values(run, keys) for run in runs}):
+        keys = (*keys, "mode")
+    members: dict[Key, list[Run]] = defaultdict(list)
+    for run in runs:
+        members[_values(run, keys)].append(run)
+    return keys, [Line(key, key[1:], key, found) for key, found in members.items()]
+
+
+def _values(run: Run, keys: Key) -> Key:
+    return tuple(value_of(run, key) for key in keys)
+
+
+def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:
+    """The baseline first; where lines have it by what they differ in beyond the mode, first of those alike."""
+    first = natural(line.alike) if by_likeness else []
+    return first, chosen is None or line.key[0] != chosen, natural(line.place)
+
+
+def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | None:
+    """The baseline's line to compare with: of several, which differ in the mode's own keys, the most alike."""
+    if chosen is None or line.key[0] == chosen:
+        return None
+    found = [each for each in lines if each.key[0] == chosen and each.alike == line.alike]
+    own = set(line.runs[0].params.items())
+    return max(found, key=lambda each: len(own & set(each.runs[0].params.items())), default=None)
 
 
 def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Column, ...]:
@@ -106,27 +163,42 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
     return (first, *(column for column in more if column.metrics != first.metrics))
 
 
-def _with_shares(run: Run) -> Run:
-    read, decayed = run.metrics.get("samples_read"), run.metrics.get("samples_decayed")
-    if not read or decayed is None:
-        return run
-    return replace(run, metrics={**run.metrics, "decayed_percent": 100.0 * decayed / read})
+def _completed(run: Run) -> Run:
+    """With the share of decayed samples, and without rates over no time."""
+    metrics = {name: value for name, value in run.metrics.items() if value or name.partition("/")[0] != "eps"}
+    read, decayed = metrics.get("samples_read"), metrics.get("samples_decayed")
+    if read and decayed is not None:
+        metrics["decayed_percent"] = 100.0 * decayed / read
+    return replace(run, metrics=metrics)
+
+
+def _marks(runs: Sequence[Run]) -> str:
+    """Those that any of the runs deserves."""
+    found = {"eps": any(map(_is_short, runs)), "ne": any(run.metrics.get("ne", 0.0) > 1 for run in runs)}
+    return "".join(MARKS[metric] for metric, deserved in found.items() if deserved)
+
+
+def _is_short(run: Run) -> bool:
+    """Whether it trained for so few seconds that its rate says little."""
+    rate, trained = run.metrics.get("eps"), run.metrics.get("samples_trained")
+    return bool(rate) and trained is not None and trained < SHORT_SECONDS * (rate or 0.0)
 
 
 def _usable(runs: Sequence[Run], on: str) -> tuple[list[Run], list[LeftOut]]:
     """The newest run of every configuration (seed included) that finished with a value to compare."""
     left_out: list[LeftOut] = []
-    newest: dict[Configuration, Run] = {}
+    newest: dict[tuple[str, Configuration], Run] = {}
     for run in sorted(runs, key=lambda run: run.start_ms):
         if run.status != "FINISHED":
             left_out.append(LeftOut(run.label, run.status))
         elif not math.isfinite(run.metrics.get(on, math.nan)):
             left_out.append(LeftOut(run.label, f"no {'AUC' if on == 'auc' else on}"))
         else:
-            older = newest.pop(configuration(run), None)
+            same = value_of(run, "mode"), configuration(run, ("mode", "mode.name"))
+            older = newest.pop(same, None)
             if older is not None:
                 left_out.append(LeftOut(older.label, f"repeated by {run.label}, which is newer"))
-            newest[configuration(run)] = run
+            newest[same] = run
     return list(newest.values()), left_out
 
 
@@ -140,28 +212,48 @@ def _check_keys(runs: Sequence[Run], keys: Key) -> None:
             raise UsageError(f"No run has the {what}; type --by with some of: {', '.join(known)}")
 
 
-def _baseline(members: Mapping[Key, list[Run]], wanted: str | None) -> str | None:
-    firsts = sorted({key[0] for key in members})
-    if wanted is not None and wanted not in firsts and members:
+def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:
+    firsts = sorted({line.key[0] for line in lines})
+    if wanted is not None and wanted not in firsts and lines:
         raise UsageError(f"No run has --baseline {wanted}; type one of: {', '.join(firsts)}")
     return wanted if wanted is not None else (DEFAULT_BASELINE if DEFAULT_BASELINE in firsts else None)
 
 
-def _mixture(runs: Sequence[Run], keys: Key) -> list[str]:
-    """A mean over different configurations is said to be one."""
-    found = values(runs, ("seed",))
-    mixed = [name for name in sorted(found) if len(found[name]) > 1]
-    if not mixed:
+def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
+    """What of the configuration lines have means over."""
+    names = sorted({name for line in lines for name in mixed(line.runs)})
+    if not names:
         return []
-    shown = "; ".join(f"{name} = {', '.join(sorted(found[name]))}" for name in mixed)
-    return [f"a mean over {shown}; to tell them apart: --by {','.join((*keys, *mixed))}."]
+    apart = f"to tell them apart: --by {','.join((*keys, *names))}"
+    return [f"Means over {', '.join(names)} where a line has several, within a seed first; {apart}."]
 
 
-def _group(key: Key, runs: Sequence[Run], columns: Sequence[Column], found: Difference | None) -> Group:
+def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: Pairing) -> tuple[Group, list[str]]:
+    """The line as it is shown, of the runs with a partner if any has one, and what is to be said of it."""
+    pairs = pairs_of(line.runs, [] if reference is None else reference.runs, rule)
+    kept = pairs.ours or line.runs
     names = [metric for column in columns for metric in column.metrics]
-    stats = {name: stat([run.metrics[name] for run in runs if name in run.metrics]) for name in names}
-    seeds = tuple(sorted({run.seed for run in runs}, key=lambda seed: natural((seed,))))
-    return Group(key, len(runs), seeds, stats, found)
+    stats = stats_of(kept, names, rule)
+    seeds = tuple(sorted({run.seed for run in kept}, key=lambda seed: natural((seed,))))
+    ids = tuple(run.run_id for run in kept)
+    found = paired(by_pairs(pairs, rule))
+    group = Group(line.key, len(kept), seeds, stats, found, ids, _marks(kept))
+    return group, [] if reference is None else _unpaired(pairs, line, reference, columns[0], rule)
+
+
+def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:
+    """Which runs of a line have no partner; what the baseline is where a part of a line is, or one line of several."""
+    said, name = [], reference.key[0]
+    if pairs.alone:
+        end = " and are not in its line" if pairs.ours else ""
+        why = why_alone(pairs.alone, reference.runs, rule)
+        said.append(f"{len(pairs.alone)} of {len(line.runs)} runs have no partner in {name} ({why}){end}.")
+    own = [token for token in ", ".join(reference.key[1:]).split(", ") if token not in ", ".join(line.key[1:])]
+    if pairs.ours and (own or len(pairs.theirs) < len(reference.runs)):
+        mean = fmean(theirs for theirs, _ in by_pairs(pairs, rule))
+        partners = f"{len(pairs.theirs)} of {len(reference.runs)} runs of {', '.join((name, *own))}"
+        said.append(f"compared with {partners}, whose {compared.title} is {compared.write(mean)}.")
+    return said
 
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from gbactl.report import failures as failed
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, cell, difference_cell
-from gbactl.report.compare import Report
+from gbactl.report.compare import MARKS, SHORT_SECONDS, Report
+
+MOST_NAMED = 3  # runs that are left out for one reason and named
+MEANINGS = {
+    "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
+    "ne": f"NE{MARKS['ne']}: a run's log loss is above that of always predicting the base rate (NE above 1).",
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ def grid(report: Report) -> list[GridColumn]:
     ]
     made.append(GridColumn("n", tuple(Cell(str(group.n)) for group in groups)))
     for place, column in enumerate(report.columns):
-        made.append(GridColumn(column.title, tuple(cell(column, group.stats) for group in groups)))
+        mark = MARKS.get(column.metrics[0], "")
+        cells = tuple(cell(column, group.stats, mark if mark in group.marks else "") for group in groups)
+        made.append(GridColumn(column.title, cells))
         if place == 0 and report.baseline is not None:
             cells = tuple(difference_cell(column, group.difference) for group in groups)
             made.append(GridColumn(f"vs {report.baseline}", cells))
@@ -76,7 +84,7 @@ def sentences(report: Report) -> list[str]:
     """How to read the table, what was noticed, and what was left out and why."""
     said = []
     if any(group.n > 1 for group in report.groups):
-        said.append("+-: standard deviation over the runs of a line.")
+        said.append("+-: standard deviation over the seeds of a line.")
     if any(group.difference for group in report.groups):
         said.append(
             f"vs {report.baseline}: {report.columns[0].title} minus {report.baseline}'s; +- is half of a 95 % t "
@@ -92,8 +100,20 @@ def sentences(report: Report) -> list[str]:
             "failed: what became of a process; seconds from the failure (from when it was noticed, where it was not "
             "injected) until it was noticed, until another was ready in its place, until that one's first gradient."
         )
+    marks = {mark for group in report.groups for mark in group.marks}
+    said += [meaning for metric, meaning in MEANINGS.items() if MARKS[metric] in marks]
+    return [*said, *report.notes, *_left_out(report)]
+
+
+def _left_out(report: Report) -> list[str]:
+    """A sentence for each reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:
-        reasons[each.reason].append(each.run)
-    left = [f"Left out, {reason}: {', '.join(runs)}." for reason, runs in sorted(reasons.items())]
-    return [*said, *report.notes, *left]
+        reason = "repeated by a newer run" if each.reason.startswith("repeated by") else each.reason
+        reasons[reason].append(each.run)
+    return [f"Left out, {reason}: {_some(runs)}." for reason, runs in sorted(reasons.items())]
+
+
+def _some(runs: list[str]) -> str:
+    rest = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
+    return ", ".join(runs[:MOST_NAMED]) + rest

@@ -99,14 +99,15 @@ def _html_line(row: list[str], tag: str) -> str:
 
 
 def csv(report: Report) -> str:
-    """One line a group, numbers in full: <metric>_mean and _sd, difference, half-width and its pairs."""
+    """One line a group, numbers in full: <metric>_mean and _sd, difference, half-width and its pairs, marks."""
     metrics = [metric for column in report.columns for metric in column.metrics]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     names = [f"{metric}_{part}" for metric in metrics for part in ("mean", "sd")]
-    writer.writerow([*report.by, "n", f"{report.on}_difference", f"{report.on}_difference_half", "pairs", *names])
+    differences = (f"{report.on}_difference", f"{report.on}_difference_half", "pairs")
+    writer.writerow([*report.by, "n", *differences, *names, "marks"])
     for group in report.groups:
-        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group.stats, metrics)])
+        writer.writerow([*group.key, group.n, *_difference(group), *_numbers(group.stats, metrics), group.marks])
     if report.slowdowns:
         out.write("\n")
         _slowdowns(report, writer)

@@ -1,7 +1,8 @@
 """Which runs are compared with which: pairs of one seed that differ in what the groups differ in alone. Pure.
 
 By a parameter: the groups differ in it, by `mode` in all of mode.*. By a tag, which says nothing of the configuration:
-in mode.*, switch.*, collective.* and in every parameter that has one value in each group.
+in mode.*, switch.*, collective.* and in every parameter that has one value in each group. Runs of one seed in several
+configurations depend on each other: they are averaged before anything is made of seeds.
 """
 
 from __future__ import annotations
@@ -9,16 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from gbactl.report.configurations import OF_THE_MODE, TAGS, Configuration, configuration
 from gbactl.report.runs import Run
-from gbactl.report.stats import Difference, paired
-from gbactl.switching.modes import from_listed
+from gbactl.report.stats import Stat, stat
 
-TAGS = "tags."
-_IRRELEVANT = ("run_dir", "tracking.", "cluster.start_timeout", "cluster.stop_seconds", "cluster.bind", "data.cache")
-_BY_TAG = ("mode", "mode.", "switch.", "collective.")
 Key = tuple[str, ...]
-Configuration = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -33,23 +31,13 @@ class Pairing:
     varied: tuple[str, ...] = ()
 
 
-def value_of(run: Run, key: str) -> str:
-    """A parameter, or a tag (tags.NAME); `-` where a run has none. `mode` is what a run did: sync>gba@day2."""
-    if key.startswith(TAGS):
-        return run.tags.get(key.removeprefix(TAGS), "-")
-    own = run.params.get(key, run.params.get(f"{key}.name", "-"))
-    if key not in ("mode", "mode.name"):
-        return own
-    return run.tags.get("gbactl.mode") or from_listed(run.tags.get("gbactl.phases", own))
+@dataclass(frozen=True)
+class Pairs:
+    """The runs of two groups that have a partner in the other one, and those of the first that have none."""
 
-
-def configuration(run: Run, without: Iterable[str] = ()) -> Configuration:
-    """What a run was trained with, but for parameters (or prefixes that end with a dot) in `without`."""
-    skipped = (*_IRRELEVANT, *without)
-    prefixes = tuple(name for name in skipped if name.endswith("."))
-    return frozenset(
-        (key, value) for key, value in run.params.items() if key not in skipped and not key.startswith(prefixes)
-    )
+    ours: list[Run]
+    theirs: list[Run]
+    alone: list[Run]
 
 
 def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[str]]:
@@ -67,12 +55,12 @@ def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing
     names = [key.removesuffix(".name") for key in keys]
     free = [*(f"{name}." for name in names), *keys, *names]
     if "mode" in names:
-        free += ["collective.", "switch."]
+        free += OF_THE_MODE
     if not any(key.startswith(TAGS) for key in keys):
         return Pairing(on, tuple(free))
-    also = _one_value_each(members, (*free, *_BY_TAG, "seed"))
-    told = [f"{name}*" for name in _BY_TAG if name.endswith(".")]
-    return Pairing(on, (*free, *_BY_TAG, *also), (*told, *also))
+    also = _one_value_each(members, (*free, *OF_THE_MODE, "seed"))
+    told = [f"{name}*" for name in OF_THE_MODE if name.endswith(".")]
+    return Pairing(on, (*free, *OF_THE_MODE, *also), (*told, *also))
 
 
 def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]) -> list[str]:
@@ -83,14 +71,39 @@ def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]
     return sorted(name for name in single if len({frozenset(group.get(name, ())) for group in groups}) > 1)
 
 
-def difference(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> tuple[Difference | None, str | None]:
-    """Runs minus their partners in `reference`, and a sentence's end if some have none: "2 of 5 runs ... (why)"."""
+def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pairs:
+    """Partners by seed and by everything that `rule` does not leave free."""
     ours, theirs = _by_pair(runs, rule), _by_pair(reference, rule)
-    found = paired([(_mean(theirs[pair], rule), _mean(ours[pair], rule)) for pair in ours if pair in theirs])
-    alone = [run for pair in ours if pair not in theirs for run in ours[pair]]
-    if not alone:
-        return found, None
-    return found, f"{len(alone)} of {len(runs)} runs have no partner in {{}} ({_why(alone, reference, rule)})."
+    return Pairs(
+        [run for pair in ours if pair in theirs for run in ours[pair]],
+        [run for pair in theirs if pair in ours for run in theirs[pair]],
+        [run for pair in ours if pair not in theirs for run in ours[pair]],
+    )
+
+
+def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
+    """What is compared, of them and of us, a pair for each of our seeds: means over its configurations."""
+    ours, theirs = _by_pair(pairs.ours, rule), _by_pair(pairs.theirs, rule)
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for pair, runs in ours.items():
+        both = (fmean(run.metrics[rule.on] for run in side) for side in (theirs[pair], runs))
+        found[runs[0].seed].append((next(both), next(both)))
+    return [(fmean(each[0] for each in means), fmean(each[1] for each in means)) for means in found.values()]
+
+
+def stats_of(runs: Sequence[Run], metrics: Iterable[str], rule: Pairing) -> dict[str, Stat | None]:
+    """Of each metric mean and deviation over seeds of the means over each one's configurations, which count alike."""
+    alike = list(_by_pair(runs, rule).values())
+    return {metric: _stat(alike, metric) for metric in metrics}
+
+
+def _stat(alike: Sequence[Sequence[Run]], metric: str) -> Stat | None:
+    found: dict[str, list[float]] = defaultdict(list)
+    for runs in alike:
+        known = [run.metrics[metric] for run in runs if metric in run.metrics]
+        if known:
+            found[runs[0].seed].append(fmean(known))
+    return stat([fmean(means) for means in found.values()])
 
 
 def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run]]:
@@ -100,20 +113,16 @@ def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run
     return grouped
 
 
-def _mean(runs: Sequence[Run], rule: Pairing) -> float:
-    return sum(run.metrics[rule.on] for run in runs) / len(runs)
-
-
-def _why(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
-    if not reference:
-        return "no run of it is otherwise grouped alike"
+def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
+    """What runs have that those of `reference` have not."""
     seeds = {run.seed for run in reference}
     lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural((seed,)))
     if lonely:
         return f"seed {', '.join(lonely)}"
     twin = next(run for run in reference if run.seed == alone[0].seed)
-    differing = sorted({key for key, _ in configuration(alone[0], rule.free) ^ configuration(twin, rule.free)})
-    return f"they differ in {', '.join(differing)}"
+    ours, theirs = (dict(configuration(run, rule.free)) for run in (alone[0], twin))
+    differing = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]} or ours.keys() ^ theirs.keys()
+    return f"they differ in {', '.join(sorted(differing))}"
 
 
 def natural(key: Key) -> list[tuple[int, float, str]]:

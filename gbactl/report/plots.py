@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gbactl.errors import GbactlError
 from gbactl.report.curves import Curves, Stretch, shares
 from gbactl.report.stats import stat
@@ -13,7 +15,8 @@ from gbactl.report.stats import stat
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIZE = (6.4, 4.0)
+_WIDE, _HIGH, _LINE = 6.4, 4.0, 0.2  # inches of a figure, and of a line of the legend below it
+_LONG = 20  # characters of a name that finds no place within the axes
 
 
 def plot(runs: Sequence[Curves], folder: Path, advice: str = "type --plots with another folder") -> list[Path]:
@@ -42,13 +45,26 @@ def _saved(path: Path, draw: Callable[[Any, dict[str, list[Curves]]], None], gro
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE, layout="constrained")
+    figure = Figure(figsize=(_WIDE, _HIGH + (_LINE * len(groups) if _is_long(groups) else 0)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     draw(axes, groups)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
     return path
+
+
+def _is_long(groups: dict[str, list[Curves]]) -> bool:
+    return any(len(name) > _LONG for name in groups)
+
+
+def _legend(axes: Axes, groups: dict[str, list[Curves]]) -> None:
+    """Within the axes, or below them where names are long."""
+    figure = axes.get_figure(root=True)
+    if figure is not None and _is_long(groups):
+        figure.legend(loc="outside lower left", fontsize=8)
+    else:
+        axes.legend()
 
 
 def _lines(axes: Axes, groups: dict[str, list[Curves]], along: Callable[[Curves], Sequence[float]]) -> None:
@@ -58,47 +74,56 @@ def _lines(axes: Axes, groups: dict[str, list[Curves]], along: Callable[[Curves]
             axes.plot(along(run), run.auc, color=f"C{place % 10}", alpha=0.7, marker="o", ms=3, label=label)
             label = None
     axes.set_ylabel("AUC on the evaluated data")
-    axes.legend()
+    _legend(axes, groups)
 
 
-def _shaded(axes: Axes, groups: dict[str, list[Curves]], along: Callable[[Stretch], tuple[float, float]]) -> None:
-    """The modes of a run that switched, behind the lines; of one group and seed alone, or nobody could read it."""
-    switched = [runs for runs in groups.values() if any(run.switched for run in runs)]
-    if len(switched) != 1:
-        return
-    modes = next(run.modes for run in switched[0] if run.switched)
-    colours = {mode: f"C{place % 10}" for place, mode in enumerate(dict.fromkeys(each.mode for each in modes), 5)}
-    for stretch in modes:
-        low, high = along(stretch)
-        axes.axvspan(low, high, color=colours[stretch.mode], alpha=0.12, lw=0)
-        axes.annotate(
-            stretch.mode, ((low + high) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", size=8
-        )
+def _switches(
+    axes: Axes,
+    groups: dict[str, list[Curves]],
+    along: Callable[[Curves], Sequence[float]],
+    begins: Callable[[Stretch], float],
+) -> None:
+    """A mark on a run's own line where it went on in another mode; the mode is named once a group."""
+    for place, runs in enumerate(groups.values()):
+        named = set[tuple[int, str]]()
+        for run in runs:
+            for number, stretch in enumerate(run.modes[1:] if run.auc else ()):
+                at, colour = begins(stretch), f"C{place % 10}"
+                height = float(np.interp(at, along(run), run.auc))
+                if at < along(run)[0]:  # nothing was evaluated before
+                    axes.plot([at, along(run)[0]], [height, height], color=colour, ls=":", alpha=0.7)
+                axes.plot([at], [height], marker="D", ms=6, mfc="white", mec=colour, ls="none", zorder=3)
+                if (number, stretch.mode) not in named:
+                    above = axes.annotate(stretch.mode, (at, height), (0, 6), textcoords="offset points", ha="center")
+                    above.set(color=colour, size=8)
+                    named.add((number, stretch.mode))
 
 
 def _auc_over_samples(axes: Axes, groups: dict[str, list[Curves]]) -> None:
-    _shaded(axes, groups, lambda stretch: stretch.samples)
     _lines(axes, groups, lambda run: run.samples)
+    _switches(axes, groups, lambda run: run.samples, lambda stretch: stretch.samples[0])
     axes.set_xlabel("samples")
 
 
 def _auc_over_time(axes: Axes, groups: dict[str, list[Curves]]) -> None:
-    _shaded(axes, groups, lambda stretch: stretch.seconds)
     _lines(axes, groups, lambda run: run.seconds)
+    _switches(axes, groups, lambda run: run.seconds, lambda stretch: stretch.seconds[0])
     axes.set_xlabel("seconds of training")
 
 
 def _eps(axes: Axes, groups: dict[str, list[Curves]]) -> None:
     stats = {name: stat([run.eps for run in runs if run.eps is not None]) for name, runs in groups.items()}
     found = {name: each for name, each in stats.items() if each is not None}
-    axes.bar(
-        list(found),
+    axes.barh(
+        [name.replace(", ", "\n") for name in found],
         [each.mean for each in found.values()],
-        yerr=[each.sd or 0.0 for each in found.values()],
+        xerr=[each.sd or 0.0 for each in found.values()],
         color=[f"C{place % 10}" for place, name in enumerate(groups) if name in found],
         capsize=4,
     )
-    axes.set_ylabel("samples per second, all workers")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=6 if _is_long(groups) else None)
+    axes.set_xlabel("samples per second, all workers")
 
 
 def _staleness(axes: Axes, groups: dict[str, list[Curves]]) -> None:
@@ -112,4 +137,4 @@ def _staleness(axes: Axes, groups: dict[str, list[Curves]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("staleness when applied, in global steps")
     axes.set_ylabel("% of the gradients")
-    axes.legend()
+    _legend(axes, groups)

@@ -14,6 +14,7 @@ from gbactl.report.compare import Report
 from gbactl.report.grid import GridColumn, grids, sentences
 
 _GAP = 2
+_KEY_WIDTH = 24  # of a cell that says which line this is; what is longer goes on below
 
 
 def text(report: Report, width: int = 80, colour: bool = False) -> str:
@@ -33,19 +34,20 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
 
 
 def _title(column: GridColumn) -> str:
-    lines = [line for cell in column.cells for line in (cell.value, cell.spread)]
+    lines = [line for cell in column.cells for line in _stacked(cell, column.key)]
     widest = max(len(line) for line in (*lines, *column.title.split()))
     return "\n".join(textwrap.wrap(column.title, widest))
 
 
-def _stacked(cell: Cell) -> str:
-    return f"{cell.value}\n{cell.spread}" if cell.spread else cell.value
+def _stacked(cell: Cell, key: bool) -> list[str]:
+    """A cell's lines: what differs one below the other, or a value above its spread."""
+    if key:
+        return [line for part in cell.value.split(", ") for line in textwrap.wrap(part, _KEY_WIDTH) or [""]]
+    return [cell.value, cell.spread] if cell.spread else [cell.value]
 
 
 def _width(column: GridColumn) -> int:
-    lines = _title(column).splitlines()
-    for cell in column.cells:
-        lines += _stacked(cell).splitlines()
+    lines = [*_title(column).splitlines(), *(line for cell in column.cells for line in _stacked(cell, column.key))]
     return max(len(line) for line in lines) + _GAP
 
 
@@ -70,5 +72,5 @@ def _table(columns: list[GridColumn]) -> Table:
             _title(column), justify="left" if column.key else "right", no_wrap=True, overflow="fold"
         )
     for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(_stacked(cell) for cell in row))
+        table.add_row(*("\n".join(_stacked(cell, column.key)) for cell, column in zip(row, columns, strict=True)))
     return table

@@ -76,6 +76,17 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
+def useless(result: Mapping[str, Any]) -> str:
+    """What to know of a result that is worse than no model's; "" of any other."""
+    found = result.get("ne")
+    if found is None or not found > 1:
+        return ""
+    return (
+        f"The log loss {result['logloss']:.4g} is {found:.4g} times that of always predicting the base rate: this "
+        "model is worse than none; train on more data or type another optim.lr."
+    )
+
+
 def config_hash(config: Mapping[str, Any]) -> str:
     """12 hex digits of the nested configuration, without where it runs and is tracked."""
     kept = {key: value for key, value in config.items() if key not in _NOT_CONFIGURATION}

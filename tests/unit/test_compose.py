@@ -53,6 +53,11 @@ def test_without_a_word_it_is_the_default_of_the_schema() -> None:
     }
 
 
+def test_every_file_of_faults_has_its_name_which_is_logged_with_the_run() -> None:
+    for path in sorted((conf_dir() / "faults").glob("*.yaml")):
+        assert flatten(to_dict(compose([f"faults={path.stem}"])))["faults.name"] == path.stem
+
+
 def test_every_key_of_the_schema_can_be_typed() -> None:
     """Those of gba's decay only where mode=gba is chosen."""
     files = {path: yaml.safe_load((conf_dir() / path).read_text()) for path in FILES}

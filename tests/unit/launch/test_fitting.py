@@ -1,4 +1,4 @@
-"""Rows or a dense part that do not fit into memory: refused with the arithmetic, before anything is started."""
+"""What does not fit memory or data: told before anything is started, rows and dense part with the arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from gbactl.compose import compose
 from gbactl.errors import ConfigError
-from gbactl.launch.fitting import too_large
+from gbactl.launch.fitting import too_few, too_large
 from gbactl.launch.run import train
 
 
@@ -76,3 +76,16 @@ def test_the_dense_part_s_arithmetic_is_told() -> None:
         "The dense part's 14,000,002 values of 4 bytes, 27 times (values, gradients and adam's state of 4 workers and "
         "the servers), need at least 1.4 GiB beside the table's 2.6, and 3.0 GiB of memory are free; "
     )
+
+
+def test_a_batch_larger_than_a_day_is_told_before_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = compose([
+        "cluster=virtual", "mode=gba", "data.days=2", "data.rows_per_day=600", "data.max_cardinality=100",
+        "model.dim=4", "model.hidden=[8]", f"data.cache={tmp_path / 'cache'}", "train.global_batch=1024",
+        f"run_dir={tmp_path / 'run'}", "tracking.enabled=false",
+    ])  # fmt: skip
+    assert too_few(cfg, {"day 0": 2048, "day 1": 1024}) == ""
+    train(cfg)
+    told = capsys.readouterr().err
+    assert "Warning: train.global_batch=1024 is more than the 600 samples of day 0: " in told
+    assert told.index("Warning: train.global_batch") < told.index("day 0 of 1")

@@ -109,6 +109,7 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     plans = [{"kind": "window", "factor": 4, "from": 0.1}, {"kind": "kill", "time": 120.0}]
     faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-3:-1]
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
+    assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
     Show().result(result)
     assert "gba, seed 1" in capsys.readouterr().out
 

@@ -59,7 +59,11 @@ def test_what_a_group_itself_mixes_has_to_agree_in_a_pair() -> None:
     report = compare(mixed + other, by=["tags.takes_over"])
     assert group(report, "gba").difference.n == 1
     assert group(report, "gba").difference.mean == pytest.approx(0.05)
-    assert "gba: 1 of 2 runs have no partner in sync (they differ in faults.plans)." in report.notes
+    assert (
+        "gba: 1 of 2 runs have no partner in sync (they differ in faults.plans) and are not in its line."
+        in report.notes
+    )
+    assert "gba: compared with 1 of 2 runs of sync, whose AUC is 0.80000." in report.notes
 
 
 def test_a_seed_never_pairs_with_another() -> None:
@@ -70,7 +74,7 @@ def test_a_seed_never_pairs_with_another() -> None:
 
 def test_parameters_do_not_free_what_a_tag_does() -> None:
     report = compare([run("sync", 1, 0.8), run("gba", 1, 0.7, optim__lr="0.002")])
-    assert group(report, "gba").difference is None
+    assert group(report, "gba", "optim.lr=0.002").difference is None
     assert report.varied == ()
 
 

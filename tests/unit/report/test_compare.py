@@ -11,8 +11,12 @@ from report_examples import run, three
 
 from gbactl.errors import UsageError
 from gbactl.report.compare import Report, compare
+from gbactl.report.configurations import LONGEST, short, value_of
+from gbactl.report.render import render
 from gbactl.report.runs import Run, _run
 from gbactl.report.stats import Difference, Stat, paired, stat
+
+SLOW = "[{'kind': 'constant', 'workers': [1], 'factor': 4}]"
 
 
 def group(report: Report, *key: str):  # type: ignore[no-untyped-def]
@@ -84,23 +88,33 @@ def test_left_out_and_why() -> None:
     assert group(report, "gba").stats["auc"].mean == pytest.approx((0.70 + 0.82 + 0.81) / 3)
 
 
-def test_a_seed_without_partner_counts_in_the_mean_alone() -> None:
+def test_a_seed_without_partner_is_not_in_a_mean_beside_a_difference() -> None:
     report = compare([*three(), run("gba", 9, 0.9, mode__iota="3"), run("gba", 10, 0.9, mode__iota="3")])
-    gba = group(report, "gba")
-    assert (gba.n, gba.difference.n) == (5, 3)
-    assert report.notes == ("gba: 2 of 5 runs have no partner in sync (seed 9, 10).",)
+    gba, sync = group(report, "gba"), group(report, "sync")
+    assert (gba.n, gba.seeds, gba.difference.n) == (3, ("1", "2", "3"), 3)
+    assert gba.stats["auc"].mean - sync.stats["auc"].mean == pytest.approx(gba.difference.mean)
+    assert report.notes == ("gba: 2 of 5 runs have no partner in sync (seed 9, 10) and are not in its line.",)
+
+
+def test_a_baseline_of_which_a_line_has_a_part_is_told_for_that_part() -> None:
+    report = compare([r for r in three() if (value_of(r, "mode"), r.seed) != ("gba", "3")])
+    assert group(report, "sync").n == 3
+    assert group(report, "gba").stats["auc"].mean - 0.805 == pytest.approx(group(report, "gba").difference.mean)
+    assert report.notes == ("gba: compared with 2 of 3 runs of sync, whose AUC is 0.80500.",)
 
 
 def test_another_configuration_does_not_pair() -> None:
     runs = [run("sync", 1, 0.8), run("gba", 1, 0.7, train__global_batch="4096")]
     report = compare(runs)
-    assert group(report, "gba").difference is None
-    assert report.notes == ("gba: 1 of 1 runs have no partner in sync (they differ in train.global_batch).",)
+    assert group(report, "gba", "train.global_batch=4096").difference is None
+    assert compare(runs, by=["mode"]).notes == (
+        "gba: 1 of 1 runs have no partner in sync (they differ in train.global_batch).",
+    )
 
 
 def test_a_model_is_not_part_of_the_mode() -> None:
     runs = [run("sync", 1, 0.8), run("gba", 1, 0.7, model__name="wide_deep")]
-    assert group(compare(runs), "gba").difference is None
+    assert group(compare(runs), "gba", "model=wide_deep").difference is None
 
 
 def test_mode_keys_collective_and_places_may_differ() -> None:
@@ -108,12 +122,128 @@ def test_mode_keys_collective_and_places_may_differ() -> None:
     assert group(compare(runs), "gba").difference.n == 1
 
 
+def test_what_differs_beyond_the_seed_splits_the_lines() -> None:
+    runs = [
+        run(mode, seed, auc + seed / 100, cluster__workers=workers, faults__plans=plans, faults__name=name)
+        for mode, auc in (("sync", 0.7), ("gba", 0.8))
+        for seed in (1, 2)
+        for workers, plans, name in (("4", "[]", "none"), ("16", "[]", "none"), ("4", SLOW, "one_slow"))
+    ]
+    report = compare(runs)
+    assert report.by == ("mode", "what differs")
+    assert [each.key for each in report.groups] == [
+        (mode, differs)
+        for differs in (
+            "faults=none, cluster.workers=4", "faults=one_slow, cluster.workers=4", "faults=none, cluster.workers=16",
+        )
+        for mode in ("sync", "gba")
+    ]  # fmt: skip
+    assert all(each.n == 2 for each in report.groups)
+    assert [each.difference.mean for each in report.groups if each.difference] == [pytest.approx(0.1)] * 3
+    assert report.notes == ()
+
+
+def test_runs_of_before_faults_had_names_are_told_by_their_plans() -> None:
+    old = [run("sync", 1, 0.8, faults__plans="[]"), run("sync", 1, 0.7, faults__plans=SLOW)]
+    new = [run("sync", 2, 0.8, faults__plans="[]", faults__name="none")]
+    typed = run("sync", 3, 0.8, faults__plans=SLOW, faults__name="none")
+    report = compare([*old, *new, typed])
+    assert {each.key[1]: each.n for each in report.groups} == {
+        "faults=none": 2, "faults.plans=kind constant workers [1] factor 4": 2,
+    }  # fmt: skip
+
+
+def test_what_cannot_change_a_result_splits_nothing() -> None:
+    runs = [
+        run("gba", 1, 0.8, cost__name="busy", cost__cores="16", collective__name="shm", cluster__bind="auto"),
+        run("gba", 2, 0.7, cost__name="laptop", cost__cores="2", collective__name="gloo", checkpoint__keep="9"),
+        run("gba", 3, 0.7, transport__wire_dtype="fp32", optim__lr="0.001"),  # others have the default
+    ]
+    assert [each.key for each in compare(runs).groups] == [("gba",)]
+    virtual = [replace(each, params={**each.params, "cluster.name": "virtual"}) for each in runs[:2]]
+    assert [each.key[1] for each in compare(virtual).groups] == ["cost=laptop", "cost=busy"]
+
+
+def test_a_modes_own_keys_split_that_mode_alone_and_the_nearest_baseline_is_compared_with() -> None:
+    runs = [
+        run("sync", 1, 0.80, collective__name="horovod"),
+        run("sync", 1, 0.82, collective__name="shm"),
+        run("gba", 1, 0.79, mode__iota="3", collective__name="shm"),
+        run("gba", 1, 0.78, mode__iota="10", collective__name="shm"),
+    ]
+    report = compare(runs)
+    assert [each.key for each in report.groups] == [
+        ("sync", "collective=horovod"), ("sync", "collective=shm"), ("gba", "mode.iota=3"), ("gba", "mode.iota=10"),
+    ]  # fmt: skip
+    assert group(report, "gba", "mode.iota=3").difference.mean == pytest.approx(-0.03)
+    assert group(report, "gba", "mode.iota=10").difference.mean == pytest.approx(-0.04)
+    assert report.notes[0] == (
+        "gba, mode.iota=3: compared with 1 of 1 runs of sync, collective=shm, whose AUC is 0.82000."
+    )
+
+
 def test_a_mixture_is_called_one() -> None:
     runs = [run("gba", 1, 0.7, mode__iota="3"), run("gba", 1, 0.8, mode__iota="10")]
-    report = compare(runs)
+    report = compare(runs, by=["mode"])
     assert group(report, "gba").n == 2
     assert report.baseline is None
-    assert report.notes == ("gba: a mean over mode.iota = 10, 3; to tell them apart: --by mode,mode.iota.",)
+    assert report.notes == (
+        "Means over mode.iota where a line has several, within a seed first; to tell them apart: --by mode,mode.iota.",
+    )
+
+
+def test_pairs_of_several_configurations_are_averaged_within_a_seed() -> None:
+    aucs = {("sync", 1): (0.70, 0.90), ("sync", 2): (0.72, 0.92), ("gba", 1): (0.71, 0.95), ("gba", 2): (0.74, 0.94)}
+    runs = [
+        run(mode, seed, auc, cluster__workers=workers)
+        for (mode, seed), pair in aucs.items()
+        for workers, auc in zip(("4", "8"), pair, strict=True)
+    ]
+    gba = group(compare(runs, by=["mode"]), "gba")
+    assert (gba.n, gba.difference.n) == (4, 2)
+    by_hand = paired([(0.80, 0.83), (0.82, 0.84)])
+    assert by_hand is not None
+    assert (gba.difference.mean, gba.difference.half) == (pytest.approx(by_hand.mean), pytest.approx(by_hand.half))
+    assert (gba.stats["auc"].mean, gba.stats["auc"].n) == (pytest.approx(0.835), 2)
+
+
+def test_another_key_never_averages_two_modes() -> None:
+    report = compare(three(), by=["seed"])
+    assert report.by == ("seed", "mode")
+    assert [each.key for each in report.groups][:2] == [("1", "gba"), ("1", "sync")]
+    assert compare([r for r in three() if r.params["mode"] == "gba"], by=["seed"]).by == ("seed",)
+
+
+def test_a_rate_over_little_time_is_marked_and_one_over_none_is_missing() -> None:
+    def timed(mode: str, eps: float, trained: float) -> Run:
+        one = run(mode, 1, 0.8)
+        return replace(one, metrics={**one.metrics, "eps": eps, "samples_trained": trained})
+
+    report = compare([timed("sync", 100.0, 499.0), timed("gba", 100.0, 500.0), timed("async", 0.0, 0.0)])
+    assert {each.key[0]: each.marks for each in report.groups} == {"sync": "*", "gba": "", "async": ""}
+    assert group(report, "async").stats["eps"] is None
+    text = render(report, "md")
+    assert "| 100* |" in text and "| 100 |" in text and text.count("EPS*: over less than 5 s of training.") == 1
+
+
+def test_a_model_that_is_worse_than_none_is_marked() -> None:
+    bad = [replace(each, metrics={**each.metrics, "ne": 1.25}) for each in three()[:1]]
+    report = compare([*bad, *three()[1:]])
+    assert {each.key[0]: each.marks for each in report.groups} == {"sync": "!", "gba": ""}
+    text = " ".join(render(report, "table").split())
+    assert "1.0167!" in text and "NE!: a run's log loss is above that of always predicting the base rate" in text
+
+
+def test_a_switched_run_of_the_same_configuration_repeats_nothing() -> None:
+    switched = replace(run("sync", 1, 0.81, at=9), tags={"gbactl.mode": "sync>gba@step7"})
+    report = compare([*three(), switched])
+    assert (report.left_out, group(report, "sync").n) == ((), 3)
+
+
+def test_different_long_values_stay_different() -> None:
+    first, second = (str([{"kind": "trace", "points": [[0, 1]] * 99 + [[n, 1]]}]) for n in (1, 2))
+    assert short(first) != short(second) and len(short(first)) <= LONGEST
+    assert short("[64, 32]") == "[64,32]"
 
 
 def test_several_keys_compare_within_the_others() -> None:

@@ -68,12 +68,17 @@ def test_stretches_of_one_mode() -> None:
     assert curves.switched and not curves_of("gba", "1", switching("gba", "gba", "gba")).switched
 
 
-def test_modes_are_shaded_where_one_group_switches(tmp_path: Path) -> None:
+def test_marks_of_a_switch_belong_to_the_run_that_switched(tmp_path: Path) -> None:
     stay, switched = curves_of("stay", "1", RESULT), curves_of("switch", "1", switching("sync", "gba", "sync"))
+    again = curves_of("switch", "2", switching("sync", "gba", "sync"))
     other = curves_of("other", "1", switching("sync", "sync", "gba"))
-    for runs, spans in (([stay, switched], 3), ([stay], 0), ([switched, other], 0)):
-        axes = Figure().subplots()
-        plots._auc_over_samples(axes, {run.group: [run] for run in runs})
-        assert len(axes.patches) == spans
-        assert [text.get_text() for text in axes.texts] == ["sync", "gba", "sync"][:spans]
+    axes = Figure().subplots()
+    plots._auc_over_samples(axes, {"stay": [stay], "switch": [switched, again], "other": [other]})
+    assert len(axes.patches) == 0  # nothing lies behind everybody's lines
+    named = [(text.get_text(), text.get_color()) for text in axes.texts]
+    assert named == [("gba", "C1"), ("sync", "C1"), ("gba", "C2")]
+    marks = [line for line in axes.lines if line.get_marker() == "D"]
+    assert [line.get_markeredgecolor() for line in marks] == ["C1"] * 4 + ["C2"]
+    assert [line.get_xdata()[0] for line in marks] == [10, 20, 10, 20, 20]  # type: ignore[index]
+    assert marks[1].get_ydata()[0] == pytest.approx(0.6 + 0.1 / 3)  # type: ignore[index]
     assert len(plot([stay, switched], tmp_path)) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,39 @@ def test_json_holds_everything() -> None:
     assert data["groups"][1]["difference"]["n"] == 3
     assert data["groups"][1]["stats"]["auc"]["mean"] == pytest.approx(0.806667, abs=1e-6)
     assert data["left_out"] == [{"run": "gba-s4 (gba40000)", "reason": "FAILED"}]
+
+
+def mixture():  # type: ignore[no-untyped-def]
+    """Real and virtual, with a named fault, with typed ones, and a run that was switched twice."""
+    typed = "[{'kind': 'constant', 'workers': [1], 'factor': 4}, {'kind': 'random', 'workers': 'all', 'mean': 1.5}]"
+    settings = [("local", "4", "[]", "none"), ("local", "4", "[{...}]", "one_slow"), ("virtual", "8", typed, "none")]
+    runs = [
+        run(mode, seed, 0.8, cluster__name=name, cluster__workers=n, faults__plans=plans, faults__name=called)
+        for mode, seeds in (("sync", (1, 2)), ("gba", (1,))) for seed in seeds for name, n, plans, called in settings
+    ]  # fmt: skip
+    switched = run("sync", 3, 0.8, cluster__name="virtual", cluster__workers="8", faults__plans=typed)
+    return compare([*runs, replace(switched, tags={"gbactl.mode": "sync>async@step1110>gba@step2220"})])
+
+
+def test_a_mixture_fits_into_80_columns() -> None:
+    text = render(mixture(), "table")
+    assert text == golden("report_mixture.txt")
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert text.splitlines()[0].startswith("mode")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "table"])
+def test_no_format_shows_pythons_dictionaries(form: str) -> None:
+    assert "{'" not in render(mixture(), form)
+    assert "faults.plans=kind constant workers [1] factor 4 + kin" in render(mixture(), form)
+
+
+def test_few_of_many_runs_are_named() -> None:
+    left = [run("gba", seed, None, status="FAILED") for seed in range(4, 9)]
+    newer = [run("gba", seed, 0.7, at=9, mode__iota="3") for seed in (1, 2)]
+    lines = render(compare([*three(), *left, *newer]), "md").splitlines()
+    assert "- Left out, FAILED: gba-s4 (gba40000), gba-s5 (gba50000), gba-s6 (gba60000) and 2 more." in lines
+    assert "- Left out, repeated by a newer run: gba-s1 (gba10000), gba-s2 (gba20000)." in lines
 
 
 def test_one_seed_has_no_deviation_and_no_interval() -> None:

@@ -6,7 +6,7 @@ import math
 import subprocess
 from pathlib import Path
 
-from gbactl.tracking.summary import config_hash, git_tags, metrics_of, tags_of, versions
+from gbactl.tracking.summary import config_hash, git_tags, metrics_of, tags_of, useless, versions
 
 RESULT = {
     "mode": "gba",
@@ -88,6 +88,11 @@ def test_metrics_of_replicas() -> None:
 
 def test_a_run_that_never_came_far_has_few_metrics() -> None:
     assert metrics_of({"status": "FAILED", "auc": None, "staleness": None}) == {}
+
+
+def test_a_result_that_is_worse_than_no_models_is_told() -> None:
+    assert useless(RESULT) == useless({**RESULT, "ne": 1.0}) == useless({**RESULT, "ne": math.nan}) == useless({}) == ""
+    assert useless({**RESULT, "ne": 1.5}).startswith("The log loss 0.45 is 1.5 times that of ")
 
 
 def test_the_hash_is_of_what_is_trained_not_of_where() -> None:

@@ -1,0 +1,182 @@
+"""What a run was trained with, as far as it can change a result, and what of that differs between runs. Pure.
+
+A key that an older run has not logged has its default of today.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.policies.base import names, policy_class
+from gbactl.report.runs import Run
+from gbactl.switching.modes import each_mode, from_listed
+
+TAGS = "tags."
+OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")
+LABELLED = ("faults", "cost")  # groups whose name stands for all of their keys
+LONGEST = 60  # characters of a value that is shown
+_IRRELEVANT = (
+    "run_dir", "tracking.", "cluster.start_timeout", "cluster.stop_seconds", "cluster.bind", "cluster.ssh",
+    "cluster.python", "cluster.forward",
+    "data.cache", "switch.modes", "train.on_divergence", *(f"{group}.name" for group in LABELLED),
+)  # fmt: skip
+Configuration = frozenset[tuple[str, str]]
+Settings = Mapping[str, str]
+
+
+class Differing(NamedTuple):
+    """A run's values of the keys that differ, beyond the mode and within it, and all of them as key=value."""
+
+    beyond: tuple[str, ...]
+    own: tuple[str, ...]
+    told: tuple[str, ...]
+
+
+def value_of(run: Run, key: str) -> str:
+    """A parameter, or a tag (tags.NAME); `-` where a run has none. `mode` is what a run did: sync>gba@day2."""
+    if key.startswith(TAGS):
+        return run.tags.get(key.removeprefix(TAGS), "-")
+    own = run.params.get(key, run.params.get(f"{key}.name", "-"))
+    if key not in ("mode", "mode.name"):
+        return own
+    return run.tags.get("gbactl.mode") or from_listed(run.tags.get("gbactl.phases", own))
+
+
+def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
+    """All keys but those listed, and those that begin with a listed one that ends with a dot."""
+    exact = frozenset(listed)
+    prefixes = tuple(each for each in exact if each.endswith("."))
+    return {key: value for key, value in found.items() if key not in exact and not key.startswith(prefixes)}
+
+
+@functools.cache
+def _defaults() -> Settings:
+    values = flatten(to_dict(RunConfig()))
+    return without({key: str(value) for key, value in values.items()}, ("mode.", "data", "seed"))
+
+
+def settings(run: Run) -> dict[str, str]:
+    """The parameters that can change this run's result."""
+    found = {**_defaults(), **run.params}
+    return without(found, (*_IRRELEVANT, *_unused(found, value_of(run, "mode"))))
+
+
+def _unused(found: Settings, mode: str) -> list[str]:
+    """Keys, or prefixes of some, that a run like this does not look at."""
+    virtual = found["cluster.name"] == "virtual"
+    skipped = [] if virtual else ["cost."]
+    if virtual or not any(_collects(each) for each in each_mode(mode)):
+        skipped.append("collective.")
+    if found["faults.plans"] == "[]":
+        skipped.append("faults.seed")
+    if found["checkpoint.name"] == "none":
+        skipped += [key for key in found if key.startswith("checkpoint.") and key != "checkpoint.name"]
+    return skipped
+
+
+def _collects(mode: str) -> bool:
+    return mode not in names() or policy_class(mode).collective
+
+
+def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
+    """What can change a run's result, but for parameters (or prefixes that end with a dot) that are `free`."""
+    return frozenset(without(settings(run), free).items())
+
+
+def _varying(found: Iterable[Settings]) -> list[str]:
+    """Keys that have more than one value."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for each in found:
+        for key, value in each.items():
+            values[key].add(value)
+    return sorted(key for key, all_ in values.items() if len(all_) > 1 and key != "seed")
+
+
+def _beyond(found: Settings) -> Settings:
+    return without(found, OF_THE_MODE)
+
+
+def _within(found: Settings) -> Settings:
+    return without(found, ("mode", "mode.name", *_beyond(found)))
+
+
+def differing(runs: Sequence[Run]) -> list[Differing]:
+    """For every run what of its configuration differs from others': beyond the mode from any run, in the mode's own
+    keys from runs of its mode."""
+    found, modes = [settings(run) for run in runs], [value_of(run, "mode") for run in runs]
+    beyond = _varying(_beyond(each) for each in found)
+    own = {name: _varying(map(_within, each)) for name, each in _grouped(found, modes).items()}
+    labels = {group: _labels(group, runs, found, beyond) for group in LABELLED}
+    made = []
+    for place, (each, mode) in enumerate(zip(found, modes, strict=True)):
+        told = [token for group in LABELLED for token in labels[group][place]]
+        plain = [key for key in (*beyond, *own[mode]) if key.split(".")[0] not in LABELLED and key in each]
+        told += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
+        values = [tuple(each.get(key, "") for key in keys) for keys in (beyond, own[mode])]
+        made.append(Differing(values[0], values[1], tuple(told)))
+    return made
+
+
+def _grouped(found: Sequence[Settings], called: Sequence[str]) -> dict[str, list[Settings]]:
+    grouped: dict[str, list[Settings]] = defaultdict(list)
+    for each, name in zip(found, called, strict=True):
+        grouped[name].append(each)
+    return grouped
+
+
+def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: Sequence[str]) -> list[list[str]]:
+    """For every run how a group is told by its name: that, and the keys that differ among runs of this name."""
+    keys = [key for key in beyond if key.startswith(f"{group}.")]
+    called = [_name(group, run, each) for run, each in zip(runs, found, strict=True)]
+    namesakes, made = _grouped(found, called), []
+    own = {name: [key for key in _varying(all_) if key in keys] if name else keys for name, all_ in namesakes.items()}
+    for name, each in zip(called, found, strict=True):
+        mine = [f"{group}={name}"] if name and len(namesakes) > 1 and keys else []
+        made.append([*mine, *(f"{key}={short(each[key])}" for key in own[name] if key in each)])
+    return made
+
+
+def _name(group: str, run: Run, found: Settings) -> str:
+    """What the group's keys are called; "" where nobody named them: plans that were typed, or that an older run had."""
+    if not any(key.startswith(f"{group}.") for key in found):
+        return ""
+    name = run.params.get(f"{group}.name", "")
+    if group != "faults":
+        return name
+    if found["faults.plans"] == "[]":
+        return "none"
+    return "" if name == "none" else name
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """The names of what differs between runs that share a line; of a group, where its name does not tell all."""
+    told = {token.partition("=")[0] for each in differing(runs) for token in each.told}
+    return sorted(name for name in told if not any(each.startswith(f"{name}.") for each in told if name in LABELLED))
+
+
+def short(value: str) -> str:
+    """A value as a person would write it, of bounded length; different values stay different."""
+    try:
+        text = _plain(ast.literal_eval(value)) if value[:1] in "[{" else value
+    except (ValueError, SyntaxError):
+        text = value
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - 8]}...{hashlib.sha256(value.encode()).hexdigest()[:4]}"
+
+
+def _plain(value: Any) -> str:
+    """Without the punctuation of Python."""
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return " + ".join(_plain(each) for each in value)
+    if isinstance(value, list):
+        return f"[{','.join(_plain(each) for each in value)}]"
+    return str(value)

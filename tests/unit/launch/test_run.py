@@ -1,0 +1,37 @@
+"""What a run that is worse than no model says of itself, wherever its result is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gbactl.compose import compose
+from gbactl.launch.run import train
+from gbactl.tracking.store import connect, tracking_uri
+
+
+@pytest.mark.parametrize(("lr", "useless"), [("10", True), ("1e-3", False)])
+def test_a_log_loss_above_the_base_rates_is_a_warning_everywhere(
+    lr: str, useless: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = tracking_uri(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    cfg = compose([
+        "cluster=virtual", "mode=gba", "data.days=2", "data.rows_per_day=8000", "data.max_cardinality=100",
+        "data.numeric=2", "data.fields=4", "model.dim=4", "model.hidden=[8]", f"data.cache={tmp_path / 'cache'}",
+        "train.global_batch=64", "optim=adam", f"optim.lr={lr}",
+        "train.on_divergence=continue", f"run_dir={tmp_path / 'run'}", f"tracking.uri={uri}",
+    ])  # fmt: skip
+    train(cfg)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    tags = connect(uri).get_run(result["run_id"]).data.tags
+    assert (result["ne"] > 1) == useless and result["status"] == "FINISHED"
+    said = capsys.readouterr().err
+    if not useless:
+        assert "warnings" not in result and "gbactl.warnings" not in tags and "Warning" not in said
+        return
+    [warning] = result["warnings"]
+    assert warning.startswith(f"The log loss {result['logloss']:.4g} is {result['ne']:.4g} times that of ")
+    assert tags["gbactl.warnings"] == warning
+    assert f"Warning: {warning}" in said

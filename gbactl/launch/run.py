@@ -33,6 +33,7 @@ from gbactl.launch.fitting import check_collective, check_memory
 from gbactl.launch.injuries import Injuries
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show, unit_of
+from gbactl.launch.starting import close_fork_server, open_fork_server
 from gbactl.launch.stopping import Stopped, look, stoppable
 from gbactl.launch.successors import Successors, told
 from gbactl.processor import SLOW_BF16, lacks_bf16
@@ -47,7 +48,7 @@ from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
-LOOK_SECONDS = 0.25  # how often children are looked after
+LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # how often children are looked after, and when they are about to end
 MOST_CURVES = 16  # workers whose rates are logged as they change
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
 
@@ -55,6 +56,10 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waite
 def train(cfg: RunConfig) -> dict[str, Any]:
     """Run one training; prints the result and returns it. Raises GbactlError."""
     check_collective(cfg)
+    if cfg.cluster.name == "virtual":
+        close_fork_server()
+    else:
+        open_fork_server()
     show, hogs = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall")), Hogs(cfg)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -134,6 +139,7 @@ class Run:
             self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
+                self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
                 self._follow(children)
         finally:
@@ -184,7 +190,7 @@ class Run:
                 look()
                 # looked at before polling: what a child said before it ended is then read before it is judged
                 failure, over = children.failure(), children.ended()
-                self._hear(hub, LOOK_SECONDS)
+                self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
                 self._check(children, failure, over)
                 self._look()
                 if self.coordinators.missed():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gbactl.cluster import eventlog
-from tests.support.processes import Finished, Launched, Launcher, alive, children_of, collective, wait_for
+from tests.support.processes import FORK_SERVER, Finished, Launched, Launcher, alive, children_of, collective, wait_for
 from tests.support.slow import slow
 
 SECONDS = 20.0  # the rule is 10; this machine may be busy with other things
@@ -107,6 +107,8 @@ def test_when_the_launcher_is_killed_its_nodes_vanish(launcher: Launcher) -> Non
     launched.training()
     pids = launched.nodes()
     assert len(pids) == 5
+    pids += children_of(launched.process.pid, FORK_SERVER)
+    assert len(pids) == 6
     launched.process.kill()
     launched.process.communicate()
     wait_for(lambda: not any(alive(pid) for pid in pids), SECONDS)
@@ -128,6 +130,7 @@ def test_ctrl_c_before_the_first_step(launcher: Launcher) -> None:
     wait_for(lambda: len(children_of(launched.process.pid)) >= 2)
     done = ends_after(launched, lambda: launched.process.send_signal(signal.SIGINT))
     assert done.code == 130
+    assert "  starting 2 workers, 2 servers\n" in done.err
 
 
 @pytest.mark.slow

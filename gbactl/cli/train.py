@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+NO_NODES = ("--cfg", "-c", "--info", "-i", "cluster=virtual")  # where these are typed nothing is started
+
 
 @click.command(
     "train",
@@ -29,6 +31,10 @@ def command(overrides: tuple[str, ...]) -> None:
 
     On a pipe the last line printed is the result as JSON.
     """
+    from gbactl.launch.starting import open_fork_server
+
+    if not any(text.startswith(NO_NODES) for text in overrides):
+        open_fork_server()  # it imports torch while this process imports and composes
     from gbactl.compose import run_hydra
     from gbactl.launch.run import train
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from gbactl.cluster.turns import available_cores, open_board, places
 from gbactl.errors import WireError
 from gbactl.hosts.pipe import PIECE
-from gbactl.launch.starting import start_node, tell
+from gbactl.launch.starting import Started, start_node, tell
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
@@ -32,7 +32,7 @@ class Node:
     """A process by its log's name (W3, W3-1)."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Started
     log: Path
     sent: int = 0
     told: bool = False

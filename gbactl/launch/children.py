@@ -19,7 +19,7 @@ from gbactl.cluster.process import FAILED_LINE, NOTICED_LINE
 from gbactl.cluster.turns import available_cores, open_board, places
 from gbactl.collective.meeting import Seat
 from gbactl.config import RunConfig
-from gbactl.launch.starting import start_node, tell
+from gbactl.launch.starting import await_fork_server, start_node, tell, thread_environment
 from gbactl.launch.stopping import whole
 
 GRACE_SECONDS = 3.0
@@ -90,16 +90,6 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def thread_environment(threads: int) -> dict[str, str]:
-    """Two pools of spinning threads on the same cores cost most of the speed: fixed counts, passive waiting."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-
-
 class Children:
     """Starts and stops the processes of one run."""
 
@@ -131,6 +121,7 @@ class Children:
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
+        await_fork_server()
         listener = self._listener = listen(local(self.bind, self.cfg.cluster.transport))
         self.coordinator = address_of(listener)
         self._spawn("coordinator", 0, 1, {}, listener)

@@ -38,6 +38,7 @@ from gbactl.launch.injuries import Injuries
 from gbactl.launch.orphans import end_orphans
 from gbactl.launch.repeats import loss_known, switch_known
 from gbactl.launch.show import Show, unit_of
+from gbactl.launch.starting import close_fork_server, open_fork_server
 from gbactl.launch.stopping import NOTHING, Stop, asked, look, patient, stoppable, whole
 from gbactl.launch.successors import Successors, told
 from gbactl.paths import room_needed
@@ -53,7 +54,7 @@ from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of, useles
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
-LOOK_SECONDS = 0.25  # how often children are looked after
+LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # how often children are looked after, and when they are about to end
 MOST_CURVES = 16  # workers whose rates are logged as they change
 OVER = "the training had come to its end"
 FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
@@ -71,6 +72,10 @@ def train(cfg: RunConfig) -> dict[str, Any]:
 
 def _train(cfg: RunConfig) -> dict[str, Any]:
     check_collective(cfg)
+    if cfg.cluster.name == "virtual":
+        close_fork_server()
+    else:
+        open_fork_server()
     show, hogs = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall")), Hogs(cfg)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -178,6 +183,7 @@ class Run:
             self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
+                self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
                 self._follow(children)
         finally:
@@ -240,7 +246,7 @@ class Run:
             self._look_at_signals(coordinators.tell)
             # looked at before polling: what a child said before it ended is then read before it is judged
             failure, over = children.failure(), children.ended()
-            self._hear(hub, LOOK_SECONDS)
+            self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
             self._look()
             if coordinators.missed():

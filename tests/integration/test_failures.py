@@ -24,7 +24,17 @@ from gbactl.launch import rundir
 from gbactl.launch.orphans import REACHED, end_orphans
 from gbactl.tracking.backlog import FILE_NAME, Backlog
 from gbactl.tracking.store import connect, experiment_id
-from tests.support.processes import SMALL, Finished, Launched, Launcher, alive, children_of, collective, wait_for
+from tests.support.processes import (
+    FORK_SERVER,
+    SMALL,
+    Finished,
+    Launched,
+    Launcher,
+    alive,
+    children_of,
+    collective,
+    wait_for,
+)
 from tests.support.slow import slow
 
 SECONDS = 20.0  # the rule is 10; this machine may be busy with other things
@@ -178,6 +188,8 @@ def test_when_the_launcher_is_killed_its_nodes_vanish_and_who_looks_ends_its_run
     launched.training()
     pids = launched.nodes()
     assert len(pids) == 5
+    pids += children_of(launched.process.pid, FORK_SERVER)
+    assert len(pids) == 6
     launched.process.kill()
     launched.process.communicate()
     wait_for(lambda: not any(alive(pid) for pid in pids), SECONDS)
@@ -257,6 +269,7 @@ def test_ctrl_c_before_the_first_step(launcher: Launcher) -> None:
     done = ends_after(launched, lambda: launched.process.send_signal(signal.SIGINT))
     assert done.code == 130
     assert done.err.splitlines()[-1] == "gbactl: stopped; nothing had been trained yet."
+    assert "  starting 2 workers, 2 servers\n" in done.err
 
 
 @pytest.mark.slow

@@ -79,7 +79,10 @@ class Watch:
         if name.split(".")[0] == "grpc":
             open(os.path.join(os.environ["WATCHED"], f"grpc-{os.getpid()}"), "w").write(" ".join(sys.argv))
 sys.meta_path.insert(0, Watch())
-open(os.path.join(os.environ["WATCHED"], f"seen-{os.getpid()}"), "w").close()
+def seen():
+    open(os.path.join(os.environ["WATCHED"], f"seen-{os.getpid()}"), "w").close()
+seen()
+os.register_at_fork(after_in_child=seen)
 """
 
 

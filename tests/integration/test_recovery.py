@@ -15,7 +15,7 @@ import pytest
 from gbactl.cluster import eventlog
 from gbactl.cluster.eventlog import AnnounceRecord, EventLogError, JoinedRecord, LeftRecord, OrderRecord
 from gbactl.cluster.recovery import FATES
-from tests.support.processes import SHM, Launcher, alive, collective, wait_for
+from tests.support.processes import FORK_SERVER, SHM, Launcher, alive, children_of, collective, wait_for
 from tests.support.slow import slow
 
 LONG = ("data.rows_per_day=60000", "model.hidden=[512,512,512]", "train.global_batch=512", "cluster.workers=3",
@@ -46,6 +46,17 @@ def test_a_killed_worker_is_replaced(launcher: Launcher) -> None:
     assert injected["step"] >= 10 and not alive(injected["pid"])
     assert "W0 is gone" in done.err and "W0 is back" in done.err
     assert (done.run_dir / "logs" / "W0-1.log").exists() and launched.left_behind() == []
+
+
+def test_a_worker_is_replaced_when_nothing_forks_any_more(launcher: Launcher) -> None:
+    launched = launcher.start(*LONG, "mode=gba")
+    launched.training()
+    [server] = children_of(launched.process.pid, FORK_SERVER)
+    for pid in (server, launched.node("W0")):
+        os.kill(pid, signal.SIGKILL)
+    done = launched.finish()
+    assert done.code == 0, done.err
+    assert "W0 is back" in done.err and (done.run_dir / "logs" / "W0-1.log").exists()
 
 
 def test_sync_goes_on_when_its_ring_is_broken(launcher: Launcher) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import gbactl
 
 SHM = Path("/dev/shm")
+FORK_SERVER = "gbactl.cluster.process\0fork-server"
 SECONDS = 120.0
 SMALL = (
     "experiment=smoke", "data.days=2", "data.rows_per_day=4000", "data.max_cardinality=300", "model.dim=4",
@@ -123,7 +124,8 @@ class Launched:
         self.pids |= {int(pid) for log in logs for pid in re.findall(r" pid (\d+)", log)}
         owners = {str(pid) for pid in {self.process.pid, *self.pids}}
         memory = [path.name for path in SHM.glob("gbactl-*") if path.name.split("-")[1] in owners]
-        return memory + [f"pid {pid}" for pid in children_of(self.process.pid)]
+        left = [*children_of(self.process.pid), *children_of(self.process.pid, FORK_SERVER)]
+        return memory + [f"pid {pid}" for pid in left]
 
     def reap(self) -> list[str]:
         """End it whatever it does; returns what had to be cleaned away after a grace period."""

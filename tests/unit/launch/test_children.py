@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from gbactl.config import ModeConfig, RunConfig
-from gbactl.launch.children import MOST_LIVES, Child, Children, thread_environment
+from gbactl.launch.children import MOST_LIVES, Child, Children
+from gbactl.launch.starting import thread_environment
 
 
 @pytest.fixture

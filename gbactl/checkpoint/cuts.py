@@ -81,8 +81,7 @@ class Cuts:
     def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
         self.c, cfg = coordinator, coordinator.cfg
         self.on = cfg.checkpoint.name != "none"
-        identity = manifests.identity(to_dict(cfg), coordinator.dataset.fingerprint)
-        self.folder = Folder(run_dir / folders.NAME, identity)
+        self.folder = Folder(run_dir / folders.NAME)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
         self.stakes = Stakes(0, cfg.cluster.servers)
@@ -112,6 +111,7 @@ class Cuts:
     def begin(self, samples: int) -> None:
         """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one."""
         c = self.c
+        self.folder.identity = manifests.identity(to_dict(c.cfg), c.dataset.fingerprint)
         if c.cfg.resume is not None:
             position = self.resumed = Position(manifests.read(Path(c.cfg.resume)).position)
             position.restore(c.record, self.stopping, self.results)

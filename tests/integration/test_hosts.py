@@ -143,7 +143,7 @@ def test_the_launcher_s_end_is_everybody_s(site_of: Callable[..., Site], number:
 @pytest.mark.slow
 def test_ctrl_c_waits_for_no_host_that_is_cut_off(site_of: Callable[..., Site]) -> None:
     site = site_of()
-    launched = site.start("mode=gba", *LONG, "data.days=3", "cluster.hang_seconds=8")
+    launched = site.start("mode=gba", *LONG, "data.days=3", "cluster.hang_seconds=8", "cluster.stop_seconds=1")
     launched.training()
     site.machines.cut("c")
     os.kill(launched.process.pid, signal.SIGINT)

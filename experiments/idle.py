@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.calibration.simulate import IdleCluster
-from gbactl.cluster.messages import Event
-from gbactl.compose import compose
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
 from gbactl.data.prepare import prepare
+from gbactl.launch.compose import compose
+from gbactl.wire.messages import Event
 
 EVERY = 0.002  # virtual seconds between two looks
 STEADY = 0.25  # of the samples

@@ -105,8 +105,8 @@ def code_version(package: Path = ROOT / "gbactl") -> str:
 
 def key_of(cell: Cell, version: str) -> str:
     """A cell's name on disk; that of one for times alone (see idle.py) says how long it is."""
-    from gbactl.compose import compose
     from gbactl.config import to_dict
+    from gbactl.launch.compose import compose
     from gbactl.tracking.summary import config_hash
 
     batches = "".join("-" + o.removeprefix(BATCHES).strip("'") for o in cell.overrides if o.startswith(BATCHES))

@@ -26,10 +26,10 @@ import accuracy  # noqa: E402  (a script beside this one, not a package)
 import study  # noqa: E402
 
 from gbactl.calibration.observe import QUIET, undisturbed  # noqa: E402
-from gbactl.cluster.turns import available_cores  # noqa: E402
-from gbactl.compose import compose  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402
 from gbactl.data.prepare import prepare  # noqa: E402
+from gbactl.launch.compose import compose  # noqa: E402
+from gbactl.worker.core_sharing import available_cores  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 MODEL = HERE / "calibrated.yaml"

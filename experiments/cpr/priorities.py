@@ -24,10 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from gbactl.checkpoint import priority
-from gbactl.checkpoint.saver import Chooser
 from gbactl.kernels.denormals import flushed
+from gbactl.server.checkpoint_writer import Chooser
+from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.optim import OptimizerSpec
-from gbactl.store.part import Order, Part
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from links import Link, Training  # noqa: E402  a script beside this one, not a package
 
-from gbactl.hosts import network  # noqa: E402
+from gbactl.engine import network_report  # noqa: E402
 from tests.support.netns import LAUNCHER, Hosts, hosts  # noqa: E402
 
 NAMES = ("a", "b")
@@ -104,7 +104,7 @@ class Network:
         out = self.folder / "network.yaml"
         asked = ("doctor", "--hosts", ",".join(NAMES), "--ssh", self.machines.ssh, "--out", str(out))
         gbactl(*asked, before=self.machines.inside(LAUNCHER))
-        return {**network.read(out), **self.relay()}
+        return {**network_report.read(out), **self.relay()}
 
     def relay(self) -> dict[str, float]:
         """What the relay has done so far; nothing where there is none."""

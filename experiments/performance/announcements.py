@@ -22,12 +22,15 @@ import numpy as np
 from alone import prepared
 from lines import Line
 
-from gbactl.cluster import frames
-from gbactl.cluster.addresses import address_of, listen
-from gbactl.cluster.auth import Peer, new_key
-from gbactl.cluster.bootstrap import Bootstrap
-from gbactl.cluster.channel import Channel
-from gbactl.cluster.messages import (
+from gbactl.config import to_dict
+from gbactl.launch.compose import compose
+from gbactl.nodes.bootstrap import Bootstrap
+from gbactl.wire import frames
+from gbactl.wire.addresses import address_of, listen
+from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.channel import Channel
+from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.messages import (
     Barrier,
     BeginPhase,
     Granted,
@@ -42,9 +45,6 @@ from gbactl.cluster.messages import (
     Take,
     decode,
 )
-from gbactl.cluster.sockets import SocketHub
-from gbactl.compose import compose
-from gbactl.config import to_dict
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 
@@ -125,7 +125,7 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
         (Path(folder) / "logs").mkdir()
         boot = Bootstrap("coordinator", 0, key.hex(), "", folder, path, to_dict(compose(overrides)), listener.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())],
+            [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid())],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:

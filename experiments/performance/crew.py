@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gbactl.launch.starting import thread_environment
+from gbactl.engine.fork_server import thread_environment
 
 START_SECONDS = 120.0
 

@@ -23,7 +23,7 @@ from server_cpu import watched
 from shapes import bytes_a_row, max_cardinality, table_rows
 from sides import Bench, SideError, steady
 
-from gbactl.hosts.facts import free_memory
+from gbactl.engine.host_info import free_memory
 
 HERE = Path(__file__).resolve().parent
 DIM, WORKERS = 16, 4

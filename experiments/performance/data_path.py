@@ -21,11 +21,11 @@ WARM_UP = 10
 
 def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> float:
     """Samples per second over day 0, from its start again when it ends."""
-    from gbactl.cluster.messages import BeginPhase, Granted
-    from gbactl.cluster.worker import DataSource
-    from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
     from gbactl.kernels import load
+    from gbactl.launch.compose import compose
+    from gbactl.wire.messages import BeginPhase, Granted
+    from gbactl.worker.loop import DataSource
 
     cfg, dataset = compose(overrides), open_dataset(Path(path))
     batch, rows = cfg.local_batch, dataset.splits[0].rows

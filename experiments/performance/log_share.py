@@ -16,7 +16,7 @@ from sides import Bench
 
 def replay(records: list[Any], target: Path) -> float:
     """Seconds that writing these records takes."""
-    from gbactl.cluster.eventlog import AnnounceRecord, EventLog, GrantRecord, OrderRecord
+    from gbactl.coordinator.event_log import AnnounceRecord, EventLog, GrantRecord, OrderRecord
 
     log = EventLog(target, {})
     began = time.perf_counter()
@@ -37,7 +37,7 @@ def replay(records: list[Any], target: Path) -> float:
 
 def measure(bench: Bench, rounds: int) -> Line:
     """The log of an asynchronous run, one order a gradient: the most there is to write."""
-    from gbactl.cluster.eventlog import END, read
+    from gbactl.coordinator.event_log import END, read
 
     result = bench.train("async", 4, 512)
     path = Path(result["run_dir"]) / "events.log"

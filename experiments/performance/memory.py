@@ -20,10 +20,13 @@ from alone import prepared
 from lines import Line
 from sides import Bench, SideError
 
-from gbactl.cluster import frames
-from gbactl.cluster.auth import Peer, new_key
-from gbactl.cluster.bootstrap import Bootstrap
-from gbactl.cluster.messages import (
+from gbactl.config import to_dict
+from gbactl.launch.compose import compose
+from gbactl.nodes.bootstrap import Bootstrap
+from gbactl.wire import frames
+from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.messages import (
     Ack,
     Barrier,
     BeginPhase,
@@ -40,9 +43,6 @@ from gbactl.cluster.messages import (
     Staged,
     unpack,
 )
-from gbactl.cluster.sockets import SocketHub
-from gbactl.compose import compose
-from gbactl.config import to_dict
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16
@@ -79,7 +79,7 @@ class Served:
             path = prepared(overrides(rows))
             boot = Bootstrap("server", 0, key.hex(), address, str(folder), path, to_dict(cfg))
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.cluster.process", str(os.getpid())], stdin=subprocess.PIPE
+                [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid())], stdin=subprocess.PIPE
             )
             stack.callback(self._end)
             assert self.process.stdin is not None

@@ -72,7 +72,7 @@ class Sampler:
 
 def gradients_in(log: bytes, scratch: Path) -> int:
     """Gradients ordered in the beginning of an event log; a record that is cut off does not count."""
-    from gbactl.cluster.eventlog import OrderRecord, read
+    from gbactl.coordinator.event_log import OrderRecord, read
     from gbactl.errors import GbactlError
 
     scratch.write_bytes(log)

@@ -55,9 +55,9 @@ def peak_megabytes() -> float:
 def prepare_here(path: Path) -> tuple[float, float]:
     """(MB/s, peak MB) of preparing a file in this process, on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    from gbactl.compose import compose
     from gbactl.data.prepare import prepare
     from gbactl.data.sources import make_source
+    from gbactl.launch.compose import compose
 
     data = compose(["data=criteo", f"data.path={path}", f"data.cache={path.parent / 'cache'}", "data.days=2"]).data
     make_source(data)  # imports the reader, and polars with it: a cost of starting, not of the file

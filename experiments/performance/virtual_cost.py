@@ -70,9 +70,9 @@ def measure(overrides: list[str], mode: str) -> tuple[float, float]:
     import torch
     from alone import PlainLoop, Trainee, prepared
 
-    from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
-    from gbactl.virtual.run import run_virtual
+    from gbactl.launch.compose import compose
+    from gbactl.simulation.cluster import run_virtual
 
     path = prepared(overrides)
     me = Trainee(path, overrides, 0, 1)

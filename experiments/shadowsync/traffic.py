@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, InfoRecord, OrderRecord
-from gbactl.cluster.messages import BeginPhase, Granted
-from gbactl.cluster.specs import dense_cuts
-from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig, from_dict
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, OrderRecord
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.kernels import load
 from gbactl.models import build, row_width
 from gbactl.models.flat import FlatModel
 from gbactl.policies.base import policy_class
+from gbactl.store.from_config import dense_cuts
+from gbactl.wire.messages import BeginPhase, Granted
+from gbactl.worker.loop import DataSource
 
 
 class Count:
@@ -43,7 +43,7 @@ class Count:
 
     def see(self, record: Any) -> None:
         """The log's next record."""
-        if isinstance(record, InfoRecord) and record.kind == eventlog.PHASE and record.fields["training"]:
+        if isinstance(record, InfoRecord) and record.kind == event_log.PHASE and record.fields["training"]:
             self._begin(BeginPhase(**record.fields))
         elif isinstance(record, AnnounceRecord):
             self._gradient(record)
@@ -101,4 +101,4 @@ def sent(records: Iterable[Any], data: Path | None = None) -> Counter[str]:
 def megabytes(folder: Path, result: dict[str, Any]) -> float:
     """What the run in `folder` sent in all."""
     replicas = (result.get("replicas") or {}).get("bytes_exchanged", 0)
-    return (sum(sent(eventlog.read(folder / "events.log")).values()) + replicas) / 1e6
+    return (sum(sent(event_log.read(folder / "events.log")).values()) + replicas) / 1e6

@@ -27,7 +27,7 @@ import done  # noqa: E402  (scripts beside this folder, not a package)
 import study  # noqa: E402
 
 from gbactl.checkpoint import folder as folders  # noqa: E402
-from gbactl.cluster import eventlog  # noqa: E402
+from gbactl.coordinator import event_log  # noqa: E402
 from gbactl.errors import EventLogError  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
@@ -44,8 +44,8 @@ def orders(path: Path) -> int:
     """Steps in an event log that is still being written."""
     count = 0
     try:
-        for record in eventlog.read(path):
-            count += isinstance(record, eventlog.OrderRecord)
+        for record in event_log.read(path):
+            count += isinstance(record, event_log.OrderRecord)
     except EventLogError:  # not there yet, or cut off where it is being written
         pass
     return count

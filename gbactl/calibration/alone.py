@@ -11,17 +11,17 @@ from statistics import median
 
 import numpy as np
 
-from gbactl.cluster.messages import BeginPhase, Granted
-from gbactl.cluster.specs import dense_cuts
-from gbactl.cluster.worker import DataSource
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
-from gbactl.virtual.compute import Compute
-from gbactl.virtual.item import Item
-from gbactl.virtual.server import Answer
+from gbactl.simulation.batch import Item
+from gbactl.simulation.compute import Compute
+from gbactl.simulation.server import Answer
+from gbactl.store.from_config import dense_cuts
+from gbactl.wire.messages import BeginPhase, Granted
+from gbactl.worker.loop import DataSource
 
 LEAST = 5  # of each batch size
 

@@ -17,15 +17,15 @@ from gbactl.calibration import alone, serving, write
 from gbactl.calibration.fit import Fit, fit
 from gbactl.calibration.observe import WARM_UP, Observation, undisturbed
 from gbactl.calibration.simulate import predict
-from gbactl.cluster.turns import available_cores
-from gbactl.compose import compose
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
+from gbactl.engine.network_report import read
+from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
-from gbactl.hosts.network import read
-from gbactl.launch.stopping import stoppable
-from gbactl.virtual.spec import CostConfig
+from gbactl.launch.compose import compose
+from gbactl.simulation.cost_spec import CostConfig
+from gbactl.worker.core_sharing import available_cores
 
 MODES = ("sync", "async", "gba")
 MESSAGES_US = 500.0  # what a batch costs beside computing, at least

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gbactl.calibration.observe import Observation
 from gbactl.policies.base import policy_class
-from gbactl.virtual.spec import CostConfig
+from gbactl.simulation.cost_spec import CostConfig
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("batch_us", "sample_us"),

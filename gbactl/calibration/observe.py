@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gbactl.calibration import cpu
-from gbactl.cluster.messages import Event
-from gbactl.cluster.turns import available_cores
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError
-from gbactl.faults.hogs import Hogs
+from gbactl.faults.cpu_hogs import Hogs
 from gbactl.launch import rundir
+from gbactl.launch.progress import Show
 from gbactl.launch.run import Run
-from gbactl.launch.show import Show
+from gbactl.wire.messages import Event
+from gbactl.worker.core_sharing import available_cores
 
 FEWEST_NOTES = 5
 WARM_UP = 1.5  # seconds

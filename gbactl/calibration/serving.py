@@ -13,12 +13,12 @@ from statistics import median
 import numpy as np
 
 from gbactl.calibration.alone import Alone
-from gbactl.cluster.specs import shard_spec
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.denormals import flushed
-from gbactl.store.part import Order, Part
+from gbactl.store.from_config import shard_spec
+from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.shard import Shard
 
 LEAST = 5

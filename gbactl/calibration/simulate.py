@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from gbactl.calibration.observe import Notes, Observation
-from gbactl.cluster.messages import Event
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Floats
-from gbactl.virtual.compute import Compute
-from gbactl.virtual.cost import CostModel
-from gbactl.virtual.item import Item
-from gbactl.virtual.run import VirtualCluster
-from gbactl.virtual.spec import CostConfig
+from gbactl.simulation.batch import Item
+from gbactl.simulation.cluster import VirtualCluster
+from gbactl.simulation.compute import Compute
+from gbactl.simulation.cost_model import CostModel
+from gbactl.simulation.cost_spec import CostConfig
+from gbactl.wire.messages import Event
 
 SKIPPED, ENOUGH = 8, 40  # global batches
 

@@ -11,7 +11,7 @@ from typing import Any
 from gbactl.calibration.fit import Fit
 from gbactl.errors import UsageError
 from gbactl.paths import conf_dir
-from gbactl.virtual.spec import CostConfig
+from gbactl.simulation.cost_spec import CostConfig
 
 KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint import resume
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.manifest import Manifest
 from gbactl.errors import CheckpointError
+from gbactl.launch import resume
 
 
 def show_list(run: str, as_json: bool) -> None:

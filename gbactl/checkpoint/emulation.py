@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gbactl.checkpoint.intervals import Rhythm
 from gbactl.checkpoint.overheads import Costs
 from gbactl.checkpoint.pls import PlsCounter
-from gbactl.checkpoint.spent import Spent
+from gbactl.checkpoint.time_spent import Spent
 from gbactl.config.groups import FaultsConfig
 from gbactl.faults.injector import Injector
 from gbactl.faults.plan import FaultPlan

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.manifest import CUT, Entry, Manifest, cut_name
-from gbactl.checkpoint.tensorfile import PIECE, finite, not_finite
+from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite
 from gbactl.errors import CheckpointError
 
 NAME = "checkpoints"

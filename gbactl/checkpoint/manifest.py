@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from gbactl.checkpoint.tensorfile import sync_folder
+from gbactl.checkpoint.tensor_file import sync_folder
 from gbactl.errors import CheckpointError
 from gbactl.typed import matches
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.closing import DENSE
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import Entry, Manifest
-from gbactl.checkpoint.tensorfile import HALVED, PIECE, widened
+from gbactl.checkpoint.publishing import DENSE
+from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock
 from gbactl.store.shard import Shard

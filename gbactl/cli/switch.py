@@ -44,7 +44,7 @@ def command(
     What is in flight arrives, the dense parameters move, and the rest of the day goes on in the new mode: the same
     processes, optimizer state, step and learning rate. To ask for sync later, start with switch.prepare=all.
     """
-    from gbactl.switching.command import ask, tell_status, train_switching
+    from gbactl.launch.switch_command import ask, tell_status, train_switching
 
     if run is None:
         if to or changes or wait or status or as_json:

@@ -31,11 +31,11 @@ def command(overrides: tuple[str, ...]) -> None:
 
     On a pipe the last line printed is the result as JSON.
     """
-    from gbactl.launch.starting import open_fork_server
+    from gbactl.engine.fork_server import open_fork_server
 
     if not any(text.startswith(NO_NODES) for text in overrides):
         open_fork_server()  # it imports torch while this process imports and composes
-    from gbactl.compose import run_hydra
+    from gbactl.launch.compose import run_hydra
     from gbactl.launch.run import train
 
     run_hydra(list(overrides), train)

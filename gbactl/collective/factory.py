@@ -5,7 +5,7 @@ launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
 worker:    collective = connect()
 
 A ring has something under it that goes on where a rank dies: shared memory, or where there is none in common what the
-worker brings itself (see cluster/summing.py).
+worker brings itself (see worker/sum_fallback.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gbactl.collective.base import Collective, Single
-from gbactl.collective.falling import FallingCollective, FallingMeeting, Ring
+from gbactl.collective.fallback import FallingCollective, FallingMeeting, Ring
+from gbactl.collective.fault_tolerant import Beneath
 from gbactl.collective.gloo import GlooRendezvous
-from gbactl.collective.meeting import Meeting, Seat
 from gbactl.collective.rendezvous import HorovodRendezvous, require_own_name
-from gbactl.collective.shm import SharedMemoryCollective, SharedMemoryMeeting, available, require_available
-from gbactl.collective.surviving import Beneath
+from gbactl.collective.rendezvous_base import Meeting, Seat
+from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryMeeting, available, require_available
 from gbactl.errors import ConfigError
 
 NAMES = ("horovod", "gloo", "shm")

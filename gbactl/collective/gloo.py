@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
-from gbactl.collective.meeting import Meeting, interface_of
-from gbactl.collective.outliving import outlive
+from gbactl.collective.gloo_guard import outlive
+from gbactl.collective.rendezvous_base import Meeting, interface_of
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # how often a wait looks whether it was given up

@@ -10,7 +10,7 @@ it listens on the interface of the bind address, loopback unless told otherwise 
 process set, which sums, does not know HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to),
 and a stranger would have to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
 Cost: one thread in the launcher, idle after the ring has formed, and one for every visitor, of whom there is a bounded
-number (visitors.py).
+number (admission.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from gbactl.collective.admission import Visitors
 from gbactl.collective.horovod import missing
-from gbactl.collective.meeting import Meeting, Seat, address_of_own_name, interface_of
-from gbactl.collective.visitors import Visitors
+from gbactl.collective.rendezvous_base import Meeting, Seat, address_of_own_name, interface_of
 from gbactl.errors import ClusterError, ConfigError
 
 MAX_BODY = 1 << 20

@@ -50,8 +50,8 @@ class ClusterConfig:
 
 @dataclass
 class TransportConfig:
-    """What is done to what processes send each other: TLS around TCP (cluster/tls.py), and how values travel
-    (cluster/narrow.py)."""
+    """What is done to what processes send each other: TLS around TCP (wire/tls.py), and how values travel
+    (wire/compression.py)."""
 
     encrypt: bool = False
     wire_dtype: str = "fp32"
@@ -169,8 +169,8 @@ class CheckpointConfig:
 @dataclass
 class SwitchConfig:
     """When the run goes on in another mode: by a schedule (none; see switching/schedule.py), or auto (see
-    switching/auto.py for `window` to `minimum_stay`; `every`: seconds between two looks; `changes`: keys of the mode
-    that the run does not begin in).
+    switching/controller.py for `window` to `minimum_stay`; `every`: seconds between two looks; `changes`: keys of the
+    mode that the run does not begin in).
 
     `modes` are resolved files: of the schedule's modes, or of auto's other one. `prepare`: the modes that the run is
     started for beside those, servers (all that keep the dense part there) or all.

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from gbactl.config.build import build, own_keys, require
+from gbactl.config.placement import hosts_of, slots
 from gbactl.config.rules import check
 from gbactl.config.run import RunConfig
-from gbactl.hosts.placement import hosts_of, slots
 
 
 def to_dict(cfg: RunConfig) -> dict[str, Any]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from gbactl.checkpoint.intervals import VARIANTS
 from gbactl.config.build import naming, require
+from gbactl.config.placement import hosts_of, place
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
-from gbactl.hosts.placement import hosts_of, place
-from gbactl.switching.auto import MODES
+from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
 SAVED_DTYPES = ("fp32", "bf16")
-LEAST_PATIENCE = 1  # seconds: a heartbeat (cluster/heartbeat.py)
+LEAST_PATIENCE = 1  # seconds: a heartbeat (coordinator/heartbeat.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:

@@ -22,10 +22,10 @@ from gbactl.config.groups import (
     TransportConfig,
 )
 from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.switching.auto import GBA, MODES, SYNC
+from gbactl.simulation.cost_spec import CostConfig
+from gbactl.switching.controller import GBA, MODES, SYNC
 from gbactl.switching.schedule import Entry, entries, name
 from gbactl.typed import Processes, Seed, expect
-from gbactl.virtual.spec import CostConfig
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 

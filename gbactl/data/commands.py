@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from gbactl.compose import compose
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.describe import show, summarise
 from gbactl.data.prepare import prepare
 from gbactl.data.progress import shown
+from gbactl.launch.compose import compose
 
 
 def _prepared(overrides: list[str]) -> Dataset:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from gbactl.errors import ConfigError
-from gbactl.faults import draws
+from gbactl.faults import random_streams
 from gbactl.typed import Within
 
 Workers = list[int] | int | float | str
@@ -79,7 +79,7 @@ def typed(field: str) -> str:
 
 def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
     """Raise ConfigError for a distribution that is not known, or for another one's parameter."""
-    names = tuple(draws.DISTRIBUTIONS)
+    names = tuple(random_streams.DISTRIBUTIONS)
     require(
         distribution in names,
         f"{where}.distribution={distribution} is not known; type one of: {', '.join(names)}.",

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gbactl.faults import serving
+from gbactl.faults import server_slowdown
 from gbactl.faults.acted import Acted
-from gbactl.faults.hogs import hogged, worker_cores
+from gbactl.faults.cpu_hogs import hogged, worker_cores
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.spec import Hog
 
@@ -140,9 +140,9 @@ class Observed:
 
         `counters`: what the servers counted."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
-        servers = serving.summary(self.plan, counters or {})
+        servers = server_slowdown.summary(self.plan, counters or {})
         self._add_hogs()
-        serving.add_acted(self.acted, counters or {})
+        server_slowdown.add_acted(self.acted, counters or {})
         acted = {"acted": self.acted.told()}
         return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
 

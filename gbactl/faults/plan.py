@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gbactl.faults import failures
-from gbactl.faults.choice import choose
-from gbactl.faults.draws import key_of
+from gbactl.faults import process_faults
+from gbactl.faults.message_faults import Messages, Storm, Storms
+from gbactl.faults.random_streams import key_of
 from gbactl.faults.spec import Fault, Hog, parse
-from gbactl.faults.weather import Messages, Storm, Storms
+from gbactl.faults.targets import choose
 
 if TYPE_CHECKING:
     from gbactl.config import FaultsConfig, RunConfig
@@ -115,7 +115,7 @@ class FaultPlan:
     @property
     def fails(self) -> bool:
         """Whether it kills or stops anybody."""
-        return any(isinstance(fault, failures.Failure) for fault in self.faults)
+        return any(isinstance(fault, process_faults.Failure) for fault in self.faults)
 
     def told(self) -> list[dict[str, Any]]:
         """The plans with their defaults and the workers and servers that were chosen."""

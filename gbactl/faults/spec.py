@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_type_hints
 
 from gbactl.errors import ConfigError
-from gbactl.faults import draws
+from gbactl.faults import random_streams
 from gbactl.faults.base import KINDS, Fault, Shape, Sigma, Slower, Workers, drawn, kind, require, typed, window
-from gbactl.faults.trace import Trace
+from gbactl.faults.load_trace import Trace
 from gbactl.typed import Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 
 __all__ = ["Constant", "Fault", "Hog", "Periodic", "Random", "Trace", "Window", "parse"]
@@ -73,8 +73,8 @@ class Random(Fault):
 
     def at(self, key: int, turn: int, seconds: float) -> float:
         """See Fault."""
-        draw = draws.DISTRIBUTIONS[self.distribution]
-        return 1.0 + (self.mean - 1.0) * draw(draws.uniform(key, turn), self.sigma or self.shape)
+        draw = random_streams.DISTRIBUTIONS[self.distribution]
+        return 1.0 + (self.mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)
 
 
 @kind("window")

@@ -15,42 +15,42 @@ from typing import Any
 from gbactl import shared_names
 from gbactl.checkpoint.folder import NAME as CHECKPOINTS
 from gbactl.checkpoint.folder import Folder
-from gbactl.cluster.auth import Peer, new_key
-from gbactl.cluster.auto import NAME as AUTO
-from gbactl.cluster.messages import Event, unpack
-from gbactl.cluster.plan import rounds
-from gbactl.cluster.record import METRICS, by_round
-from gbactl.cluster.sockets import SocketHub
-from gbactl.collective.meeting import Meeting
+from gbactl.collective.rendezvous_base import Meeting
 from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.coordinator.auto_switch import NAME as AUTO
+from gbactl.coordinator.schedule import rounds
+from gbactl.coordinator.summary import METRICS, by_round
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
+from gbactl.engine.fork_server import close_fork_server, open_fork_server
+from gbactl.engine.local import Children
+from gbactl.engine.signals import NOTHING, Stop, asked, look, patient, stoppable, whole
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
 from gbactl.faults import acted
-from gbactl.faults.hogs import Hogs
+from gbactl.faults.cpu_hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
-from gbactl.launch.children import Children
-from gbactl.launch.continued import EXPECTED, Continued, saying
-from gbactl.launch.coordinators import Coordinators
-from gbactl.launch.fitting import check_collective, check_memory, too_few
-from gbactl.launch.injuries import Injuries
+from gbactl.launch.continuation import EXPECTED, Continued, saying
+from gbactl.launch.control import Control
+from gbactl.launch.coordinator_link import Coordinators
+from gbactl.launch.duplicate_events import loss_known, switch_known
+from gbactl.launch.fault_injection import Injuries
+from gbactl.launch.memory_check import check_collective, check_memory, too_few
 from gbactl.launch.orphans import end_orphans
-from gbactl.launch.repeats import loss_known, switch_known
-from gbactl.launch.show import Show, unit_of
-from gbactl.launch.starting import close_fork_server, open_fork_server
-from gbactl.launch.stopping import NOTHING, Stop, asked, look, patient, stoppable, whole
-from gbactl.launch.successors import Successors, told
+from gbactl.launch.progress import Show, unit_of
+from gbactl.launch.replacements import Successors, told
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.report.failures import failed_in_short, failure_metrics
-from gbactl.switching.control import Control
-from gbactl.switching.modes import legend, listed, mode_id
+from gbactl.switching.history import legend, listed, mode_id
+from gbactl.switching.messages import answer
 from gbactl.switching.plan import Plan
-from gbactl.switching.show import answer
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of, useless
+from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.messages import Event, unpack
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
@@ -197,12 +197,12 @@ class Run:
         config = to_dict(self.cfg)
         if not self.cfg.several_hosts:
             return Children(self.cfg, self.run_dir, self.key, self.dataset.path, config)
-        from gbactl.hosts.children import HostChildren
+        from gbactl.engine.ssh import HostChildren
 
         return HostChildren(self.cfg, self.run_dir, self.key, self.dataset, config, self.show)
 
     def _train_virtually(self) -> None:
-        from gbactl.virtual.run import run_virtual
+        from gbactl.simulation.cluster import run_virtual
 
         try:
             with patient():

@@ -10,7 +10,7 @@ from gbactl.replay.divergence import Divergence, DivergenceError, named
 from gbactl.replay.recording import PhaseRecord, Recording
 from gbactl.replay.replica import Replica
 from gbactl.store.checksum import MODULUS
-from gbactl.store.part import Order
+from gbactl.store.gradient_slice import Order
 from gbactl.store.shard import Shard
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.cluster.bootstrap import header
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
-from gbactl.replay import keep, machine
+from gbactl.launch.find_run import LOG
+from gbactl.nodes.bootstrap import header
+from gbactl.replay import machine, model_file
 from gbactl.replay.divergence import Divergence, DivergenceError
-from gbactl.replay.find import LOG
 from gbactl.replay.recording import Recording, scan
 from gbactl.replay.replayer import Replayer
 
@@ -92,7 +92,7 @@ def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) ->
         return None
     replayer.replica.move("servers")
     target = path or run_dir / f"replay-{replayer.step}.npz"
-    keep.write(target, replayer.cfg, replayer.shards)
+    model_file.write(target, replayer.cfg, replayer.shards)
     return target
 
 

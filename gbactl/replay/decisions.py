@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, ForgoRecord, GrantRecord, OrderRecord
+from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, ForgoRecord, GrantRecord, OrderRecord
 from gbactl.errors import AccountingError
 from gbactl.policies import Decision, Drop, Grant, Policy, Step
 from gbactl.replay.divergence import Divergence, DivergenceError, named

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.cluster.messages import BeginPhase, Granted
-from gbactl.cluster.specs import dense_cuts, shard_spec
-from gbactl.cluster.worker import DataSource, dropout_key
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset
 from gbactl.kernels import load
@@ -18,8 +15,11 @@ from gbactl.kernels.halves import codec_of, rounded
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.store.dense import held
-from gbactl.store.part import Part
+from gbactl.store.from_config import dense_cuts, shard_spec
+from gbactl.store.gradient_slice import Part
 from gbactl.store.shard import Shard
+from gbactl.wire.messages import BeginPhase, Granted
+from gbactl.worker.loop import DataSource, dropout_key
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.cluster.eventlog import AnnounceRecord
+from gbactl.coordinator.event_log import AnnounceRecord
 
 
 class Pulls:

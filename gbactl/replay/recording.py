@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
-from gbactl.cluster.messages import BeginPhase
 from gbactl.config import RunConfig, check_switch, from_dict
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.errors import ConfigError, EventLogError, TornLogError
 from gbactl.replay.pulls import Pulls
+from gbactl.wire.messages import BeginPhase
 
 REPLAYED = "async, gba, bsp, hop_bs and hop_bw"
 _HEADER = {"config": dict, "data": str, "machine": str, "cpu_flags": str, "torch": str, "threads": int}
@@ -41,7 +41,7 @@ class Recording:
     path: Path
     header: dict[str, Any]
     cfg: RunConfig
-    format: int = eventlog.FORMAT
+    format: int = event_log.FORMAT
     phases: list[PhaseRecord] = field(default_factory=list)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     steps: int = 0
@@ -61,7 +61,7 @@ class Recording:
 
     def records(self) -> Iterator[Record]:
         """Everything after the header, again, up to the record that is torn if one is."""
-        records = eventlog.read(self.path)
+        records = event_log.read(self.path)
         next(records)
         with contextlib.suppress(TornLogError):
             yield from records
@@ -69,12 +69,12 @@ class Recording:
 
 def scan(path: Path) -> Recording:
     """Read a log to its end, or to where it is cut. Raises EventLogError where it is damaged or says what cannot be."""
-    records = eventlog.read(path)
+    records = event_log.read(path)
     first = next(records, None)
-    if not isinstance(first, InfoRecord) or first.kind != eventlog.HEADER:
+    if not isinstance(first, InfoRecord) or first.kind != event_log.HEADER:
         raise EventLogError(f"{path} has no header.")
     cfg = _config(path, first.fields)
-    recording = Recording(path, first.fields, cfg, eventlog.format_of(path), now=cfg)
+    recording = Recording(path, first.fields, cfg, event_log.format_of(path), now=cfg)
     _divided(recording, cfg)
     try:
         for record in records:
@@ -160,28 +160,28 @@ def _check_versions(recording: Recording, record: AnnounceRecord) -> None:
 
 def _note_info(recording: Recording, record: InfoRecord) -> None:
     fields = record.fields
-    if record.kind == eventlog.PHASE:
+    if record.kind == event_log.PHASE:
         cfg = recording.now or recording.cfg
         recording.phases.append(PhaseRecord(_phase(recording, fields), cfg, Pulls(recording.shards)))
-    elif record.kind == eventlog.SWITCH:
+    elif record.kind == event_log.SWITCH:
         recording.now = _switched(recording, fields)
-    elif record.kind == eventlog.CHECKSUM:
+    elif record.kind == event_log.CHECKSUM:
         _checksum(recording, fields)
-    elif record.kind == eventlog.SERVER:
+    elif record.kind == event_log.SERVER:
         raise EventLogError(
             f"{recording.path} is that of a run in which a server was lost (S{fields.get('shard')}, step "
             f"{fields.get('step')}); such a run cannot be replayed: what that server had not saved is gone."
         )
-    elif record.kind == eventlog.DENSE_LOST:
+    elif record.kind == event_log.DENSE_LOST:
         raise EventLogError(
             f"{recording.path} is that of a run in which a worker died with dense parts of step {fields.get('step')}; "
             "such a run cannot be replayed: which buckets of them had been summed before is not known."
         )
-    elif record.kind == eventlog.END:
+    elif record.kind == event_log.END:
         if fields.get("step") != recording.steps:
             raise EventLogError(f"{recording.path} ends at step {fields.get('step')} after {recording.steps} orders.")
         recording.ended = True
-    elif record.kind not in (eventlog.NOTE, eventlog.MOVED, eventlog.FAILURE):
+    elif record.kind not in (event_log.NOTE, event_log.MOVED, event_log.FAILURE):
         raise EventLogError(f"{recording.path} has a second header.")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import (
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,
     ForgoRecord,
@@ -18,18 +18,18 @@ from gbactl.cluster.eventlog import (
     Record,
     StopRecord,
 )
-from gbactl.cluster.messages import BeginPhase
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make
-from gbactl.replay.captures import Captures
 from gbactl.replay.checks import Checks
 from gbactl.replay.decisions import Decisions
 from gbactl.replay.gradients import Gradients
+from gbactl.replay.pulled_copies import Captures
 from gbactl.replay.recording import PhaseRecord, Recording
 from gbactl.replay.replica import Replica
-from gbactl.store.part import Order
+from gbactl.store.gradient_slice import Order
 from gbactl.store.schedule import factor
+from gbactl.wire.messages import BeginPhase
 
 
 class Replayer:
@@ -62,15 +62,15 @@ class Replayer:
 
     def _handle(self, record: Record) -> None:
         if isinstance(record, InfoRecord):
-            if record.kind in (eventlog.PHASE, eventlog.END, eventlog.SWITCH, eventlog.MOVED):
+            if record.kind in (event_log.PHASE, event_log.END, event_log.SWITCH, event_log.MOVED):
                 self._close()
-            if record.kind == eventlog.MOVED:  # from there the workers take it again
+            if record.kind == event_log.MOVED:  # from there the workers take it again
                 self.replica.move("servers")
-            if record.kind == eventlog.SWITCH and record.fields.get("fresh"):
+            if record.kind == event_log.SWITCH and record.fields.get("fresh"):
                 self._afresh()
-            if record.kind == eventlog.CHECKSUM and "model" in record.fields:
+            if record.kind == event_log.CHECKSUM and "model" in record.fields:
                 self.checks.model(self.replica, record.fields)
-            if record.kind == eventlog.PHASE:
+            if record.kind == event_log.PHASE:
                 self._begin(next(self._phases))
             return
         decisions = self._decisions

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gbactl.cluster.specs import optimizer
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import round_here
 from gbactl.policies import Step
 from gbactl.replay.gradients import Gradients
 from gbactl.store.dense import DenseBlock
-from gbactl.store.part import Part
+from gbactl.store.from_config import optimizer
+from gbactl.store.gradient_slice import Part
 from gbactl.store.shard import Shard
 
 

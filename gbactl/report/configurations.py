@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.policies.base import names, policy_class
 from gbactl.report.runs import Run
-from gbactl.switching.modes import each_mode, from_listed
+from gbactl.switching.history import each_mode, from_listed
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")

@@ -17,8 +17,8 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, require
 from gbactl.store import norms
 from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
 from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.memory import zeros
-from gbactl.store.part import Order, Part
 from gbactl.store.rows import RowBlock
 from gbactl.store.spec import ShardSpec
 from gbactl.store.staleness import PullNotes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import COUNT, Ints, RowPart
-from gbactl.store.part import Part
+from gbactl.store.gradient_slice import Part
 
 
 class PullNotes:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gbactl.cluster.channel import Channel
-from gbactl.cluster.frames import Bytes, Frame
-from gbactl.cluster.messages import Event, kind_of, pack
 from gbactl.config import CheckpointConfig, RunConfig, SwitchConfig, check
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import GbactlError
-from gbactl.virtual.run import VirtualCluster
+from gbactl.simulation.cluster import VirtualCluster
+from gbactl.wire.channel import Channel
+from gbactl.wire.frames import Bytes, Frame
+from gbactl.wire.messages import Event, kind_of, pack
 from tests.fuzz.mutations import message, odd_descriptor
 from tests.support.recorded import config, splits
 

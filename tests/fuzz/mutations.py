@@ -9,9 +9,9 @@ from typing import Any
 
 import msgpack
 
-from gbactl.cluster import frames
-from gbactl.cluster.messages import MESSAGES, kind_of, pack
-from gbactl.cluster.socket_channel import ATTACH, ATTACHED
+from gbactl.wire import frames
+from gbactl.wire.messages import MESSAGES, kind_of, pack
+from gbactl.wire.socket_channel import ATTACH, ATTACHED
 
 NUMBERS = (0, 1, -1, 2, 7, 255, 1 << 16, -(1 << 31), (1 << 31) - 1, 1 << 40, (1 << 62) - 1, 1 << 62, -(1 << 63))
 REALS = (0.0, -1.0, 0.5, 1e300, -1e-300, float("inf"), float("-inf"), float("nan"))

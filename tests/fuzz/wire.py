@@ -22,19 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.cluster import auth, frames, socket_channel
-from gbactl.cluster.auth import Peer
-from gbactl.cluster.frames import Bytes, Frame
-from gbactl.cluster.messages import BeginPhase, Elastic, Pull, Push, PutDense, decode, kind_of, pack
-from gbactl.cluster.outgoing import Queued
-from gbactl.cluster.server import Server
-from gbactl.cluster.socket_channel import SocketChannel
-from gbactl.cluster.traffic import Traffic
 from gbactl.errors import WireError
+from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
+from gbactl.wire import auth, frames, socket_channel
+from gbactl.wire.auth import Peer
+from gbactl.wire.frames import Bytes, Frame
+from gbactl.wire.messages import BeginPhase, Elastic, Pull, Push, PutDense, decode, kind_of, pack
+from gbactl.wire.send_queue import Queued
+from gbactl.wire.socket_channel import SocketChannel
+from gbactl.wire.traffic import Traffic
 from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from gbactl.collective import open_rendezvous
+from gbactl.collective.admission import MOST_VISITORS
 from gbactl.collective.base import sum_in_rank_order
-from gbactl.collective.meeting import Meeting, interface_of
-from gbactl.collective.visitors import MOST_VISITORS
+from gbactl.collective.rendezvous_base import Meeting, interface_of
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels.halves import codec_of, rounded
 

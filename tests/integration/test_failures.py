@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gbactl.checkpoint.folder import Folder
-from gbactl.cluster import eventlog
+from gbactl.coordinator import event_log
 from gbactl.launch import rundir
 from gbactl.launch.orphans import REACHED, end_orphans
 from gbactl.tracking.backlog import FILE_NAME, Backlog
@@ -87,7 +87,7 @@ def test_a_killed_process_ends_the_run_and_is_named(launcher: Launcher, store: P
     assert (result["status"], result["mode"]) == ("FAILED", mode)
     assert f"{victim} (pid {pid}) was killed" in result["error"]
     assert tracked_status(store, result["run_id"]) == "FAILED"
-    assert any(isinstance(record, eventlog.OrderRecord) for record in journal(done.run_dir))
+    assert any(isinstance(record, event_log.OrderRecord) for record in journal(done.run_dir))
 
 
 @pytest.mark.parametrize(("mode", "workers"), [("sync", 1), slow("gba", 1)])
@@ -104,9 +104,9 @@ def journal(run_dir: Path) -> list[Any]:
     """What was logged stays: every record up to where the writer died."""
     found = []
     try:
-        for record in eventlog.read(run_dir / "events.log"):
+        for record in event_log.read(run_dir / "events.log"):
             found.append(record)
-    except eventlog.EventLogError as error:
+    except event_log.EventLogError as error:
         assert "cut off" in str(error)
     return found
 

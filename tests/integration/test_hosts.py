@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.cluster import eventlog
-from gbactl.hosts import network
+from gbactl.coordinator import event_log
+from gbactl.engine import network_report
 from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
 from tests.support.processes import Launched, alive, collective, wait_for
 from tests.support.readme import commands
@@ -80,8 +80,8 @@ def test_a_short_cut_is_no_loss(site_of: Callable[..., Site], mode: str, days: i
 
 def _announced(launched: Launched, worker: int) -> int:
     """Gradients of a worker in the event log so far."""
-    records, _ = eventlog.tail(launched.run_dir / "events.log", BEGIN)
-    return sum(isinstance(record, eventlog.AnnounceRecord) and record.worker == worker for record in records)
+    records, _ = event_log.tail(launched.run_dir / "events.log", BEGIN)
+    return sum(isinstance(record, event_log.AnnounceRecord) and record.worker == worker for record in records)
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert all(pair["latency_us"] > 0 for pair in pairs.values())
     assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
     assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
-    assert set(network.read(out)) == {"latency_us", "bandwidth_gbit"}
+    assert set(network_report.read(out)) == {"latency_us", "bandwidth_gbit"}
 
 
 def test_a_delayed_host_is_as_far_as_asked_and_leaves_nothing(tmp_path: Path) -> None:

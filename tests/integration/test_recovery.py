@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, EventLogError, JoinedRecord, LeftRecord, OrderRecord
-from gbactl.cluster.recovery import FATES
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import AnnounceRecord, EventLogError, JoinedRecord, LeftRecord, OrderRecord
+from gbactl.coordinator.worker_recovery import FATES
 from tests.support.processes import FORK_SERVER, SHM, Launcher, alive, children_of, collective, wait_for
 from tests.support.slow import slow
 
@@ -138,7 +138,7 @@ def so_far(log: Path) -> list[Any]:
     """The records of an event log that may still be written."""
     found: list[Any] = []
     with contextlib.suppress(EventLogError):
-        for record in eventlog.read(log):
+        for record in event_log.read(log):
             found.append(record)
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster.eventlog import PHASE, AnnounceRecord, GrantRecord, InfoRecord, LeftRecord, read
+from gbactl.coordinator.event_log import PHASE, AnnounceRecord, GrantRecord, InfoRecord, LeftRecord, read
 from tests.support.processes import Launcher, wait_for
 from tests.support.recorded import MODES, splits
 from tests.support.slow import slow

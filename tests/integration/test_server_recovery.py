@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import eventlog
+from gbactl.coordinator import event_log
 from tests.support.failures import logged
 from tests.support.processes import SECONDS, Launched, Launcher, alive
 from tests.support.slow import slow
@@ -47,8 +47,8 @@ def test_everybody_goes_back(launcher: Launcher) -> None:
     launched = launcher.start("mode=hop_bs", "checkpoint=full", "checkpoint.interval_steps=5", KILL)
     [failed] = ended(launched)["recovery"]
     assert failed["samples_rolled_back"] > 0 and failed["pls"] == 0.0
-    states = [record.fields["state"] for record in eventlog.read(launched.run_dir / "events.log")
-              if isinstance(record, eventlog.InfoRecord) and record.kind == eventlog.SERVER]  # fmt: skip
+    states = [record.fields["state"] for record in event_log.read(launched.run_dir / "events.log")
+              if isinstance(record, event_log.InfoRecord) and record.kind == event_log.SERVER]  # fmt: skip
     assert states == ["lost", "back", "rewound"]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import InfoRecord
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import InfoRecord
 from gbactl.tracking.store import connect
 from tests.support.processes import Launched, Launcher, collective, wait_for
 
@@ -39,7 +39,7 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def sums(launched: Launched) -> list[str]:
     """The models summed up before and after each switch."""
-    records = eventlog.read(launched.run_dir / "events.log")
+    records = event_log.read(launched.run_dir / "events.log")
     return [r.fields["model"] for r in records if isinstance(r, InfoRecord) and "model" in r.fields]
 
 

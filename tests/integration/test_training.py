@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, GrantRecord, InfoRecord, OrderRecord
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import AnnounceRecord, GrantRecord, InfoRecord, OrderRecord
 from tests.support.processes import Launcher
 from tests.support.slow import slow
 
@@ -55,12 +55,12 @@ def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None
     """The event log tells the same story: every batch handed out, announced and ordered once a phase.
 
     Past its end, sync tells who has no batch in the last step; nobody else does."""
-    records = list(eventlog.read(path))
-    assert isinstance(records[0], InfoRecord) and records[0].kind == eventlog.HEADER
+    records = list(event_log.read(path))
+    assert isinstance(records[0], InfoRecord) and records[0].kind == event_log.HEADER
     assert records[0].fields["config"]["seed"] == result["seed"]
     workers = records[0].fields["config"]["cluster"]["workers"]
     last = records[-1]
-    assert isinstance(last, InfoRecord) and last.kind == eventlog.END
+    assert isinstance(last, InfoRecord) and last.kind == event_log.END
     assert last.fields["step"] == result["global_step"]
     orders = [record for record in records if isinstance(record, OrderRecord)]
     assert [order.step for order in orders] == list(range(result["global_step"]))
@@ -69,7 +69,7 @@ def journal_agrees(path: Path, result: dict[str, Any], local_batch: int) -> None
     pulled: dict[int, int] = {}
     for record in records:
         match record:
-            case InfoRecord(kind=eventlog.PHASE):
+            case InfoRecord(kind=event_log.PHASE):
                 seen = {"granted": Counter(), "announced": Counter(), "ordered": Counter()}
                 batches = -(-record.fields["samples"] // local_batch) if record.fields["training"] else 0
                 last_step = record.fields["first_step"] + (batches - 1) // workers

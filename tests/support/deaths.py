@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import journal
-from gbactl.cluster.exchange import Exchange
-from gbactl.cluster.memory import MemoryChannel
-from gbactl.cluster.messages import KIND
-from gbactl.cluster.server import Server
-from gbactl.cluster.training import Training
+from gbactl.coordinator import journal
+from gbactl.coordinator.handout import Training
+from gbactl.server.core import Server
+from gbactl.wire.in_memory import MemoryChannel
+from gbactl.wire.messages import KIND
+from gbactl.worker.client import Exchange
 from tests.support.memory_cluster import Killed
 
 

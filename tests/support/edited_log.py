@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import (
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,
     EventLog,
@@ -24,7 +24,7 @@ Edit = Callable[[list[Record]], list[Record]]
 
 def rewrite(source: Path, target: Path, edit: Edit) -> Path:
     """The same log with other records, every checksum of the file's own right."""
-    records = edit(list(eventlog.read(source / "events.log")))
+    records = edit(list(event_log.read(source / "events.log")))
     head = records[0]
     assert isinstance(head, InfoRecord)
     target.mkdir(parents=True, exist_ok=True)

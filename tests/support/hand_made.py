@@ -13,19 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.bootstrap import header
-from gbactl.cluster.eventlog import EventLog, OrderRecord
-from gbactl.cluster.messages import BeginPhase
 from gbactl.config import RunConfig
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import EventLog, OrderRecord
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
+from gbactl.nodes.bootstrap import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.base import Decision
 from gbactl.replay.gradients import Gradients, Pulled
 from gbactl.replay.replayer import store_order
-from gbactl.store.part import Order
+from gbactl.store.gradient_slice import Order
 from gbactl.store.schedule import factor
+from gbactl.wire.messages import BeginPhase
 
 
 @dataclass
@@ -71,7 +71,7 @@ class HandMade:
             number=epoch + 1, training=True, mode=cfg.mode.name, split=0, epoch=epoch, samples=samples,
             local_batch=cfg.local_batch, first_step=self.step, served_dense=True, prefetch_rows=cfg.mode.prefetch > 0,
         )  # fmt: skip
-        self.log.info(eventlog.PHASE, begin._asdict())
+        self.log.info(event_log.PHASE, begin._asdict())
         for shard in self.shards:
             shard.begin_phase()
         self.gradients.begin(begin)
@@ -88,7 +88,7 @@ class HandMade:
             self._catch_up(policy)
         self.step = policy.step
         for number, checksum in enumerate(self.checksums()):
-            self.log.info(eventlog.CHECKSUM, {"shard": number, "step": self.step - 1, "whole": checksum})
+            self.log.info(event_log.CHECKSUM, {"shard": number, "step": self.step - 1, "whole": checksum})
 
     def _event(self, policy: Policy) -> None:
         event = self.random.choices(
@@ -133,7 +133,7 @@ class HandMade:
         shard.apply(order)
         if (order.step + 1) % self.cfg.train.checksum_every == 0:
             fields = {"shard": number, "step": order.step, "digest": shard.step_digest(touched)}
-            self.log.info(eventlog.CHECKSUM, fields)
+            self.log.info(event_log.CHECKSUM, fields)
 
     def _push(self, policy: Policy) -> None:
         whole = [lease for lease in self.leases.values() if len(lease.dense) == len(self.shards)]

@@ -10,23 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gbactl.cluster.auth import Peer
-from gbactl.cluster.bootstrap import Bootstrap, dressed, header, serve
-from gbactl.cluster.channel import Hub
-from gbactl.cluster.coordinator import Coordinator
-from gbactl.cluster.frames import CLOSED
-from gbactl.cluster.journal import Found
-from gbactl.cluster.memory import MemoryHub
-from gbactl.cluster.messages import Event, Hello, unpack
-from gbactl.cluster.reliable import exposed
-from gbactl.cluster.server import Server
-from gbactl.cluster.working import work
 from gbactl.collective.base import ring_item
-from gbactl.collective.memory import MemoryGroup
+from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import RunConfig, to_dict
+from gbactl.coordinator.core import Coordinator
+from gbactl.coordinator.journal import Found
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.faults.plan import FaultPlan
+from gbactl.nodes.bootstrap import Bootstrap, dressed, header, serve
+from gbactl.server.core import Server
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import Hub
+from gbactl.wire.frames import CLOSED
+from gbactl.wire.in_memory import MemoryHub
+from gbactl.wire.messages import Event, Hello, unpack
+from gbactl.wire.reliable import exposed
+from gbactl.worker.main import work
 
 LIMIT_SECONDS = 60.0
 

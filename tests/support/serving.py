@@ -6,16 +6,16 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gbactl.cluster.auth import Peer
-from gbactl.cluster.exchange import Exchange, Source
-from gbactl.cluster.memory import MemoryHub
-from gbactl.cluster.messages import Relocated, Stop
-from gbactl.cluster.server import Server
-from gbactl.cluster.summing import ServedSums
+from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
+from gbactl.wire.auth import Peer
+from gbactl.wire.in_memory import MemoryHub
+from gbactl.wire.messages import Relocated, Stop
+from gbactl.worker.client import Exchange, Source
+from gbactl.worker.sum_fallback import ServedSums
 
 SGD = OptimizerSpec("sgd", 1.0)
 SPEC = ShardSpec(0, 1, 10, 3, row_optimizer=SGD, dense=DenseSpec(4), dense_optimizer=SGD)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from gbactl import shared_names
-from gbactl.collective.shm import SharedMemoryCollective
+from gbactl.collective.shared_memory import SharedMemoryCollective
 
 STRANGE = "import os; os.getpid = lambda: 4194300; "  # as in a pid namespace of its own: a number that nobody has here
-SEGMENT = "from gbactl.cluster import shm; made = shm.create(4096, 4096); print(made[0].name, flush=True)"
+SEGMENT = "from gbactl.wire.shared_memory import create; made = create(4096, 4096); print(made[0].name, flush=True)"
 FOLDER = (
-    "from gbactl.collective.shm import SharedMemoryMeeting; made = SharedMemoryMeeting(2); "
+    "from gbactl.collective.shared_memory import SharedMemoryMeeting; made = SharedMemoryMeeting(2); "
     "print(made.folder.name, flush=True)"
 )
 

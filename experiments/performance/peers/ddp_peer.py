@@ -33,8 +33,8 @@ def one(
     from alone import Feed
     from plain import FieldTables, Plain, stepping, timed
 
-    from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
+    from gbactl.launch.compose import compose
 
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     cfg, dataset = compose(overrides), open_dataset(Path(path))

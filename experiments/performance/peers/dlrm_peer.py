@@ -26,8 +26,8 @@ def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, b
     from alone import Feed
     from plain import FieldBags, Plain, stepping, timed
 
-    from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
+    from gbactl.launch.compose import compose
 
     cfg, dataset = compose(overrides), open_dataset(Path(path))
     model = Plain(cfg, dataset.schema, FieldBags)

@@ -37,8 +37,8 @@ def one(
     from alone import Feed
     from plain import FieldTables, Plain, batch_of, timed
 
-    from gbactl.compose import compose
     from gbactl.data.dataset import open_dataset
+    from gbactl.launch.compose import compose
 
     hvd.init()
     cfg, dataset = compose(overrides), open_dataset(Path(path))

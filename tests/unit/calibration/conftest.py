@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from calibration_runs import DATA
 
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
+from tests.support.calibration_runs import DATA
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from calibration_runs import config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.calibration import alone, serving
 from gbactl.data.dataset import Dataset
-from gbactl.virtual.spec import CostConfig
+from gbactl.simulation.cost_spec import CostConfig
+from tests.support.calibration_runs import config
 
 
 @settings(deadline=None)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration_runs import MACHINE, config
 
 from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, scaled
 from gbactl.calibration.observe import Notes, Observation
 from gbactl.calibration.simulate import predict
-from gbactl.cluster.messages import Event
 from gbactl.data.dataset import Dataset
-from gbactl.virtual.run import run_virtual
-from gbactl.virtual.spec import CostConfig
+from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.cost_spec import CostConfig
+from gbactl.wire.messages import Event
+from tests.support.calibration_runs import MACHINE, config
 
 MODES = ("sync", "async", "gba")
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from gbactl.cli.checkpoint import command
 from gbactl.errors import CheckpointError
-from tests.unit.checkpoint.checkpoint_files import save, shards_of
+from tests.support.checkpoint_files import save, shards_of
 
 
 @pytest.fixture

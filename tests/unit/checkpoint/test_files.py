@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint import resume, tensorfile
-from gbactl.checkpoint.closing import DENSE, Closing
+from gbactl.checkpoint import tensor_file
 from gbactl.checkpoint.folder import Folder, check
 from gbactl.checkpoint.manifest import Entry
+from gbactl.checkpoint.publishing import DENSE, Closing
 from gbactl.checkpoint.restore import load_newest, load_shard
-from gbactl.checkpoint.tensorfile import TensorFile, write_tensors
+from gbactl.checkpoint.tensor_file import TensorFile, write_tensors
 from gbactl.errors import CheckpointError, NotFiniteError
+from gbactl.launch import resume
 from gbactl.store.shard import Shard
-from tests.unit.checkpoint.checkpoint_files import fill, save, shards_of, spec
+from tests.support.checkpoint_files import fill, save, shards_of, spec
 
 TENSORS = {
     "rows": np.arange(12, dtype=np.float32).reshape(4, 3), "row_counts": np.arange(4, dtype=np.uint32),
@@ -35,7 +36,7 @@ SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dea
 
 
 def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
-    file = TensorFile(tmp_path / "a.safetensors", tensorfile.layout_of(TENSORS), {"step": "7"})
+    file = TensorFile(tmp_path / "a.safetensors", tensor_file.layout_of(TENSORS), {"step": "7"})
     for rows in (slice(0, 1), slice(1, 4)):
         file.add("rows", TENSORS["rows"][rows])
         file.add("row_counts", TENSORS["row_counts"][rows])
@@ -55,7 +56,7 @@ def test_the_library_reads_what_was_written_in_pieces(tmp_path: Path) -> None:
 def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
     values = np.array([[1.0, 1.00390625, -3.1415927], [2.0**-100, np.inf, np.nan]], np.float32)
     tensors = {"rows": values, "row_counts": TENSORS["row_counts"]}
-    layout = tensorfile.halved(tensorfile.layout_of(tensors), tensors)
+    layout = tensor_file.halved(tensor_file.layout_of(tensors), tensors)
     file = TensorFile(tmp_path / "a.safetensors", layout, {})
     for row in (0, 1):
         file.add("rows", values[row : row + 1])
@@ -65,7 +66,7 @@ def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["row_counts"], tensors["row_counts"])
     assert (found["rows"].dtype, found["rows"].nbytes) == (np.uint16, values.nbytes // 2)
     expected = np.array([[1.0, 1.0, -3.140625], [2.0**-100, np.inf, np.nan]])  # 1 + 2^-8 is half-way: to even
-    np.testing.assert_array_equal(tensorfile.widened(found["rows"]), expected)
+    np.testing.assert_array_equal(tensor_file.widened(found["rows"]), expected)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_file_says_which_tensor_is_not_finite(
     """Integers with the bits of NaN are not."""
     odd = np.array([0x7FC00000, 0xFFFFFFFF], np.uint32)
     tensors = {"row_counts": odd, "index": odd.view(np.int32), "rows": np.array(values, np.float32)}
-    layout = tensorfile.halved(tensorfile.layout_of(tensors), ["rows"] if dtype == "bf16" else [])
+    layout = tensor_file.halved(tensor_file.layout_of(tensors), ["rows"] if dtype == "bf16" else [])
     file = TensorFile(tmp_path / "S0.safetensors", layout, {})
     for name, array in tensors.items():
         file.add(name, array)
@@ -119,7 +120,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOSPC, "No space left on device")
         return os.pwrite(fd, data[: room - at], at)
 
-    monkeypatch.setattr(tensorfile, "write_at", write_at)
+    monkeypatch.setattr(tensor_file, "write_at", write_at)
     with pytest.raises(OSError, match="No space left"):
         write_tensors(tmp_path / "a.safetensors", TENSORS, {})
     assert list(tmp_path.iterdir()) == []
@@ -133,7 +134,7 @@ def test_a_file_takes_its_room_before_its_first_byte_and_leaves_some(
         return os.pwrite(fd, data, at)
 
     written: list[int] = []
-    monkeypatch.setattr(tensorfile, "write_at", write_at)
+    monkeypatch.setattr(tensor_file, "write_at", write_at)
     free = shutil.disk_usage(tmp_path).free
     expected = r"it needs [\d,]+ bytes; [\d,]+ are free there, of which [\d,]+ are kept for"
     with pytest.raises(OSError, match=expected) as told:

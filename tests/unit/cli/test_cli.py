@@ -117,7 +117,7 @@ def test_the_version() -> None:
 
 def test_composing_imports_no_torch() -> None:
     code = (
-        "import sys; from gbactl.compose import compose; compose(['experiment=smoke']); print(*sys.modules)"
+        "import sys; from gbactl.launch.compose import compose; compose(['experiment=smoke']); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     modules = set(done.stdout.split())

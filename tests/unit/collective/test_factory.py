@@ -10,8 +10,8 @@ import pytest
 
 from gbactl.collective import factory
 from gbactl.collective.base import Single
-from gbactl.collective.falling import FallingCollective
-from gbactl.collective.shm import SharedMemoryCollective, available
+from gbactl.collective.fallback import FallingCollective
+from gbactl.collective.shared_memory import SharedMemoryCollective, available
 
 MADE: list[tuple[int, int]] = []
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gbactl.compose import compose
 from gbactl.config import RunConfig, from_dict, to_dict
 from gbactl.errors import ConfigError, UsageError
+from gbactl.launch.compose import compose
 
 
 def test_it_chooses_between_the_run_s_mode_and_the_other_one_s_file() -> None:

@@ -77,8 +77,8 @@ def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
 def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) -> None:
     import dataclasses
 
-    from gbactl.compose import compose
     from gbactl.data.sources import options_class
+    from gbactl.launch.compose import compose
 
     composed = compose([f"data={name}"]).data
     options = options_class(name)
@@ -87,7 +87,7 @@ def test_every_config_file_holds_exactly_the_options_of_its_source(name: str) ->
 
 
 def test_frappe_is_a_libfm_preset(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gbactl.compose import compose
+    from gbactl.launch.compose import compose
 
     monkeypatch.setenv("GBACTL_DATA", "/data")
     data = compose(["data=frappe"]).data

@@ -70,7 +70,7 @@ def test_the_curves_vary_what_the_issue_names(bench: Modules) -> None:
 
 
 def test_every_point_is_a_configuration_that_composes(bench: Modules) -> None:
-    from gbactl.compose import compose
+    from gbactl.launch.compose import compose
 
     shared = bench["sides"].Bench(Path(), 1000, 1.0)
     for points in bench["curves"].settings().values():

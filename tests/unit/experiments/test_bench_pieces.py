@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.cluster.auth import Peer, new_key
-from gbactl.cluster.eventlog import EventLog, OrderRecord
-from gbactl.cluster.sockets import SocketHub
+from gbactl.coordinator.event_log import EventLog, OrderRecord
+from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.event_loop import SocketHub
 
 Modules = dict[str, ModuleType]
 

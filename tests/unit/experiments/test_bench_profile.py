@@ -10,7 +10,7 @@ RAW = (
     'thread (3754): MainThread;run (server.py);poll (hub.py) 30\n'
     'thread (3754): MainThread;run (server.py);apply (shard.py) 60\n'
     'thread (3754): MainThread;main (x.py);apply (shard.py) 6\n'
-    'process 12:"python";thread (3760): saver;run (saver.py) 4\n'
+    'process 12:"python";thread (3760): saver;run (checkpoint_writer.py) 4\n'
 )
 
 
@@ -21,7 +21,7 @@ def test_looks_count_for_the_innermost_function_of_a_thread(bench: Modules) -> N
     assert profile.own(found) == {
         ("MainThread", "poll (hub.py)"): 30,
         ("MainThread", "apply (shard.py)"): 66,
-        ("saver", "run (saver.py)"): 4,
+        ("saver", "run (checkpoint_writer.py)"): 4,
     }
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
 from gbactl.data.dataset import open_dataset
-from gbactl.virtual.run import run_virtual
-from gbactl.virtual.spec import CostConfig
+from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.cost_spec import CostConfig
 from tests.support import small_data
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster.eventlog import read
-from gbactl.cluster.messages import Centre, Elastic, Pull, Push, Rows
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
+from gbactl.coordinator.event_log import read
 from gbactl.data.dataset import open_dataset
-from gbactl.virtual.network import VirtualChannel
-from gbactl.virtual.run import run_virtual
+from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.network import VirtualChannel
+from gbactl.wire.messages import Centre, Elastic, Pull, Push, Rows
 from tests.support import small_data
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gbactl.checkpoint.folder import Folder
-from gbactl.compose import compose
 from gbactl.config import CheckpointConfig
+from gbactl.launch.compose import compose
 from gbactl.policies import names
 from tests.support import recorded
 

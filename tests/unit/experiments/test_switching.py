@@ -153,7 +153,7 @@ def test_pauses_beside_restarts(scripts: Any) -> None:
 
 
 def test_steps_are_counted_in_a_log_that_is_being_written(scripts: Any, tmp_path: Path) -> None:
-    from gbactl.cluster.eventlog import EventLog, OrderRecord
+    from gbactl.coordinator.event_log import EventLog, OrderRecord
 
     path = tmp_path / "events.log"
     assert scripts["pauses"].orders(path) == 0

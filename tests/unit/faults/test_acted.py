@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_plans import plan
 
 from gbactl.faults.acted import Acted, lines, with_injected
 from gbactl.faults.observed import Observed
-from gbactl.faults.serving import Slowness
+from gbactl.faults.server_slowdown import Slowness
+from tests.support.fault_plans import plan
 
 EARLY = {"kind": "window", "factor": 4, "from": 0.1, "until": 0.4, "workers": [1]}
 LATE = {"kind": "window", "factor": 4, "from": 120, "until": 300, "workers": [1]}

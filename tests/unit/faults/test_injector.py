@@ -7,14 +7,14 @@ import statistics
 from typing import Any
 
 import pytest
-from fault_plans import plan
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
 from gbactl.errors import ConfigError
-from gbactl.faults import draws
+from gbactl.faults import random_streams
 from gbactl.faults.injector import Injection, Injector
+from tests.support.fault_plans import plan
 
 MANY = {"kind": "kill", "workers": "all", "servers": "all", "mtbf": 10.0}
 
@@ -65,9 +65,11 @@ def test_the_mean_time_between_failures_is_met(distribution: str, shape: float |
     assert all(victims.count(name) > 200 for name in ("W0", "W1", "W2", "W3", "S0", "S1"))
 
 
-@pytest.mark.parametrize(("draw", "shape", "deviation"), [(draws.weibull, 2.0, 0.5227), (draws.gamma, 4.0, 0.5)])
+@pytest.mark.parametrize(
+    ("draw", "shape", "deviation"), [(random_streams.weibull, 2.0, 0.5227), (random_streams.gamma, 4.0, 0.5)]
+)
 def test_intervals_have_the_spread_of_their_distribution(draw: Any, shape: float, deviation: float) -> None:
-    found = [draw(draws.uniform(7, turn), shape) for turn in range(20_000)]
+    found = [draw(random_streams.uniform(7, turn), shape) for turn in range(20_000)]
     assert statistics.fmean(found) == pytest.approx(1.0, rel=0.02)
     assert statistics.pstdev(found) == pytest.approx(deviation, rel=0.03)
 

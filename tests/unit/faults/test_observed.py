@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_plans import plan
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
-from gbactl.faults.delay import Delay
 from gbactl.faults.observed import CALM_BATCHES, WARM_UP, Observed, fault_metrics
+from gbactl.faults.slowdown import Delay
+from tests.support.fault_plans import plan
 
 FOUR = {"kind": "constant", "factor": 4, "workers": [1]}
 

@@ -7,12 +7,12 @@ import statistics
 from typing import Any
 
 import pytest
-from fault_plans import EVERY_KIND, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
 from gbactl.faults.plan import FaultPlan
+from tests.support.fault_plans import EVERY_KIND, plan
 
 PLANS = st.lists(st.sampled_from(EVERY_KIND), max_size=4)
 ASKED = st.tuples(st.integers(0, 3), st.integers(0, 10_000), st.floats(0, 1e6))

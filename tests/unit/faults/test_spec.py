@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
-from fault_plans import EVERY_KIND
 
-from gbactl.compose import compose
 from gbactl.config import flatten, from_dict, to_dict
 from gbactl.errors import ConfigError
 from gbactl.faults.spec import Constant, Periodic, Random, Window, parse
+from gbactl.launch.compose import compose
 from gbactl.paths import conf_dir
+from tests.support.fault_plans import EVERY_KIND
 
 
 @pytest.mark.parametrize("typed", EVERY_KIND, ids=str)

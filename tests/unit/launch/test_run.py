@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.compose import compose
+from gbactl.launch.compose import compose
 from gbactl.launch.run import train
 from gbactl.tracking.store import connect, tracking_uri
 

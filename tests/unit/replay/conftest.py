@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import DropRecord
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import DropRecord
 from tests.support.hand_made import HandMade
 from tests.support.recorded import config, record, splits
 
@@ -32,5 +32,5 @@ def disorder(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     """A hand-made run of hop_bw with drops."""
     path = tmp_path_factory.mktemp("disorder")
     HandMade(config("hop_bw", data), path, seed=0, deaths=0).write()
-    assert sum(isinstance(one, DropRecord) for one in eventlog.read(path / "events.log")) > 2
+    assert sum(isinstance(one, DropRecord) for one in event_log.read(path / "events.log")) > 2
     return path

@@ -14,7 +14,7 @@ from gbactl.data.prepare import prepare
 from gbactl.kernels.denormals import flushes
 from gbactl.replay import machine
 from gbactl.replay.command import replay
-from gbactl.virtual.run import run_virtual
+from gbactl.simulation.cluster import run_virtual
 from tests.support.recorded import config, record, splits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.cluster.eventlog import AnnounceRecord
+from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.replay.pulls import Pulls
 
 VERSIONS = st.lists(st.tuples(*[st.integers(0, 5)] * 2, *[st.integers(-1, 5)] * 2), max_size=12)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, ForgoRecord, GrantRecord, OrderRecord, StopRecord
 from gbactl.config import FaultsConfig, SwitchConfig
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecord, OrderRecord, StopRecord
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import EventLogError, UsageError
 from gbactl.replay.command import failed, replay, sentence
+from gbactl.simulation.cluster import run_virtual
 from gbactl.store.checksum import digest
-from gbactl.virtual.run import run_virtual
 from tests.support.hand_made import HandMade
 from tests.support.recorded import MODES, config, record
 
@@ -36,7 +36,7 @@ BATCHES = 46  # 730 samples by 16: the last is short, and two are left over from
 
 def counting(run_dir: Path, steps: int) -> int:
     """How many of the first `steps` ordered have a gradient of weight > 0: others leave the parameters alone."""
-    orders = [record for record in eventlog.read(run_dir / "events.log") if isinstance(record, OrderRecord)]
+    orders = [record for record in event_log.read(run_dir / "events.log") if isinstance(record, OrderRecord)]
     assert [order.step for order in orders[:steps]] == list(range(steps))
     return sum(any(weight > 0 for _, weight in order.members) for order in orders[:steps])
 
@@ -139,7 +139,7 @@ def test_batches_are_really_handed_out_again(data: dict[str, Any], tmp_path: Pat
     for mode in MODES:
         made = HandMade(config(mode, data), tmp_path / mode, seed=1, deaths=3)
         made.write()
-        granted = [r.batch for r in eventlog.read(tmp_path / mode / "events.log") if isinstance(r, GrantRecord)]
+        granted = [r.batch for r in event_log.read(tmp_path / mode / "events.log") if isinstance(r, GrantRecord)]
         assert len(granted) == 2 * BATCHES + made.reissued
         reissued += made.reissued
         assert replay(tmp_path / mode)["identical"]
@@ -211,7 +211,7 @@ def test_a_gradient_of_async_takes_at_most_100_bytes(data: dict[str, Any], tmp_p
     """Three shards; the header, phases, evaluations and checksums with it."""
     cfg = config("async", data, local_batch=2)
     record(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, checksum_every=100)), tmp_path)
-    gradients = sum(isinstance(one, AnnounceRecord) for one in eventlog.read(tmp_path / "events.log"))
+    gradients = sum(isinstance(one, AnnounceRecord) for one in event_log.read(tmp_path / "events.log"))
     assert gradients == 2 * 365
     assert (tmp_path / "events.log").stat().st_size / gradients <= 100
 
@@ -237,7 +237,7 @@ def test_switches_within_an_epoch_come_out_again(
         run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
     else:
         record(cfg, tmp_path)
-    switches = [r for r in eventlog.read(tmp_path / "events.log") if getattr(r, "kind", 0) == eventlog.SWITCH]
+    switches = [r for r in event_log.read(tmp_path / "events.log") if getattr(r, "kind", 0) == event_log.SWITCH]
     assert [r.fields["mode"]["name"] for r in switches] == list(order[1:])  # type: ignore[union-attr]
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
@@ -251,7 +251,7 @@ def test_what_a_switch_gave_up_comes_out_again(data: dict[str, Any], tmp_path: P
     cfg = dataclasses.replace(config("gba", data), switch=switch, faults=faults)
     cfg = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, name="virtual"))
     run_virtual(cfg, open_dataset(prepare(cfg.data)), tmp_path, lambda event: None)
-    records = list(eventlog.read(tmp_path / "events.log"))
+    records = list(event_log.read(tmp_path / "events.log"))
     assert sum(isinstance(r, StopRecord) for r in records) == 1
     assert [r.batches for r in records if isinstance(r, ForgoRecord)] == [2]
     verdict = replay(tmp_path)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.cluster import eventlog
 from gbactl.config import CollectiveConfig, RunConfig, SwitchConfig, check
+from gbactl.coordinator import event_log
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.replay.command import replay, sentence
 from gbactl.replay.replica import Replica
-from gbactl.virtual.run import run_virtual
+from gbactl.simulation.cluster import run_virtual
 from tests.support.recorded import config, record
 
 FILE: dict[str, Any] = {"local_batch": 16, "prefetch": 1}
@@ -56,12 +56,12 @@ def test_there_and_back_and_there_again_comes_out(
     data: dict[str, Any], tmp_path: Path, backend: str, dense: int | None
 ) -> None:
     recorded(planned(data, "sync", *ROUND, backend=backend, dense=dense), tmp_path)
-    records = list(eventlog.read(tmp_path / "events.log"))
-    sums = [r for r in records if isinstance(r, eventlog.InfoRecord) and "model" in r.fields]
+    records = list(event_log.read(tmp_path / "events.log"))
+    sums = [r for r in records if isinstance(r, event_log.InfoRecord) and "model" in r.fields]
     assert len(sums) == 8 and all(r.fields["model"] for r in sums)
     verdict = replay(tmp_path)
     assert verdict["identical"], sentence(verdict)
-    shards = sum(isinstance(r, eventlog.InfoRecord) and bool({"digest", "whole"} & set(r.fields)) for r in records)
+    shards = sum(isinstance(r, event_log.InfoRecord) and bool({"digest", "whole"} & set(r.fields)) for r in records)
     assert verdict["checksums"] == shards + len(sums)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gbactl.cluster import eventlog
-from gbactl.cluster.eventlog import AnnounceRecord, DropRecord, GrantRecord, LeftRecord, OrderRecord, Record
+from gbactl.coordinator import event_log
+from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, GrantRecord, LeftRecord, OrderRecord, Record
 from gbactl.errors import EventLogError, GbactlError
 from gbactl.replay.command import failed, replay, sentence
 from tests.support.edited_log import first, info, nth, rewrite
@@ -45,17 +45,17 @@ EDITS: dict[str, tuple[Any, str]] = {
     "versions": (
         first(AnnounceRecord, newer, lambda r: r._replace(dense_versions=(0, 0, 0))), "Shard 0 is not as logged"
     ),
-    "epoch": (info(eventlog.PHASE, 0, epoch=1), r"Shard 0 is not as logged in step 4 \(W\d batch \d"),
-    "checksum": (info(eventlog.CHECKSUM, 1, digest="0" * 32), r"Shard \d is not as logged in step 4 \(W\d batch"),
+    "epoch": (info(event_log.PHASE, 0, epoch=1), r"Shard 0 is not as logged in step 4 \(W\d batch \d"),
+    "checksum": (info(event_log.CHECKSUM, 1, digest="0" * 32), r"Shard \d is not as logged in step 4 \(W\d batch"),
     "order": (nth(OrderRecord, 3, lambda _: None), r"step 4 where 3 is due|batch \d+ from versions .* at step 3"),
-    "end": (info(eventlog.END, 0, step=3), "ends at step 3 after 24 orders"),
-    "split": (info(eventlog.PHASE, 0, split=9), "has a phase 1 that this run cannot have had"),
-    "phase": (info(eventlog.PHASE, 0, samples=10), "has a phase 1 that this run cannot have had"),
-    "type": (info(eventlog.PHASE, 0, samples="10"), "begins phase 1 with"),
-    "data": (info(eventlog.HEADER, 0, data="0" * 64), "The data are not what"),
-    "config": (info(eventlog.HEADER, 0, config={"mode": {"name": "gabba"}}), "a configuration that this gbactl does"),
-    "shard": (info(eventlog.CHECKSUM, 0, shard=3), "a checksum that says"),
-    "header": (info(eventlog.HEADER, 0, threads=None), "a header that a replay cannot use"),
+    "end": (info(event_log.END, 0, step=3), "ends at step 3 after 24 orders"),
+    "split": (info(event_log.PHASE, 0, split=9), "has a phase 1 that this run cannot have had"),
+    "phase": (info(event_log.PHASE, 0, samples=10), "has a phase 1 that this run cannot have had"),
+    "type": (info(event_log.PHASE, 0, samples="10"), "begins phase 1 with"),
+    "data": (info(event_log.HEADER, 0, data="0" * 64), "The data are not what"),
+    "config": (info(event_log.HEADER, 0, config={"mode": {"name": "gabba"}}), "a configuration that this gbactl does"),
+    "shard": (info(event_log.CHECKSUM, 0, shard=3), "a checksum that says"),
+    "header": (info(event_log.HEADER, 0, threads=None), "a header that a replay cannot use"),
 }  # fmt: skip
 
 
@@ -115,15 +115,15 @@ def test_a_log_that_is_cut_is_replayed_as_far_as_it_goes(recorded: Path, tmp_pat
     log.write_bytes(log.read_bytes()[:-1])  # within a record: a torn one, or one whose length is damaged
     with pytest.raises(EventLogError, match=r"is cut off at byte \d+\. What stands before is as logged: 8 steps, "):
         replay(changed)
-    wrong = rewrite(recorded, tmp_path / "wrong", lambda r: info(eventlog.CHECKSUM, 1, digest="0" * 32)(cut(r)))
+    wrong = rewrite(recorded, tmp_path / "wrong", lambda r: info(event_log.CHECKSUM, 1, digest="0" * 32)(cut(r)))
     assert failed(replay(wrong))
 
 
 def test_another_machine_may_have_other_bits_but_no_other_decisions(recorded: Path, tmp_path: Path) -> None:
-    other = info(eventlog.HEADER, 0, torch="0.1")
+    other = info(event_log.HEADER, 0, torch="0.1")
     same = replay(rewrite(recorded, tmp_path, other))
     assert same["identical"] and "another version of torch" in sentence(same)
-    bits = replay(rewrite(recorded, tmp_path, lambda r: info(eventlog.CHECKSUM, 1, digest="0" * 32)(other(r))))
+    bits = replay(rewrite(recorded, tmp_path, lambda r: info(event_log.CHECKSUM, 1, digest="0" * 32)(other(r))))
     assert not bits["identical"] and not failed(bits) and bits["steps"] == 24
     assert bits["divergence"]["step"] == 4 and "bits may differ" in sentence(bits)
     decided = replay(rewrite(recorded, tmp_path, lambda r: EDITS["weight"][0](other(r))))

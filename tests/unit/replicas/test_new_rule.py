@@ -15,7 +15,7 @@ from gbactl.data.dataset import open_dataset
 from gbactl.policies import base as policies
 from gbactl.replicas import base as rules
 from gbactl.replicas import bmuf, easgd, ma  # noqa: F401  (known before the fixture forgets what came after it)
-from gbactl.virtual.run import run_virtual
+from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
 
 RULE = '''

@@ -6,13 +6,13 @@ import csv
 from dataclasses import replace
 
 import pytest
-from report_examples import run
 
 from gbactl.errors import UsageError
 from gbactl.report.columns import column_of
 from gbactl.report.compare import Report, compare
 from gbactl.report.render import FORMATS, render
 from gbactl.report.runs import Run
+from tests.support.report_examples import run
 
 
 def tagged(one: Run, name: str, **metrics: float) -> Run:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from report_examples import run, three
 
 from gbactl.errors import UsageError
 from gbactl.report.compare import Report, compare
@@ -15,6 +14,7 @@ from gbactl.report.configurations import LONGEST, short, value_of
 from gbactl.report.render import render
 from gbactl.report.runs import Run, _run
 from gbactl.report.stats import Difference, Stat, paired, stat
+from tests.support.report_examples import run, three
 
 SLOW = "[{'kind': 'constant', 'workers': [1], 'factor': 4}]"
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_examples import run, three
 
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, beside, render
+from tests.support.report_examples import run, three
 
 
 def golden(name: str) -> str:

@@ -7,12 +7,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from report_examples import run
 
 from gbactl.report.compare import Report, compare
 from gbactl.report.render import FORMATS, render
 from gbactl.report.runs import Run
 from gbactl.report.slowdowns import MOST_LINES, slowdowns
+from tests.support.report_examples import run
 
 
 def faulty(one: Run, **workers: tuple[float | None, float | None]) -> Run:

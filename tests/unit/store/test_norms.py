@@ -10,8 +10,8 @@ import pytest
 from gbactl.kernels import load
 from gbactl.store import norms
 from gbactl.store.dense import DenseSpec
+from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.optim import OptimizerSpec
-from gbactl.store.part import Order, Part
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gbactl.compose import compose
 from gbactl.errors import ConfigError
+from gbactl.launch.compose import compose
 from gbactl.switching.schedule import Entry, entries, located
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gbactl.cluster.eventlog import InfoRecord, read
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
+from gbactl.coordinator.event_log import InfoRecord, read
 from tests.support import small_data
 from tests.support.memory_cluster import run_in_memory
 

@@ -1,1 +1,0 @@
-"""Coordinator, servers and workers, and the wire between them."""

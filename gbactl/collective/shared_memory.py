@@ -1,0 +1,306 @@
+"""An all-reduce in shared memory, for ranks on one host: each adds the others' vectors up itself, in rank order.
+
+Cost per bucket: one copy in, `size` reads of the vector, one futex barrier; no polling, no background
+thread, nothing that steals a core from the compute. Memory: 2 x size x n floats per bucket name, twice
+because a rank that is a round ahead must not overwrite what a slower one still reads. Every rank
+computes ((x0 + x1) + x2) + ..., so all ranks and all runs get the same bits.
+
+A bucket's file is unlinked as soon as every rank has mapped it, and the folder with the last one: whatever dies, the
+memory is released and no name is left.
+Linux only (futex through libc). A counter has one writer at a time and is an aligned 32-bit word, published by the
+system call that follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gbactl import shared_names
+from gbactl.collective.base import Moved, Vector, as_array, uncounted
+from gbactl.collective.fault_tolerant import Beneath, InterruptedSum
+from gbactl.collective.rendezvous_base import Meeting
+from gbactl.errors import ClusterError, ConfigError
+from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
+
+FUTEX_WAIT, FUTEX_WAKE, EVERYONE = 0, 1, 0x7FFFFFFF
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
+LINE = 64  # bytes: the counters of one rank, alone on their cache line
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_ROOM_SECONDS = 2e-4
+_PATIENCE = _Timespec(0, 200_000_000)  # how often a waiting rank looks whether its peer still lives
+
+
+class _Line(ctypes.Structure):
+    """Up to which round the part of this number is written; who the rank of this number is, and up to where it read."""
+
+    _fields_ = (
+        ("round", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("done", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32 * 13),
+    )  # fmt: skip
+
+
+@dataclass
+class _Bucket:
+    length: int
+    path: Path
+    lines: list[Any]
+    slots: tuple[list[Vector], list[Vector]]  # two parities, one slot per part
+    round: int = 0
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class _Handle:
+    name: str
+    bucket: _Bucket
+    round: int
+    buffer: Vector
+    parts: int
+
+
+def available() -> bool:
+    """Whether this machine has what it takes."""
+    return bool(FUTEX) and shared_names.available()
+
+
+def require_available() -> None:
+    """Raise ConfigError where this machine has no shared memory for a collective."""
+    if not available():
+        raise _unusable("it is read-only or not there" if FUTEX else f"not on {platform.machine()}")
+
+
+def _unusable(why: str) -> ConfigError:
+    return ConfigError(f"collective=shm needs shared memory in {SHARED_MEMORY} ({why}); type collective=gloo.")
+
+
+def alive(pid: int) -> bool:
+    """Whether process `pid` can still do anything: a zombie cannot."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+class SharedMemoryCollective(Beneath):
+    """One rank of a group on this host. `folder` is private to the group and starts out empty.
+
+    Where parts are dealt a rank that dies breaks nothing: what it had put in counts, the rest others put in. Without
+    the dead the rest is missing: a process that is gone writes no more, so all ranks find the same part missing."""
+
+    def __init__(self, folder: Path, rank: int, size: int) -> None:
+        self.folder, self.rank, self.size = folder, rank, size
+        self.wanted: Callable[[], bool] = lambda: False
+        self.moved: Moved = uncounted
+        self._root = folder
+        self._buckets: dict[str, _Bucket] = {}
+        self._dealt: tuple[int, int | None, int] | None = None
+        self._absent: set[int] = set()
+        self._spares = False
+        self._held: int | None = None
+
+    def without_the_dead(self) -> None:
+        """See Surviving."""
+        self._dealt, self._spares = None, True
+
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+        """See Surviving."""
+        self._dealt = (number, part, parts)
+
+    def leave_out(self, rank: int) -> None:
+        """See Surviving."""
+        self._absent.add(rank)
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """See Surviving."""
+        for bucket in list(self._buckets.values()):
+            for line in bucket.lines:
+                _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
+
+    def renew(self, generation: int) -> None:
+        """See Surviving."""
+        self._buckets.clear()
+        self._absent.clear()
+        self._dealt, self._spares = None, False
+        self.folder = self._root / str(generation)
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        """See Collective.start. Raises ClusterError when the host has too little shared memory."""
+        array = as_array(buffer)
+        bucket = self._buckets.get(name) or self._open(name, len(array))
+        if len(array) != bucket.length:
+            raise ValueError(f"{name} has {bucket.length} floats in this group, not {len(array)}")
+        number, part, parts = self._dealt or (bucket.round + 1, self.rank, self.size)
+        bucket.round = number
+        if part is not None:
+            self._make_room(bucket, number)
+            bucket.slots[number & 1][part][:] = array
+            self.moved(array.nbytes, True)
+            line = bucket.lines[part]
+            line.round = number
+            _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
+        return _Handle(name, bucket, number, array, parts)
+
+    def _make_room(self, bucket: _Bucket, number: int) -> None:
+        """A slot is free once everybody who lives has read what was in it two rounds before."""
+        for rank, line in enumerate(bucket.lines):
+            while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
+                time.sleep(_ROOM_SECONDS)
+
+    def wait(self, handle: _Handle) -> None:
+        """See Collective.wait."""
+        slots = handle.bucket.slots[handle.round & 1]
+        parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
+        first, second = next(parts), next(parts, None)  # one's own is always there
+        if second is None:
+            np.copyto(handle.buffer, first)
+        else:
+            np.add(first, second, out=handle.buffer)
+        for part in parts:
+            np.add(handle.buffer, part, out=handle.buffer)
+        self.passed(handle)
+
+    def fall(self) -> None:
+        """See Beneath: whatever was put in is there."""
+
+    def passed(self, handle: _Handle) -> bool:
+        """This rank has the round's sum, and will read nothing of it any more."""
+        handle.bucket.lines[self.rank].done = handle.round
+        if handle.bucket.named:
+            self._forget_name(handle.bucket)
+        return True
+
+    def _forget_name(self, bucket: _Bucket) -> None:
+        """Unlink a bucket's file once everyone has it mapped."""
+        if all(line.pid or rank in self._absent for rank, line in enumerate(bucket.lines)):
+            bucket.path.unlink(missing_ok=True)
+            bucket.named = False
+            with contextlib.suppress(OSError):  # not empty: another bucket is being opened
+                self.folder.rmdir()
+                self._root.rmdir()
+
+    def _await(self, handle: _Handle, part: int) -> bool:
+        """Wait for a part. False where it will never come."""
+        line = handle.bucket.lines[part]
+        while (seen := line.round) < handle.round:
+            slept = _libc.syscall(
+                FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0
+            )
+            if self._dealt is not None:
+                if self.wanted():
+                    raise InterruptedSum
+                continue
+            if self._gone(part, line, bool(slept)) and line.round < handle.round:
+                if self._spares:
+                    return False
+                raise ClusterError(
+                    f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone."
+                )
+        return True
+
+    def _gone(self, rank: int, line: Any, slept: bool) -> bool:
+        """Whether a rank can write no more: its process has ended, or it was given up before it wrote anything."""
+        if not line.pid:
+            return self._spares and rank in self._absent
+        return slept and not alive(line.pid)
+
+    def _open(self, name: str, length: int) -> _Bucket:
+        """Map the bucket's file, making it if this rank is first. Same name, same length on every rank."""
+        path = self.folder / f"{len(self._buckets)}-{length}"
+        stride = -(-length * 4 // LINE) * LINE
+        handle = self._create(path)
+        try:
+            os.posix_fallocate(handle, 0, self.size * (LINE + 2 * stride))
+            memory = mmap.mmap(handle, self.size * (LINE + 2 * stride))
+        except OSError as error:
+            raise ClusterError(
+                f"{self.folder} has no room for {self.size * 2 * stride >> 20} MiB ({error.strerror}); "
+                "enlarge /dev/shm or type collective=gloo."
+            ) from error
+        finally:
+            os.close(handle)
+        lines = [_Line.from_buffer(memory, LINE * rank) for rank in range(self.size)]
+        views = [
+            np.frombuffer(memory, np.float32, length, LINE * self.size + stride * i)
+            for i in range(2 * self.size)
+        ]
+        lines[self.rank].pid = os.getpid()
+        bucket = _Bucket(length, path, lines, (views[: self.size], views[self.size :]))
+        return self._buckets.setdefault(name, bucket)
+
+    def _create(self, path: Path) -> int:
+        """Open a bucket's file. Raises ClusterError where it is somebody else's."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped took the folder away
+                self._root.mkdir(mode=0o700, exist_ok=True)
+                self._hold()
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                break
+        if os.fstat(handle).st_uid != os.getuid():
+            os.close(handle)
+            raise ClusterError(f"{path} belongs to another user; type collective=gloo.")
+        return handle
+
+    def _hold(self) -> None:
+        """Keep sweeps from the folder as it is now. Raises FileNotFoundError where it is gone again."""
+        held, self._held = self._held, shared_names.held(self._root)
+        if held is not None:
+            os.close(held)
+
+    def close(self) -> None:
+        """See Collective.close. The memory goes with the last view of it."""
+        self._buckets.clear()
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
+
+
+class SharedMemoryMeeting(Meeting):
+    """A private folder in shared memory; the ranks remove it as soon as all have what is in it, else close() does."""
+
+    def __init__(self, size: int) -> None:
+        require_available()
+        self.size = size
+        self.folder = SHARED_MEMORY / shared_names.new()
+        try:
+            self.folder.mkdir(mode=0o700)
+            self._held: int | None = shared_names.held(self.folder)
+        except OSError as error:
+            raise _unusable(error.strerror or "") from error
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """See Meeting.environment."""
+        return {
+            "GBACTL_COLLECTIVE": "shm",
+            "GBACTL_RANK": str(rank),
+            "GBACTL_SIZE": str(self.size),
+            "GBACTL_SUM_FOLDER": str(self.folder),
+        }
+
+    def close(self) -> None:
+        """See Meeting.close."""
+        held, self._held = self._held, None
+        if held is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(held)

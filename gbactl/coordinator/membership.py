@@ -1,0 +1,150 @@
+"""Who belongs to a run: channels of servers, workers and the launcher, as the coordinator sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from gbactl.errors import WireError
+from gbactl.wire.channel import Channel
+from gbactl.wire.messages import Hello, Setup
+
+
+class Members:
+    """Collects the nodes of a run of `workers` workers and `servers` servers."""
+
+    def __init__(self, workers: int, servers: int) -> None:
+        self.expected = {"worker": workers, "server": servers}
+        self.channels: dict[tuple[str, int], Channel] = {}
+        self.addresses: dict[int, str] = {}
+        self.ready: set[tuple[str, int]] = set()
+        self.settled = False  # everybody has come: whoever comes now takes somebody's place
+        self.joining: dict[int, Channel] = {}
+        self._returning: dict[int, tuple[Channel, str]] = {}  # servers: who comes, and where it listens
+        self._told: set[int] = set()
+
+    def hello(self, channel: Channel, hello: Hello) -> None:
+        """A node has come; workers learn the servers' addresses once all are known. Raises WireError."""
+        node = (hello.role, hello.number)
+        if self.settled and hello.role == "worker":
+            self._joins(channel, hello.number)
+            return
+        if self.settled and hello.role == "server":
+            self._returns(channel, hello)
+            return
+        expected = 0 <= hello.number < self.expected.get(hello.role, 0)
+        if not expected or node in self.channels or node != (channel.peer.role, channel.peer.index):
+            raise WireError(f"{channel.peer} does not belong to this run as {hello.role} {hello.number}.")
+        self.channels[hello.role, hello.number] = channel
+        if hello.role == "server":
+            self.addresses[hello.number] = hello.address
+        if len(self.addresses) == self.expected["server"]:
+            self._tell_workers()
+
+    def knows(self, workers: Collection[int]) -> None:
+        """These workers know the servers' addresses."""
+        self._told.update(workers)
+
+    def _joins(self, channel: Channel, number: int) -> None:
+        """A worker in the place of one that is gone: it is no member before it is admitted."""
+        vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
+        before = self.joining.get(number)
+        later = channel.peer.epoch > (0 if before is None else before.peer.epoch)
+        if not vacant or not later or (channel.peer.role, channel.peer.index) != ("worker", number):
+            raise WireError(f"{channel.peer} does not belong to this run as worker {number}.")
+        self.joining[number] = channel
+        self._told.discard(number)
+        self._tell_joining()
+
+    def _returns(self, channel: Channel, hello: Hello) -> None:
+        """A server in the place of one that is gone."""
+        number, peer = hello.number, channel.peer
+        vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels
+        if not vacant or not peer.epoch or (peer.role, peer.index) != ("server", number):
+            raise WireError(f"{peer} does not belong to this run as server {number}.")
+        self._returning[number] = (channel, hello.address)
+
+    def comes(self, channel: Channel, number: int) -> bool:
+        """Whether a channel is that of the server that comes in the place of number `number`."""
+        return number in self._returning and self._returning[number][0] is channel
+
+    def returner_lost(self, channel: Channel) -> bool:
+        """Whether a connection that is lost was that of a server that had not come yet."""
+        found = [number for number, (known, _) in self._returning.items() if known is channel]
+        for number in found:
+            del self._returning[number]
+        return bool(found)
+
+    def admit_server(self, number: int) -> None:
+        """A server that was coming is a member from now on; workers that wait for all servers learn of it."""
+        self.channels["server", number], self.addresses[number] = self._returning.pop(number)
+        self._tell_joining()
+
+    def _tell_joining(self) -> None:
+        """Workers that join learn where the servers are, as soon as all are there."""
+        if len(self.of("server")) < self.expected["server"]:
+            return
+        for number, channel in self.joining.items():
+            if number not in self._told:
+                self._told.add(number)
+                channel.send(Setup(self._servers()))
+
+    def tell_joining(self, message: Any) -> None:
+        """Send a message to every worker that joins and knows the servers."""
+        for number, channel in self.joining.items():
+            if number in self._told:
+                channel.send(message)
+
+    def admit(self, number: int) -> Channel:
+        """A worker that was joining is a member from now on."""
+        channel = self.channels["worker", number] = self.joining.pop(number)
+        return channel
+
+    def _servers(self) -> list[str]:
+        return [self.addresses[s] for s in range(self.expected["server"])]
+
+    def _tell_workers(self) -> None:
+        servers = self._servers()
+        for index, channel in self.of("worker").items():
+            if index not in self._told:
+                self._told.add(index)
+                channel.send(Setup(servers))
+
+    def authentic(self, channel: Channel, role: str, index: int) -> None:
+        """Raise WireError unless the channel is that node's."""
+        if self.channels.get((role, index)) is not channel:
+            raise WireError(f"{channel.peer} speaks for {role} {index}.")
+
+    def member(self, channel: Channel) -> None:
+        """Raise WireError unless the channel is some node's of the run."""
+        self.authentic(channel, channel.peer.role, channel.peer.index)
+
+    def forget(self, channel: Channel) -> bool:
+        """A channel is lost. Whether it was a node's."""
+        nodes = [node for node, known in self.channels.items() if known is channel]
+        for node in nodes:
+            del self.channels[node]
+        return bool(nodes)
+
+    def of(self, role: str) -> dict[int, Channel]:
+        """index -> channel of the nodes of a role that have come."""
+        return {index: c for (r, index), c in self.channels.items() if r == role}
+
+    def complete(self) -> bool:
+        """Whether everybody is ready for work."""
+        count = {role: sum(r == role for r, _ in self.ready) for role in self.expected}
+        return count == self.expected
+
+    def missing(self) -> list[str]:
+        """Names of the nodes that are not ready."""
+        return [
+            f"{role[0].upper()}{index}"
+            for role, count in self.expected.items()
+            for index in range(count)
+            if (role, index) not in self.ready
+        ]
+
+    def tell(self, role: str, message: Any) -> None:
+        """Send a message to every node of a role, in order of index."""
+        for _, channel in sorted(self.of(role).items()):
+            channel.send(message)

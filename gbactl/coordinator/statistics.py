@@ -1,0 +1,159 @@
+"""What the coordinator counts while a run goes on: staleness, rates, losses. Pure; a microsecond a gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gbactl.coordinator.divergence import LossLimit
+from gbactl.faults.observed import Observed
+from gbactl.policies import Member, Step
+
+
+def quantiles(histogram: Counter[int]) -> dict[str, float]:
+    """mean, p50 and p99 of a histogram of integers; zeros where it is empty."""
+    if not histogram:
+        return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
+    values = np.array(sorted(histogram))
+    counts = np.array([histogram[int(v)] for v in values])
+    ranks = np.cumsum(counts) / counts.sum()
+    return {
+        "mean": float((values * counts).sum() / counts.sum()),
+        "p50": float(values[np.searchsorted(ranks, 0.5)]),
+        "p99": float(values[np.searchsorted(ranks, 0.99)]),
+    }
+
+
+@dataclass
+class WorkerRate:
+    """What one worker has delivered; `untimed` of the samples nobody knows any more how long they took."""
+
+    batches: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    untimed: int = 0
+
+    @property
+    def compute_eps(self) -> float:
+        """Samples per second of its own computing; what it waits for does not count."""
+        return (self.samples - self.untimed) / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Statistics:
+    """Staleness is k_apply - k_pull, in steps and in samples; token staleness stands beside it."""
+
+    staleness: Counter[int] = field(default_factory=Counter)
+    token_staleness: Counter[int] = field(default_factory=Counter)
+    samples_behind: float = 0.0
+    gradients: Counter[str] = field(default_factory=Counter)
+    workers: dict[int, WorkerRate] = field(default_factory=dict)
+    samples_at: list[int] = field(default_factory=lambda: [0])
+    loss_sum: float = 0.0
+    loss_samples: int = 0
+    limit: LossLimit = field(default_factory=LossLimit)
+    pulled: dict[int, int] = field(default_factory=dict)
+    observed: Observed | None = None
+    heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient
+    last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
+
+    def announced(
+        self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int, slowdown: float = 1.0
+    ) -> None:
+        """A gradient of `samples`, computed in `seconds` from version `pulled`."""
+        self._count(worker, batch, samples, pulled).seconds += seconds
+        self.loss_sum += loss * samples
+        self.loss_samples += samples
+        if self.observed is not None:
+            self.observed.add(worker, seconds, slowdown, samples)
+        if self.heard is not None:
+            self.heard(worker, samples, seconds)
+
+    def stormed(self, places: Collection[int]) -> None:
+        """The fault plan's storms at these places are at work on messages."""
+        if self.observed is not None:
+            self.observed.stormed(places)
+
+    @property
+    def acted(self) -> list[dict[str, Any]]:
+        """What of the fault plan was at work on workers so far, for who goes on in another's place."""
+        return [] if self.observed is None else self.observed.acted.told()
+
+    def restore_acted(self, told: list[dict[str, Any]]) -> None:
+        """Go on with what another one told."""
+        if self.observed is not None:
+            self.observed.acted.restore(told)
+
+    def noted(self, worker: int, batch: int, samples: int, pulled: int) -> None:
+        """A gradient of which only the event log tells."""
+        self._count(worker, batch, samples, pulled).untimed += samples
+
+    def _count(self, worker: int, batch: int, samples: int, pulled: int) -> WorkerRate:
+        rate = self.workers.setdefault(worker, WorkerRate())
+        rate.batches += 1
+        rate.samples += samples
+        self.pulled[batch] = pulled
+        return rate
+
+    def usual(self, worker: int, samples: int) -> float:
+        """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""
+        return 0.0 if self.observed is None else samples * self.observed.usual(worker)
+
+    def dropped(self, batch: int) -> None:
+        """A gradient was discarded."""
+        del self.pulled[batch]
+        self.gradients["dropped"] += 1
+
+    def applied(self, step: Step) -> None:
+        """A step was ordered."""
+        before = self.samples_at[step.step]
+        for member in step.members:
+            self._member(step, member, before)
+        self.samples_at.append(before + sum(m.samples for m in step.members))
+
+    def _member(self, step: Step, member: Member, before: int) -> None:
+        pulled = self.pulled.pop(member.batch)
+        self.staleness[step.step - pulled] += 1
+        self.samples_behind += before - self.samples_at[pulled]
+        self.token_staleness[member.token_staleness] += 1
+        self.gradients["applied" if member.weight > 0 else "decayed"] += 1
+
+    def rates(self, now: float) -> dict[str, float]:
+        """Samples per second of each worker since the last call; `now` in seconds."""
+        before, seconds = self.last_rates
+        done = {worker: rate.samples for worker, rate in self.workers.items()}
+        self.last_rates = (done, now)
+        passed = max(1e-9, now - seconds)
+        return {f"W{w}": (n - before.get(w, 0)) / passed for w, n in sorted(done.items())}
+
+    def take_loss(self) -> float | None:
+        """Mean loss since the last call."""
+        if not self.loss_samples:
+            return None
+        mean = self.loss_sum / self.loss_samples
+        self.loss_sum, self.loss_samples = 0.0, 0
+        return mean
+
+    def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
+        """The part of result.json that this class knows; `counters` are the servers' own."""
+        gradients = sum(self.staleness.values())
+        behind = self.samples_behind / gradients if gradients else 0.0
+        return {
+            "staleness": {**quantiles(self.staleness), "samples_mean": behind},
+            "token_staleness": quantiles(self.token_staleness),
+            "staleness_histogram": {str(k): n for k, n in sorted(self.staleness.items())},
+            "gradients": {name: self.gradients[name] for name in ("applied", "decayed", "dropped")},
+            "per_worker": {
+                f"W{w}": {
+                    "batches": rate.batches,
+                    "samples": rate.samples,
+                    "compute_eps": rate.compute_eps,
+                }
+                for w, rate in sorted(self.workers.items())
+            },
+            **({} if self.observed is None else {"faults": self.observed.summary(counters)}),
+        }

@@ -1,0 +1,7 @@
+"""`cluster=hosts`: the processes of a run on several machines.
+
+The launcher starts one agent a host over ssh (`ssh_command.py`: Horovod's own way of building that command), and talks
+to it over ssh's standard input and output (`agent_protocol.py`: length-checked msgpack). An agent (`agent.py`) starts,
+kills and reports the processes of its host; coordinator and event log stay with the launcher. Whoever hears nothing
+from the other end for `cluster.hang_seconds` takes it for gone: a host that is cut off ends by itself.
+"""

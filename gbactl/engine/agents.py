@@ -1,0 +1,198 @@
+"""All agents of a run, or of `gbactl doctor --hosts`: started together, checked, given the data, ended together."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from gbactl.engine import preflight
+from gbactl.engine.agent_link import Link
+from gbactl.engine.agent_protocol import PIECE
+from gbactl.engine.bandwidth_probe import Line, Probe, dial
+from gbactl.engine.data_sync import FILES
+from gbactl.engine.host_info import facts
+from gbactl.engine.network_interface import route_to
+from gbactl.engine.preflight import Found
+from gbactl.engine.ssh_command import Reach, address_of_host, command, is_here
+from gbactl.errors import ClusterError, GbactlError
+
+ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
+LAUNCHER = "the launcher"
+LOOPBACK = "127.0.0.1"
+BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
+
+
+class Fleet:
+    """`patience`: seconds that a host may take to answer at first; `folder` keeps what ssh says of errors."""
+
+    def __init__(self, hosts: Sequence[str], reach: Reach, folder: Path, patience: float) -> None:
+        self.hosts, self.reach, self.folder, self.patience = tuple(hosts), reach, folder, patience
+        self.links: dict[str, Link] = {}
+        self.found = {host: Found(host) for host in hosts}
+        self.token = secrets.token_bytes(32)
+        self.bind = ""
+        self._probe: Probe | None = None
+
+    def connect(self) -> None:
+        """Start all agents and hear what their hosts have; who does not answer has a fault."""
+        for host in self.hosts:
+            log = self.folder / f"host-{host}.log"
+            self.links[host] = Link(host, command(host, self.reach), log, self.patience)
+        self.each(self._hear)
+
+    def _hear(self, link: Link) -> None:
+        found = self.found[link.host]
+        try:
+            found.facts = link.ask("facts", self.patience)
+        except ClusterError as error:
+            found.faults.append(preflight.unreachable(link.host, link.said(), link.gone or str(error)))
+            return
+        found.faults += preflight.versions(link.host, found.facts, facts())
+
+    def settle(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
+               environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:  # fmt: skip
+        """Agree on addresses; host -> what its agent answers. `bind`: the launcher's address, or "auto".
+
+        Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
+        self.bind = self._own_address() if bind == "auto" else bind
+        answers: dict[str, dict[str, Any]] = {}
+
+        def ask(link: Link) -> None:
+            answers[link.host] = answer = link.ask(
+                "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
+                run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
+                environment=dict(environment or {}),
+            )  # fmt: skip
+            found = self.found[link.host]
+            found.address, found.interface = str(answer["address"]), str(answer["interface"])
+            link.patience = hang_seconds
+
+        self.each(ask)
+        return answers
+
+    def _own_address(self) -> str:
+        """The one address at which all hosts see the launcher."""
+        remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
+        seen: dict[str, str] = {}
+        for host in remote:
+            there = self.found[host].facts.get("client")
+            address = address_of_host(host)
+            if isinstance(there, str) and there:
+                seen[host] = there
+            elif address is not None:
+                seen[host] = route_to(address)
+        if len(set(seen.values())) > 1:
+            told = ", ".join(f"{host} at {address}" for host, address in seen.items())
+            raise ClusterError(f"The hosts see this machine at different addresses ({told}); {BIND}.")
+        return next(iter(seen.values()), LOOPBACK)
+
+    def lines(self, measure: bool = False) -> None:
+        """Every host tries every other one, and the launcher all of them; `measure`: one after the other, in numbers.
+
+        Raises ClusterError where the launcher cannot listen."""
+        targets: dict[str, str] = {}
+        self.each(lambda link: targets.update({link.host: str(link.ask("listen", ANSWER_SECONDS)["address"])}))
+        self._probe = self._listen()
+        targets[LAUNCHER] = self._probe.address
+        one_by_one = threading.Lock()
+
+        def ask(link: Link) -> None:
+            others = {name: where for name, where in targets.items() if name != link.host}
+            if measure:
+                others.pop(LAUNCHER)
+                with one_by_one:
+                    answer = link.ask("dial", MEASURE_SECONDS * len(others), targets=others, measure=True)
+            else:
+                answer = link.ask("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
+            found = self.found[link.host]
+            found.lines = {name: Line(**line) for name, line in answer["lines"].items()}
+            found.faults += preflight.lines(link.host, targets, found.lines)
+
+        self.each(ask)
+        for host, where in targets.items():
+            if host != LAUNCHER:
+                self.found[host].faults += preflight.unreached(host, where, dial(where, self.token, False))
+        self._probe.close()
+        self.each(lambda link: link.ask("unlisten", ANSWER_SECONDS))
+
+    def _listen(self) -> Probe:
+        try:
+            return Probe(self.bind, self.token)
+        except OSError as error:
+            raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
+
+    def give_data(
+        self, path: Path, fingerprint: str, cache: str | None, progress: Callable[[str, float], None]
+    ) -> None:
+        """Every host gets the data that it has not."""
+
+        def give(link: Link) -> None:
+            found = self.found[link.host]
+            asked = link.ask("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
+            found.data = "the same"
+            if not asked["found"]:
+                self._send(link, path, progress)
+                found.data = "sent"
+
+        self.each(give)
+
+    def _send(self, link: Link, path: Path, progress: Callable[[str, float], None]) -> None:
+        sizes = {name: (path / name).stat().st_size for name in FILES}
+        total, done = max(1, sum(sizes.values())), 0
+        for name in FILES:
+            with (path / name).open("rb") as file:
+                first = True
+                while (data := file.read(PIECE)) or first:
+                    link.tell("piece", name=name, data=data, first=first)
+                    first, done = False, done + len(data)
+                    progress(f"data to {link.host}", done / total)
+                    if link.gone is not None:
+                        raise ClusterError(f"Host {link.host} is gone: {link.gone}.")
+        link.ask("whole", ANSWER_SECONDS + total / 20e6)
+
+    def each(self, work: Callable[[Link], object]) -> None:
+        """Do something with every host that has no fault, all at once; what goes wrong is that host's fault."""
+        links = [link for host, link in self.links.items() if self.found[host].ok]
+
+        def guarded(link: Link) -> None:
+            try:
+                work(link)
+            except (GbactlError, OSError) as error:
+                self.found[link.host].faults.append(_sentence(link.host, error))
+
+        if links:
+            with ThreadPoolExecutor(len(links)) as pool:
+                asked = [pool.submit(guarded, link) for link in links]
+                try:
+                    while wait(asked, LOOK_SECONDS).not_done:
+                        pass  # in pieces: where a library restarts what a signal interrupts, Python hears of it between
+                    for each in asked:
+                        each.result()
+                except BaseException:  # Ctrl-C: the pool waits for its threads, and those for hosts
+                    for link in links:
+                        link.lose("the launcher was stopped")
+                    raise
+
+    @property
+    def faults(self) -> list[str]:
+        """Of all hosts, in their order."""
+        return preflight.faults_of(self.found)
+
+    def close(self) -> None:
+        """End every agent with all it has started, all at once."""
+        for link in self.links.values():
+            link.end()
+        if self.links:
+            with ThreadPoolExecutor(len(self.links)) as pool:
+                list(pool.map(Link.close, self.links.values()))
+        if self._probe is not None:
+            self._probe.close()
+
+
+def _sentence(host: str, error: Exception) -> str:
+    text = str(error).rstrip(".")
+    return f"{text}." if host in text else f"Host {host}: {text}."

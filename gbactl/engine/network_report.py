@@ -1,0 +1,145 @@
+"""`gbactl doctor --hosts`: the check of hosts alone, and how fast the lines between them are.
+
+Pairs are measured one after the other, about a second each way; nothing else should use the network meanwhile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gbactl.config.placement import hosts_of
+from gbactl.engine.agents import Fleet
+from gbactl.engine.preflight import HEADINGS, Found, faults_of, ring
+from gbactl.engine.ssh_command import Reach
+from gbactl.errors import UsageError
+
+REACH_SECONDS, SILENT_SECONDS = 60.0, 60.0
+LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the virtual cluster takes for the lines between hosts: keys of `cost`."""
+
+    latency_us: float
+    bandwidth_gbit: float
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was found on every host, in the order in which they were typed."""
+
+    found: dict[str, Found]
+
+    @property
+    def faults(self) -> list[str]:
+        """A sentence each."""
+        return faults_of(self.found)
+
+    @property
+    def advice(self) -> list[str]:
+        """Sentences about what stands in the way of modes with an all-reduce alone."""
+        found = self.found.values()
+        told = [sentence for each in found for sentence in ring(each.host, each.facts, each.address)]
+        return [f"For an all-reduce: {sentence}" for sentence in told]
+
+    @property
+    def pairs(self) -> list[tuple[str, str, float, float]]:
+        """(from, to, microseconds one way, Gbit/s) of every line that was measured."""
+        lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
+        return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if not line.error]
+
+    @property
+    def network(self) -> Network | None:
+        """Medians over the pairs; None where there is none."""
+        if not self.pairs:
+            return None
+        return Network(
+            statistics.median(pair[2] for pair in self.pairs), statistics.median(pair[3] for pair in self.pairs)
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        told = self.found.items()
+        hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
+        names = ("from", "to", "latency_us", "bandwidth_gbit")
+        pairs = [dict(zip(names, pair, strict=True)) for pair in self.pairs]
+        return {"ok": not self.faults, "hosts": hosts, "pairs": pairs, "advice": self.advice}
+
+
+def examine(hosts: Sequence[str], reach: Reach, bind: str = "auto") -> Examined:
+    """Check hosts and measure their lines. Raises GbactlError."""
+    names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
+    with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
+        fleet = Fleet(names, reach, Path(folder), REACH_SECONDS)
+        try:
+            fleet.connect()
+            fleet.settle(bind, SILENT_SECONDS)
+            fleet.lines(measure=True)
+        finally:
+            fleet.close()
+    return Examined(fleet.found)
+
+
+def text(examined: Examined) -> str:
+    """The file that `gbactl calibrate --network` takes. Raises UsageError where nothing was measured."""
+    from gbactl import __version__
+
+    network = examined.network
+    if network is None:
+        raise UsageError("No line between two hosts was measured; name two hosts or more that reach each other.")
+    lines = [
+        f"# Measured by gbactl {__version__} doctor --hosts on {time.strftime('%Y-%m-%d')}; medians over the pairs.",
+        "# Use: gbactl calibrate --network THIS_FILE",
+        f"latency_us: {network.latency_us:.4g}        # between hosts, one way",
+        f"bandwidth_gbit: {network.bandwidth_gbit:.4g}    # of a host's network interface, each way",
+        *(f"# {a} -> {b}: {latency:.1f} us, {gbit:.3g} Gbit/s" for a, b, latency, gbit in examined.pairs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> dict[str, float]:
+    """Keys of `cost` from such a file. Raises UsageError."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"--network {path} cannot be read: {' '.join(str(error).split())}") from error
+    names = [field.name for field in fields(Network)]
+    if not _complete(values, names):
+        raise UsageError(f"--network {path} needs positive numbers {' and '.join(names)}; write it with gbactl doctor.")
+    return {name: float(values[name]) for name in names}
+
+
+def _complete(values: Any, names: Sequence[str]) -> bool:
+    return isinstance(values, Mapping) and all(
+        isinstance(values.get(name), int | float) and not isinstance(values.get(name), bool) and values[name] > 0
+        for name in names
+    )
+
+
+def print_tables(examined: Examined) -> None:
+    """What was found, for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    table = Table(*HEADINGS, box=None, pad_edge=False, header_style="bold")
+    for found in examined.found.values():
+        table.add_row(*found.cells())
+    console.print(table)
+    if examined.pairs:
+        lines = Table(*LINE_HEADINGS, box=None, pad_edge=False, header_style="bold")
+        for a, b, latency, gbit in examined.pairs:
+            lines.add_row(a, b, f"{latency:.1f}", f"{gbit:.3g}")
+        console.print(lines)
+    for sentence in [*examined.faults, *examined.advice]:
+        console.print(sentence, markup=False, soft_wrap=True)

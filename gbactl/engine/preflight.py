@@ -1,0 +1,133 @@
+"""What is wrong with a host, before anything trains on it: one sentence each, with its name and what to do. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gbactl.engine.bandwidth_probe import Line
+from gbactl.engine.host_info import SAME
+
+MEBI = 1 << 20
+# what a worker says last that has lost a server, or did not get through to one
+CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
+LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
+GET = {
+    "gbactl": "install the same version there (make install in the same checkout)",
+    "python": "make its environment with the same Python",
+    "torch": "install the same version there: pip install torch=={}",
+    "horovod": "build the same version there: python -m gbactl.install.horovod",
+}
+
+
+@dataclass
+class Found:
+    """What is known of a host, and what is wrong with it (`faults`)."""
+
+    host: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    address: str = ""
+    interface: str = ""
+    data: str = "-"
+    needs: int = 0
+    lines: dict[str, Line] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether a run may use it."""
+        return not self.faults
+
+    def cells(self) -> list[str]:
+        """Its line of the table."""
+        facts = self.facts
+        if not facts:
+            return [self.host, "-", "-", "-", "-", "-", "no answer"]
+        versions = " ".join(str(facts.get(name) or "none") for name in SAME)
+        memory = f"{facts.get('memory', 0) // MEBI:,}"
+        needs = f" of {self.needs // MEBI:,} needed" if self.needs >= MEBI else ""
+        state, cores = "ok" if self.ok else "see below", str(facts.get("cores", "-"))
+        return [self.host, self.address or "-", cores, versions, memory + needs, self.data, state]
+
+
+def faults_of(found: Mapping[str, Found]) -> list[str]:
+    """Of all hosts, in their order."""
+    return [sentence for each in found.values() for sentence in each.faults]
+
+
+HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free", "data", "state")
+
+
+def unreachable(host: str, said: str, why: str) -> str:
+    """A host that no agent answers from."""
+    told = f" ({said.rstrip('.')})" if said else f" ({why})"
+    return f"Host {host} cannot be reached{told}; see that `ssh {host} true` works without a question."
+
+
+def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Sentences about versions that differ."""
+    found = []
+    for name in SAME:
+        own, other = str(here.get(name, "")), str(there.get(name, ""))
+        if own != other:
+            has = f"has {LABELS[name]} {other}" if other else f"has no {LABELS[name]}"
+            found.append(f"Host {host} {has}, and this machine has {own or 'none'}; {GET[name].format(own)}.")
+    return found
+
+
+def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
+    """A sentence where others cannot reach what Horovod's ring listens on: of its two rings the one that sums (that of
+    the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to.
+    `address`: "" where that is not known."""
+    name, found = there.get("name", ""), there.get("own_name", "")
+    if not address or found == address:
+        return []
+    means = found or "no address"
+    return [
+        f"Host {host} takes its own name {name} for {means}, where Horovod's ring would listen unreachable for others; "
+        f"put the line `{address} {name}` before any other with that name into its /etc/hosts."
+    ]
+
+
+def memory(host: str, free: int, needs: int) -> list[str]:
+    """A sentence where a host's servers and workers do not fit into its free memory."""
+    if not free or needs <= free:
+        return []
+    return [
+        f"Host {host} has {free // MEBI:,} MiB of memory free, and its servers and workers need {needs // MEBI:,}; "
+        "free some, spread them over more hosts, or use a smaller model."
+    ]
+
+
+def lines(host: str, targets: Mapping[str, str], found: Mapping[str, Line]) -> list[str]:
+    """Sentences about hosts that this one does not reach. `targets`: name -> address and port."""
+    return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
+
+
+def unreached(host: str, target: str, line: Line) -> list[str]:
+    """A sentence where the launcher does not reach a host."""
+    return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
+
+
+def _cut(who: str, whom: str, target: str, why: str) -> str:
+    return (
+        f"{who} does not reach {whom} at {target} ({why}); let TCP through between them, on the ports that the system "
+        "gives out (net.ipv4.ip_local_port_range)."
+    )
+
+
+def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
+    """A sentence where what a process `said` last is that it does not reach another host; else "". `hosts`: by the
+    names of servers and by addresses."""
+    match = CUT.search(said)
+    far = None if match is None else hosts.get(match[1] or match[2])
+    if far is None or far == host:
+        return ""
+    return f"Host {host} does not reach host {far}, though this machine reaches both; see what is between them."
+
+
+def unseen(host: str, what: str, path: str, instead: str) -> str:
+    """A host that has to see a path and does not."""
+    return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."

@@ -1,0 +1,85 @@
+"""A process on another host as the launcher sees it: what subprocess.Popen would tell of one here."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from gbactl.engine.agent_link import Link
+from gbactl.engine.local import Child
+from gbactl.errors import ClusterError
+
+START_SECONDS, WAIT_SECONDS = 20.0, 2.0
+FAILED = 1  # the exit code of one that could not be started
+
+
+class HostProcess:
+    """`name` is that of its log (W3, W3-1), by which its agent knows it."""
+
+    def __init__(self, link: Link, name: str, **asked: Any) -> None:
+        """Start it; one that cannot be started has ended badly."""
+        self.link, self.name, self.pid = link, name, 0
+        self.why = ""  # it could not be started
+        self._code: int | None = None
+        self._over = threading.Event()
+        try:
+            self.pid = int(link.ask("start", START_SECONDS, name=name, **asked)["pid"])
+        except ClusterError as error:
+            self.why = str(error)
+            self.ended(FAILED)
+
+    def ended(self, code: int) -> None:
+        """Its agent says so."""
+        if self._code is None:
+            self._code = code
+            self._over.set()
+
+    def poll(self) -> int | None:
+        """See children.Process. With its host a process is killed."""
+        if self._code is None and self.link.gone is not None:
+            self.ended(-signal.SIGKILL)
+        return self._code
+
+    def send_signal(self, sig: int, /) -> None:
+        """See children.Process."""
+        if self.poll() is None:
+            self.link.tell("signal", name=self.name, number=int(sig))
+
+    def terminate(self) -> None:
+        """See children.Process."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """See children.Process."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See children.Process. Without a `timeout` a host that does not answer for some seconds counts as gone."""
+        if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
+            if timeout is not None:
+                raise subprocess.TimeoutExpired(self.name, timeout)
+            self.link.lose("it does not say that its processes have ended")
+        code = self.poll()
+        assert code is not None
+        return code
+
+
+@dataclass
+class HostChild(Child):
+    """A child on a host."""
+
+    process: HostProcess
+
+    def exit_sentence(self) -> str | None:
+        """See Child: its host's end is told as such."""
+        process = self.process
+        if process.why:
+            return f"{self.name} could not be started: {process.why}"
+        if process.link.gone is not None and process.poll() == -signal.SIGKILL:
+            return f"{self.name} was killed by the loss of host {process.link.host}: {process.link.gone}."
+        told = super().exit_sentence()
+        pid = f"(pid {process.pid}"
+        return None if told is None else told.replace(f"{pid})", f"{pid} on {process.link.host})", 1)

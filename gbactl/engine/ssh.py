@@ -1,0 +1,202 @@
+"""The processes of a run on several hosts: the coordinator beside the launcher, all others where placement says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from gbactl.collective.rendezvous_base import Seat
+from gbactl.config import RunConfig
+from gbactl.config.placement import hosts_of, place, successor
+from gbactl.data.dataset import Dataset
+from gbactl.engine import memory_needs, preflight
+from gbactl.engine.agent_processes import NODE, mark
+from gbactl.engine.agents import Fleet
+from gbactl.engine.local import Child, Children
+from gbactl.engine.remote_process import HostChild, HostProcess
+from gbactl.engine.ssh_command import Reach, seats
+from gbactl.errors import ClusterError
+from gbactl.launch.progress import Show
+from gbactl.nodes.bootstrap import Bootstrap
+
+CHECKPOINTS = "checkpoint=none"
+
+
+class HostChildren(Children):
+    """See Children."""
+
+    def __init__(
+        self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Dataset, config: Mapping[str, object], show: Show
+    ) -> None:
+        super().__init__(cfg, run_dir, key, dataset.path, config)
+        cluster = cfg.cluster
+        self.data, self.show = dataset, show
+        self.hosts = hosts_of(cluster.hosts)
+        self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
+        reach = Reach(cluster.ssh, cluster.python)
+        self.fleet = Fleet([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        self._logs = threading.Lock()
+        self._remote: dict[str, HostProcess] = {}
+        self._early: dict[str, int] = {}
+        self._seats: list[Seat] | None = None
+
+    @property
+    def bind(self) -> str:
+        """See Children."""
+        return self.fleet.bind
+
+    @property
+    def seats(self) -> list[Seat] | None:
+        """See Children."""
+        return self._seats
+
+    # -- before anything trains ---------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Start the agents, check every host, give it the data. Raises ClusterError with a sentence for each fault."""
+        fleet, cluster = self.fleet, self.cfg.cluster
+        fleet.connect()
+        seen = self.run_dir / mark(fleet.token.hex())
+        seen.touch()
+        try:
+            self._settle()
+        finally:
+            seen.unlink()
+        fleet.lines()
+        self._check_memory()
+        if self.cfg.collects and len(self.hosts) > 1:
+            for host, found in fleet.found.items():
+                found.faults += preflight.ring(host, found.facts, found.address)
+        fleet.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        self.show.clear()
+        self.show.hosts(preflight.HEADINGS, [found.cells() for found in fleet.found.values()])
+        if fleet.faults:
+            raise ClusterError(" ".join(fleet.faults))
+        for host, link in fleet.links.items():
+            link.told = self._told
+            link.on_lost = lambda why, host=host: self.show.say(f"  Host {host} is gone: {why}.")  # type: ignore[misc]
+        interfaces = {host: found.interface for host, found in fleet.found.items()}
+        self._seats = seats(self.hosts, self.cfg.processes, interfaces)
+        self._decide(cluster.threads or self._threads())
+
+    def _settle(self) -> None:
+        cfg = self.cfg
+        environment = {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
+        paths = [] if cfg.resume is None else [cfg.resume]
+        answers = self.fleet.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        for host, answer in answers.items():
+            faults = self.fleet.found[host].faults
+            if cfg.checkpoint.name != "none" and not answer["shared"]:
+                faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
+            missing = [path for path, there in answer["sees"].items() if not there]
+            faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
+
+    def _check_memory(self) -> None:
+        for host, count in memory_needs.bytes_on(self.cfg, self.data, self.placed).items():
+            found = self.fleet.found[host]
+            found.needs = count
+            if found.facts:
+                found.faults += preflight.memory(host, int(found.facts["memory"]), count)
+
+    def _threads(self) -> int:
+        """The same for all workers: what the host with the fewest cores a worker allows."""
+        workers = [host for process, host in self.placed.items() if process[0] == "W"]
+        cores = {host: int(found.facts["cores"]) for host, found in self.fleet.found.items()}
+        return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
+
+    def _decide(self, threads: int) -> None:
+        """What only the hosts could tell is part of the configuration that every process gets."""
+        cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
+        self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
+        self.config = {**self.config, "cluster": dataclasses.asdict(cluster)}
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    def _start_workers(self, environments: list[dict[str, str]]) -> None:
+        """Their agents know who has to share cores."""
+        self._environments = environments
+        for index in range(len(environments)):
+            self._start_worker(index)
+
+    def succeed(self, name: str, again: bool = False) -> None:
+        """See Children. On another host where its own is gone, or `again`: perhaps it does not reach all others."""
+        live = [host for host, link in self.fleet.links.items() if link.gone is None]
+        elsewhere = [host for host in live if host != self.placed[name]]
+        where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
+        if where is None:
+            raise ClusterError("Every host is gone.")
+        if again:
+            before = next(child for child in reversed(self.buried) if child.name == name)
+            told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
+            self.show.say(f"  {' '.join(filter(None, told))}")
+        self.placed[name] = where
+        super().succeed(name)
+
+    def failure(self) -> tuple[str, bool] | None:
+        """See Children. Who has only noticed may have lost a server that lives: then it is the network's failure."""
+        found = super().failure()
+        if found is None or found[1]:
+            return found
+        badly = {child.name for child in self.running if child.process.poll() not in (None, 0)}
+        for child in self.running:
+            cut = self._cut(child, badly)
+            if cut:
+                return f"{child.exit_sentence()} {cut}", False
+        return found
+
+    def _cut(self, child: Child, ended: Collection[str] = ()) -> str:
+        """Which other host a process has not reached that has ended; "" where that is not what it says."""
+        addresses = {found.address: host for host, found in self.fleet.found.items()}
+        places = {name: host for name, host in self.placed.items() if name not in ended}
+        return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
+
+    def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
+        if boot.role == "coordinator":
+            super()._begin(boot, environment, log)
+            return
+        name = str(boot.peer)
+        log.touch()
+        process = HostProcess(
+            self.fleet.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
+            seat=self._seat(name),
+        )  # fmt: skip
+        with self._logs:
+            self._remote[boot.log_name] = process
+            early = self._early.pop(boot.log_name, None)
+        if early is not None:
+            process.ended(early)
+        self.running.append(HostChild(name, process, log))
+
+    def _seat(self, name: str) -> list[int] | None:
+        """Which of how many workers of its host it is."""
+        if name[0] != "W" or self.cfg.cluster.pin != "auto":
+            return None
+        there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
+        return [there.index(int(name[1:])), len(there)]
+
+    def _told(self, kind: str, fields: dict[str, object]) -> None:
+        """What an agent tells of a process. In the thread of its line."""
+        name = fields.get("name")
+        if not isinstance(name, str) or not NODE.fullmatch(name):
+            return
+        data, code = fields.get("data"), fields.get("code")
+        if kind == "log" and isinstance(data, bytes):
+            with self._logs, (self.run_dir / "logs" / f"{name}.log").open("ab") as file:
+                file.write(data)
+        elif kind == "exited" and isinstance(code, int):
+            with self._logs:
+                process = self._remote.get(name)
+                if process is None:
+                    self._early[name] = code
+            if process is not None:
+                process.ended(code)
+
+    def stop(self) -> None:
+        """See Children; and the agents."""
+        try:
+            super().stop()
+        finally:
+            self.fleet.close()

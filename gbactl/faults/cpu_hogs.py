@@ -1,0 +1,105 @@
+"""Competing processes that really take the CPU: where they run, and their life beside a run's own processes.
+
+They are no children in the sense of engine/local.py: whether they live or die is nobody's failure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from gbactl.errors import ConfigError
+from gbactl.faults.plan import FaultPlan
+from gbactl.worker.core_sharing import available_cores, sharing
+
+if TYPE_CHECKING:
+    from gbactl.config import RunConfig
+
+GRACE_SECONDS = 2.0
+
+
+class Placed(NamedTuple):
+    """One busy process: its core, and when it is busy, in seconds since training began (None: to the end)."""
+
+    core: int
+    begin: float
+    end: float | None
+
+
+def worker_cores(cfg: RunConfig) -> list[int]:
+    """The core each worker is pinned to; empty where they are not (see worker/core_sharing.py)."""
+    return sharing(cfg.processes, available_cores()) if cfg.cluster.pin == "auto" else []
+
+
+def place(cfg: RunConfig, plan: FaultPlan) -> list[Placed]:
+    """Every busy process of a run. Raises ConfigError for a core there is not, or workers without one."""
+    placed = []
+    for hog, workers in plan.hogs:
+        cores = _cores_of(cfg, workers) if hog.cores is None else _there(hog.cores)
+        placed += [Placed(core, hog.from_, hog.until) for core in cores for _ in range(hog.processes)]
+    return placed
+
+
+def _cores_of(cfg: RunConfig, workers: tuple[int, ...]) -> list[int]:
+    cores = worker_cores(cfg)
+    if not cores:
+        there = ", ".join(map(str, available_cores()))
+        raise ConfigError(
+            f"A hog beside workers needs workers that are pinned, and here they are not (that takes cluster.pin=auto "
+            f"and a multiple of the cores); name cores in faults.plans instead of workers: there are {there}."
+        )
+    return sorted({cores[worker] for worker in workers})
+
+
+def _there(cores: list[int]) -> list[int]:
+    there = available_cores()
+    strange = [core for core in cores if core not in there]
+    if strange:
+        raise ConfigError(f"A hog names core {strange[0]}; the cores there are: {', '.join(map(str, there))}.")
+    return cores
+
+
+def hogged(cfg: RunConfig, plan: FaultPlan) -> frozenset[int]:
+    """Workers that meet a hog: all that are pinned to its core, and everybody where workers are not pinned."""
+    if not plan.hogs:
+        return frozenset()
+    cores, taken = worker_cores(cfg), {hog.core for hog in place(cfg, plan)}
+    return frozenset(w for w in range(cfg.processes) if not cores or cores[w] in taken)
+
+
+class Hogs:
+    """The busy processes of one run. Raises ConfigError for what cannot be placed, before anything starts."""
+
+    def __init__(self, cfg: RunConfig) -> None:
+        self.placed = place(cfg, FaultPlan.of(cfg))
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._started = False
+
+    def start(self) -> None:
+        """Training begins: start them, once."""
+        if not self._started:
+            self._started = True
+            self.running = [_start(hog) for hog in self.placed]
+
+    def stop(self) -> None:
+        """Terminate and reap all; they have nothing to save."""
+        for process in self.running:
+            process.terminate()
+        for process in self.running:
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.running = []
+
+
+def _start(hog: Placed) -> subprocess.Popen[bytes]:
+    """A session of its own, so that the kernel gives it a full share beside each worker."""
+    end = "" if hog.end is None else str(hog.end)
+    return subprocess.Popen(
+        [sys.executable, "-m", "gbactl.faults.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""A load trace: how many times slower workers are at every second, as it was seen on a cluster or made up. Pure.
+
+Looking a factor up is a bisection, about a microsecond; who composes the configuration reads the file
+(load_trace_file.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Annotated
+
+from gbactl.faults import random_streams
+from gbactl.faults.base import Fault, Shape, Sigma, Slower, drawn, kind, require
+from gbactl.typed import Interval, Seconds, Within, expect
+
+
+@kind("trace")
+@dataclass(frozen=True, kw_only=True)
+class Trace(Fault):
+    """`points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time; a factor
+    holds until the next point, before the first it is 1. They are read from `file`, if that is given.
+
+    `scale` stretches its seconds; after `period` of them it begins again. With a `distribution` every batch draws:
+    the factor is then the mean, 1 + (factor - 1) X, X of mean 1."""
+
+    file: str | None = None
+    points: list[list[float]] | None = None
+    scale: Annotated[float, Within(at_least=1e-6, at_most=1e6)] = 1.0
+    period: Interval | None = None
+    distribution: str | None = None
+    sigma: Sigma | None = None
+    shape: Shape | None = None
+
+    def check(self, where: str) -> None:
+        """See Fault."""
+        require(bool(self.points), f"{where} needs points [[seconds, factor], ...], or file: a CSV of these.")
+        for number, point in enumerate(self.points or ()):
+            here = f"{where}.points[{number}]"
+            require(len(point) in (2, 3), f"{here}={point} is not [seconds, factor] or [seconds, factor, worker].")
+            expect(f"{here}.seconds", point[0], Seconds)
+            expect(f"{here}.factor", point[1], Slower)
+            named = len(point) == 2 or point[2] in range(2**16)
+            require(named, f"{here} is of no worker ({point[-1]}); type the number of one, from 0.")
+        times = [(*point[2:], point[0]) for point in self.points or ()]
+        last: dict[tuple[float, ...], float] = {}
+        for number, (*worker, seconds) in enumerate(times):
+            require(seconds > last.get(tuple(worker), -1.0), f"{where}.points[{number}] is not after the one before.")
+            last[tuple(worker)] = seconds
+        if self.distribution is not None:
+            drawn(where, self.distribution, self.sigma, self.shape)
+
+    def of(self, worker: int) -> Fault:
+        """See Fault."""
+        return dataclasses.replace(self, points=[p for p in self.points or () if len(p) == 2 or p[2] == worker])
+
+    @functools.cached_property
+    def _times(self) -> list[float]:
+        return [point[0] for point in self.points or ()]
+
+    def mean(self, seconds: float) -> float:
+        """The factor of the trace itself."""
+        at = seconds / self.scale if self.period is None else seconds / self.scale % self.period
+        place = bisect.bisect_right(self._times, at) - 1
+        return self.points[place][1] if self.points and place >= 0 else 1.0
+
+    def at(self, key: int, turn: int, seconds: float) -> float:
+        """See Fault."""
+        mean = self.mean(seconds)
+        if self.distribution is None or mean == 1.0:
+            return mean
+        draw = random_streams.DISTRIBUTIONS[self.distribution]
+        return 1.0 + (mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)

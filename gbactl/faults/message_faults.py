@@ -1,0 +1,111 @@
+"""The kind of fault `messages`: what happens to a message between a worker and a server or the coordinator. Pure.
+
+Dropped, delayed, duplicated, or delayed so shortly that the next one overtakes it (reordered); each with a
+probability, drawn for every transmission on every connection and direction by itself, while the plan's storm is on: all
+the time, or from a step, a time or moments drawn from a distribution (see triggers.py). About 5 us a draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from gbactl.errors import ConfigError
+from gbactl.faults.base import kind, require
+from gbactl.faults.random_streams import exponential, key_of, uniform
+from gbactl.faults.triggers import Due, Timed
+from gbactl.typed import Interval, Within
+
+_DIRECTIONS = 4  # keeps these draws apart from the plan's others
+_OVERTAKEN = 0.002  # seconds
+Probability = Annotated[float, Within(at_least=0, at_most=0.5)]
+
+
+@kind("messages")
+@dataclass(frozen=True, kw_only=True)
+class Messages(Timed):
+    """Probabilities of a message of a worker, in either direction; `delay_seconds`: mean of an exponential delay.
+
+    From each of the moments on for `seconds` (null: to the end); without a moment, in the whole run."""
+
+    slows: ClassVar[bool] = False
+    drop: Probability = 0.0
+    duplicate: Probability = 0.0
+    reorder: Probability = 0.0
+    delay: Probability = 0.0
+    delay_seconds: Annotated[float, Within(above=0, at_most=3600)] = 0.02
+    seconds: Interval | None = None
+
+    def check(self, where: str) -> None:
+        """See Fault."""
+        if not any((self.drop, self.duplicate, self.reorder, self.delay)):
+            raise ConfigError(f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
+        if self.servers is not None or self.workers is None:
+            raise ConfigError(f"{where}: messages are a worker's; name workers, and leave servers out.")
+        super().check(where)
+        require(self.seconds is None or bool(self.given), f"{where}.seconds belongs to step, time or mtbf.")
+        require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds: how long a storm lasts.")
+
+
+class Storm:
+    """Whether one plan is at work on messages. It remembers what it was told, and time does not go back."""
+
+    def __init__(self, fault: Messages, key: int) -> None:
+        self._due, self._lasts = Due(fault, key), math.inf if fault.seconds is None else fault.seconds
+        self._until = -math.inf if fault.given else math.inf
+        self._now = -math.inf
+
+    def on(self, step: int, seconds: float) -> bool:
+        """At a global step and a time since training began; both below 0 before that."""
+        while self._due.there(step, seconds):
+            self._until = min(seconds, self._due.seconds) + self._lasts  # what goes by steps begins when it is told
+            self._due.next()
+        self._now = max(self._now, seconds)
+        return self._now < self._until
+
+
+class Storms:
+    """Those of a plan by their place in it."""
+
+    def __init__(self, storms: Mapping[int, Storm]) -> None:
+        self._storms = storms
+
+    def on(self, step: int, seconds: float) -> frozenset[int]:
+        """Which are on (see Storm)."""
+        return frozenset(place for place, storm in self._storms.items() if storm.on(step, seconds))
+
+
+class Fate(NamedTuple):
+    """Of one transmission: the delays in seconds of the copies that arrive, none if it is lost."""
+
+    delays: tuple[float, ...]
+    names: tuple[str, ...] = ()
+
+
+class Weather:
+    """One direction of one connection of a worker. `plans`: (place, plan, the worker's key in it)."""
+
+    def __init__(self, plans: Sequence[tuple[int, Messages, int]], peer: str, outward: bool) -> None:
+        direction = (ord(peer[0]), int(peer[1:] or 0), int(outward))
+        self._plans = [(place, plan, key_of(_DIRECTIONS, key, *direction)) for place, plan, key in plans]
+        self._turn = 0
+
+    def draw(self, on: Collection[int]) -> Fate:
+        """What becomes of the next transmission, while the storms of some places are on."""
+        self._turn += 1
+        delay, copies, names = 0.0, 1, list[str]()
+        for place, plan, key in self._plans:
+            if place not in on:
+                continue
+            fates = [uniform(key, 8 * self._turn + n) for n in range(5)]
+            if fates[0] < plan.drop:
+                return Fate((), ("dropped",))
+            if fates[1] < plan.duplicate:
+                copies, names = copies + 1, [*names, "duplicated"]
+            if fates[2] < plan.reorder:
+                delay, names = delay + _OVERTAKEN, [*names, "reordered"]
+            if fates[3] < plan.delay:
+                delay, names = delay + plan.delay_seconds * exponential(fates[4]), [*names, "delayed"]
+        return Fate((delay,) * copies, tuple(names))

@@ -1,7 +1,0 @@
-"""`cluster=hosts`: the processes of a run on several machines.
-
-The launcher starts one agent a host over ssh (`remote.py`: Horovod's own way of building that command), and talks to
-it over ssh's standard input and output (`pipe.py`: length-checked msgpack). An agent (`agent.py`) starts, kills and
-reports the processes of its host; coordinator and event log stay with the launcher. Whoever hears nothing from the
-other end for `cluster.hang_seconds` takes it for gone: a host that is cut off ends by itself.
-"""

@@ -1,0 +1,184 @@
+"""Hydra, seen from the rest of the program: overrides in, a checked RunConfig out.
+
+Importing this module imports Hydra (about 0.15 s); only the launcher and the CLI verbs that need a
+configuration do so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from gbactl.config import RunConfig, flatten, from_dict, to_dict
+from gbactl.errors import ConfigError, GbactlError, UsageError
+from gbactl.faults.load_trace_file import with_traces
+from gbactl.launch.resume import group_choices, resumed
+from gbactl.paths import conf_dir
+from gbactl.policies.base import names, policy_class
+from gbactl.simulation.cost_spec import CostConfig
+from gbactl.switching.controller import GBA, SYNC
+
+ROOT_CONFIG = "train"
+
+
+def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
+    """Resolve interpolations and check the schema; with resume=, that run's, changed by what was `typed`.
+
+    Raises ConfigError."""
+    try:
+        values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+    assert isinstance(values, dict)
+    values["switch"]["modes"] = [mode_file(mode) for mode in _other_modes(values["switch"], values["mode"])]
+    values["faults"]["plans"] = with_traces(values["faults"]["plans"])
+    found = {str(k): v for k, v in values.items() if k != "hydra"}
+    return from_dict(found if found["resume"] is None else resumed(found, typed))
+
+
+def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
+    """The modes a run will or may go on in, as they are typed."""
+    if switch["name"] == "auto":
+        return [SYNC if mode["name"] == GBA else GBA]
+    return [str(entry.get("to")) if isinstance(entry, dict) else "" for entry in switch["schedule"]]
+
+
+def mode_file(mode: str) -> dict[str, Any]:
+    """conf/mode/ of a switch's mode; {} where there is none, which the check of the configuration tells."""
+    path = conf_dir() / "mode" / f"{mode}.yaml"
+    found = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def compose(overrides: list[str]) -> RunConfig:
+    """Compose conf/train.yaml with Hydra overrides. Raises UsageError with what can be typed."""
+    with _explained():
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+            given = [*group_choices(overrides, conf_dir()), *with_cost_file(overrides)]
+            return to_run_config(hydra.compose(ROOT_CONFIG, overrides=given), overrides)
+
+
+def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
+    """Hand a command line to Hydra: single runs, --multirun, --cfg, --info as Hydra does them."""
+
+    def task(cfg: DictConfig) -> Any:
+        try:
+            typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
+            return job(to_run_config(cfg, typed))
+        except GbactlError as error:
+            if os.getpid() != home:  # a sweep's launcher (joblib, submitit) brings it to the one that waits
+                raise
+            # Hydra prints a line of its own for an exception; this one is told by the command line
+            failed.append(error)
+            return None
+
+    # Hydra derives its job name from sys.argv and prints tracebacks itself unless told not to.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    main = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=ROOT_CONFIG)(task)
+    failed: list[GbactlError] = []
+    home = os.getpid()
+    chosen = group_choices(arguments, conf_dir())
+    saved, sys.argv = sys.argv, ["gbactl train", *chosen, *with_cost_file(arguments)]
+    try:
+        with _explained():
+            main()
+    except GbactlError as error:
+        failed.append(error)
+    finally:
+        sys.argv = saved
+    if failed:
+        raise failed[0]
+
+
+def with_cost_file(arguments: list[str]) -> list[str]:
+    """`cost=FILE.yaml` replaced by the file's keys, each an override, so that the run says all of itself and what
+    is typed beside it wins. Raises UsageError for a file that is not there or is no cost model."""
+    files = [argument for argument in arguments if re.match(r"cost=.*\.ya?ml$", argument)]
+    if not files:
+        return arguments
+    rest = [argument for argument in arguments if argument not in files]
+    # first among the overrides; Hydra's own options may stand anywhere
+    return [*_cost_keys(Path(files[-1].partition("=")[2]).expanduser()), *rest]
+
+
+def _cost_keys(path: Path) -> list[str]:
+    """A cost model's file as overrides."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, ValueError, YAMLError) as error:
+        raise UsageError(f"The cost model {path} cannot be read: {_one_line(error)}") from error
+    keys = [field.name for field in dataclasses.fields(CostConfig)]
+    found = {str(key): value for key, value in values.items()} if isinstance(values, dict) else {"(none)": 0}
+    told, strange = ", ".join(keys), sorted(set(found) - set(keys))
+    if strange or not found:
+        raise UsageError(f"{path} is no cost model: it has {', '.join(strange) or 'no keys'}, and keys are: {told}.")
+    return [f"cost.{key}={_literal(value)}" for key, value in found.items()]
+
+
+def _literal(value: Any) -> str:
+    """A value as Hydra reads it from a command line."""
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "null" if value is None else json.dumps(value)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_explain(error)) from error
+    except ValueError as error:
+        if "Config group override" not in str(error):
+            raise
+        raise UsageError("A group cannot be null; type GROUP=OPTION, for instance mode=gba.") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _explain(error: BaseException) -> str:
+    text = _one_line(error).split(" Config search path:")[0]
+    found = re.search(r"Could not override '([^']+)'", text)
+    return _unknown_key(found[1]) if found else text
+
+
+def _unknown_key(key: str) -> str:
+    """What to type instead of a key that the composed configuration does not have."""
+    if key.startswith("tracking.tags."):
+        return f"To add a tag, type +{key}=VALUE."
+    group = key.split(".")[0]
+    options = {path.stem: _keys(path, group) for path in sorted(conf_dir().glob(f"{group}/*.yaml"))}
+    having = [name for name, keys in options.items() if key in keys]
+    if having:
+        return f"{key} does not belong to the chosen {group}; type {group}= one of: {', '.join(having)}."
+    keys = {name for keys in options.values() for name in keys} or set(known_keys())
+    near = {name for name in keys if name.startswith(f"{group}.")} or keys
+    return f"There is no key {key}. Keys there are: {', '.join(sorted(near))}."
+
+
+def _keys(path: Path, group: str) -> list[str]:
+    return list(flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False), f"{group}."))  # type: ignore[arg-type]
+
+
+def known_keys() -> list[str]:
+    """Every key of the schema, and every mode's own."""
+    own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
+    return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), "data.*"]

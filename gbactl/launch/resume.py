@@ -1,0 +1,166 @@
+"""`gbactl train resume=RUN|PATH`: which checkpoint, and that run's configuration with what was typed beside it.
+
+Finding reads the whole checkpoint once, to know that it is good.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gbactl.checkpoint import folder as folders
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.folder import Chain, Folder
+from gbactl.checkpoint.manifest import CUT
+from gbactl.config.groups import ClusterConfig
+from gbactl.coordinator.position import Position
+from gbactl.errors import CheckpointError, EventLogError, UsageError
+
+KEY = "resume"
+NOT_BESIDE = ("experiment",)
+COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # what runs here or on hosts, and what it is told
+
+
+def run_of(chain: Chain) -> Path:
+    """The run directory that a checkpoint is in."""
+    return chain.folder.parent.resolve()
+
+
+@functools.lru_cache(maxsize=4)
+def find(name: str) -> Chain:
+    """The newest good checkpoint of a run (a path, or how its name or MLflow id begins), or the one named by its path.
+
+    One that is not good is told on standard error. Raises CheckpointError where none is, UsageError for no such run."""
+    path = Path(name)
+    if CUT.fullmatch(path.name) and path.is_dir():
+        return Folder(path.parent.resolve()).verified(path.name)
+    return own(name).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
+
+
+def own(name: str) -> Folder:
+    """The checkpoints of a run, any of another that lie among them left out. Raises UsageError."""
+    path = folder_of(name)
+    return Folder(path, identity_of(path.parent))
+
+
+def identity_of(run: Path) -> str:
+    """What the checkpoints of a run in this directory have in common, by the event log of any of its parts; "" where
+    none tells."""
+    from gbactl.coordinator import event_log
+
+    for path in sorted(run.glob("events*.log")):
+        try:
+            told = next(iter(event_log.read(path)))
+            if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
+                return manifests.identity(told.fields["config"], told.fields["data"])
+        except (EventLogError, KeyError, TypeError, StopIteration):  # a part that ended before its first step
+            continue
+    return ""
+
+
+def folder_of(name: str) -> Path:
+    """The checkpoints of a run. Raises UsageError."""
+    from gbactl.launch import find_run as runs
+    from gbactl.launch.rundir import CONFIG
+
+    path = Path(name)
+    if path.name == folders.NAME and path.is_dir():
+        return path.resolve()
+    return runs.find(name, holding=CONFIG).resolve() / folders.NAME
+
+
+def named(arguments: Iterable[str]) -> str | None:
+    """What `resume=` names among overrides, if anything."""
+    found = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
+    value = found[-1].strip("'\"") if found else ""
+    return None if value in ("", "null") else value
+
+
+def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
+    """The group options of the run that is gone on with, as overrides, so that its keys can be typed; but for the
+    groups that were typed themselves. Raises UsageError for what cannot stand beside resume=."""
+    name = named(arguments)
+    if name is None:
+        return []
+    typed, there = _keys(arguments), {(path.parent.name, path.stem) for path in conf.glob("*/*.yaml")}
+    if wrong := [group for group in NOT_BESIDE if group in typed]:
+        raise UsageError(f"resume= goes on with that run's own configuration; leave {wrong[0]}= out.")
+    config = find(name).last.config
+    stored = {group: values.get("name") for group, values in config.items() if isinstance(values, dict)}
+    return [
+        f"{group}={option}" for group, option in stored.items()
+        if group not in typed and (group, str(option)) in there
+    ]  # fmt: skip
+
+
+def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+    """The configuration of the run that `values` names under resume, at that checkpoint, with what was `typed`."""
+    chain = find(str(values[KEY]))
+    stored = at(chain)
+    for text in typed:
+        key = text.lstrip("+").partition("=")[0]
+        if text.startswith("~"):
+            raise UsageError(f"resume= takes no {text}; type KEY=VALUE.")
+        _take_over(stored, values, key.split("."))
+        if key == "switch.schedule":
+            _take_over(stored, values, ("switch", "modes"))
+    _refuse_commands(stored, values)
+    stored[KEY] = str(chain.folder.resolve() / chain.last.name)
+    return stored
+
+
+def _keys(arguments: Iterable[str]) -> set[str]:
+    """What is typed before the "=" of overrides."""
+    return {text.lstrip("+").partition("=")[0] for text in arguments}
+
+
+def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise UsageError for a command that only the run's own configuration names: whoever wrote that would have it run
+    here. `values`: what is composed from this machine's files and what was typed."""
+    for key in COMMANDS:
+        group, name = key.split(".")
+        given, own = stored.get(group, {}), values.get(group, {})
+        if name in given and given[name] != own.get(name, getattr(ClusterConfig(), name)):
+            raise UsageError(
+                f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
+                f"you trust it, type {key}=VALUE beside resume=."
+            )
+
+
+def at(chain: Chain) -> dict[str, Any]:
+    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    config, position = copy.deepcopy(chain.last.config), Position(chain.last.position)
+    mode = dict(position.mode)
+    config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
+    config["mode"], switch = mode, config["switch"]
+    for key in ("schedule", "modes"):
+        switch[key] = switch[key][position.switches :]
+    config["run_dir"] = None
+    return config
+
+
+def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Put what was composed for one key, or one whole group, into the stored configuration."""
+    for key in path[:-1]:
+        if not isinstance(values.get(key), Mapping):
+            return
+        stored, values = stored.setdefault(key, {}), values[key]
+    if path[-1] in values:
+        stored[path[-1]] = copy.deepcopy(values[path[-1]])
+
+
+def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> None:
+    """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of so many `rounds`, can go on."""
+    name, last = chain.folder / chain.last.name, chain.last
+    now, then = manifests.shared(config, data), manifests.shared(last.config, data)
+    changed = [key for key in now if now[key] != then[key]]
+    if manifests.identity(config, data) != last.identity:
+        what = " and ".join(changed or ["set of data"])
+        raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
+    position = Position(last.position)
+    if position.round >= rounds or (position.ended and position.stopped_early):
+        raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")

@@ -1,0 +1,216 @@
+"""How a child process becomes a coordinator, a server or a worker of a run.
+
+The launcher hands it one JSON document on standard input (so that the run's key is on no command line and in
+no environment), and the coordinator its listening socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gbactl.checkpoint import folder as folders
+from gbactl.checkpoint import initial_state
+from gbactl.checkpoint.manifest import identity
+from gbactl.checkpoint.restore import chain_at, load_shard
+from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
+from gbactl.coordinator.journal import Found, kept
+from gbactl.data.dataset import Dataset, open_dataset
+from gbactl.faults.plan import FaultPlan
+from gbactl.faults.server_slowdown import Slowness
+from gbactl.kernels.denormals import flush
+from gbactl.processor import vectors
+from gbactl.server.checkpoint_options import saver_of
+from gbactl.server.recovery import load_last
+from gbactl.store.from_config import shard_spec
+from gbactl.store.shard import Shard
+from gbactl.wire.addresses import local
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.compression import narrowed
+from gbactl.wire.messages import Hello, Loaded, Ready
+from gbactl.wire.reconnecting import LastingHub
+from gbactl.wire.reliable import exposed
+from gbactl.wire.startup import await_dense
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """What a child needs to know."""
+
+    role: str
+    index: int
+    key: str
+    coordinator: str
+    run_dir: str
+    dataset: str
+    config: dict[str, Any]
+    listener: int = -1
+    place: tuple[int, int, int] | None = None  # see turns.Place
+    epoch: int = 0  # above 0: it takes the place of one that is gone
+    host: str = ""  # the address of its host, where a run has several
+    missed: tuple[float, str, float] = (0.0, "", 0.0)  # a coordinator: that one was then, as what, last heard of then
+
+    def dumps(self) -> bytes:
+        """One line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def loads(cls, line: bytes) -> Bootstrap:
+        """Read what dumps() made."""
+        return cls(**json.loads(line))
+
+    @property
+    def peer(self) -> Peer:
+        """This child's identity."""
+        return Peer(self.role, self.index, self.epoch)
+
+    @property
+    def log_name(self) -> str:
+        """Its log in logs/, without the suffix: W1, and W1-2 for its second successor."""
+        return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
+
+    @property
+    def cfg(self) -> RunConfig:
+        """The run's configuration."""
+        return from_dict(self.config)
+
+
+def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    """The event log's first record: what a replay needs to know it can have the same bits."""
+    from gbactl import __version__
+    from gbactl.kernels import load
+
+    return {
+        "gbactl": __version__,
+        "config": to_dict(cfg),
+        "data": dataset.fingerprint,
+        "machine": platform.machine(),
+        "cpu_flags": vectors(),
+        "torch": _version("torch"),
+        "threads": cfg.threads,
+        "kernels": load().name,
+    }
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def run_coordinator(boot: Bootstrap) -> None:
+    """Be the coordinator."""
+    from gbactl.coordinator.core import Coordinator
+    from gbactl.wire.event_loop import SocketHub
+
+    listener = socket.socket(fileno=boot.listener)
+    hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
+    hub = exposed(hub, boot.peer, FaultPlan.of(boot.cfg))
+    dataset = open_dataset(Path(boot.dataset))
+    import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
+
+    run_dir = Path(boot.run_dir)
+    found = Found.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
+    coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
+    if coordinator.journal.on:
+        beat(lambda: coordinator._event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
+    coordinator.run()
+    hub.close()
+
+
+def of_hub(cfg: RunConfig) -> dict[str, Any]:
+    """What a SocketHub takes from the configuration."""
+    return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
+
+
+def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
+    """A hub for a node of a run; it outlasts the coordinator where that may have a successor."""
+    return LastingHub(hub, first=epoch == 0) if kept(cfg) else hub
+
+
+def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
+    """The hub of a server or a worker with all that its configuration does to messages."""
+    return lasting(narrowed(exposed(hub, me, FaultPlan.of(cfg)), cfg), cfg, me.epoch)
+
+
+def run_server(boot: Bootstrap) -> None:
+    """Be a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
+    from gbactl.server.core import Server
+    from gbactl.wire.event_loop import SocketHub
+
+    cfg = boot.cfg
+    where = local(boot.host or cfg.cluster.bind, cfg.cluster.transport)
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, bind=where, **of_hub(cfg))
+    hub.patience = cfg.cluster.start_timeout
+    open_hub = dressed(hub, cfg, boot.peer)
+    coordinator = open_hub.connect(boot.coordinator)
+    serve(open_hub, coordinator, boot, open_dataset(Path(boot.dataset)), Server)
+    hub.close()
+
+
+def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, server_class: Any) -> None:
+    """A server's life on any kind of hub."""
+    cfg = boot.cfg
+    flush()
+    coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
+    found = _first_shard(hub, coordinator, boot, dataset) if boot.epoch == 0 else _shard_again(boot, dataset)
+    if found is None:
+        return
+    shard, ready = found
+    saver = saver_of(cfg, dataset, Path(boot.run_dir), shard, coordinator.send)
+    coordinator.send(ready)
+    server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
+    server.served_dense = cfg.home != "workers"  # a run that goes on may switch before its first phase
+    server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)
+    server.run()
+
+
+def _first_shard(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
+) -> tuple[Shard, Ready | Loaded] | None:
+    """The shard as the run begins, or goes on from a checkpoint. None when it ends before."""
+    cfg = boot.cfg
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), cfg)
+    if spec is None:
+        return None
+    if cfg.server_returns:
+        initial_state.keep(Path(boot.run_dir), spec)
+    shard = Shard(spec)
+    if cfg.resume is not None:
+        load_shard(shard, chain_at(Path(cfg.resume)), cfg.home != "workers")
+    return shard, Ready("server", boot.index)
+
+
+def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Loaded]:
+    """The shard as its newest checkpoint has it, in the place of a server that is gone."""
+    cfg, run_dir = boot.cfg, Path(boot.run_dir)
+    spec = shard_spec(cfg, dataset, boot.index)
+    shard = Shard(initial_state.again(run_dir, spec, cfg.model.batch_norm_momentum))
+    resumed = None if cfg.resume is None else Path(cfg.resume)
+    own = folders.Folder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
+    return shard, Loaded(boot.index, load_last(shard, own, resumed))
+
+
+def run_worker(boot: Bootstrap) -> None:
+    """Be a worker on sockets."""
+    from gbactl.wire.event_loop import SocketHub
+
+    cfg = boot.cfg
+    hub = SocketHub(bytes.fromhex(boot.key), boot.peer, **of_hub(cfg))
+    hub.patience = cfg.cluster.start_timeout
+    open_hub = dressed(hub, cfg, boot.peer)
+    coordinator = open_hub.connect(boot.coordinator)
+    from gbactl.worker.main import work  # torch comes with it, which takes a second
+
+    work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
+    hub.close()

@@ -1,0 +1,207 @@
+"""A server's part of a checkpoint: which rows, copied piece by piece between its messages, written by a thread.
+
+A piece (1 MiB, about 0.2 ms) is copied after each message, and while there is none, as soon as may be: a row that
+changes before it was copied costs more than its copy. Memory: 4 bytes a row, and `most_kept` bytes for pieces that
+wait for the disk and rows that changed before they were copied. Where those rows alone take half of it, the thread
+writes as fast as it can; where they take more than all, the server copies on without serving anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gbactl.checkpoint import priority
+from gbactl.checkpoint.file_writer import Writing
+from gbactl.checkpoint.manifest import CUT
+from gbactl.checkpoint.priority import Priority
+from gbactl.checkpoint.restore import arrays_of
+from gbactl.checkpoint.row_updates import RowUpdates
+from gbactl.checkpoint.tensor_file import Layout, halved, layout_of
+from gbactl.errors import WireError
+from gbactl.kernels.base import RowPart
+from gbactl.server.snapshot import Snapshot
+from gbactl.store.shard import Shard
+from gbactl.wire.messages import Save, Saved
+
+FORMAT = "1"
+LEAST_WAIT, MOST_WAIT = 0.005, 0.03  # seconds
+COPY = 1 << 20
+PIECES_AHEAD = 4  # pieces that may wait for the disk whatever else is held
+KINDS = ("whole", "rest", "chosen")
+
+
+class Chooser:
+    """Which rows a save has. `share` (r) of those of the large tables, whose local rows `spans` are, come by
+    priority, and 4 bytes a row count what a loss would undo; without one every save is whole."""
+
+    def __init__(self, shard: Shard, order: Priority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
+        self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
+        self.updates = None if order is None else RowUpdates(len(self.table))
+
+    def touched(self, parts: Sequence[RowPart]) -> None:
+        """A step with these gradients comes."""
+        if self.order is None or self.updates is None:
+            return
+        for index, _, _ in parts:
+            self.order.touched(index)
+            self.updates.touched(index)
+
+    def saving(self, index: NDArray[np.int32] | None) -> int:
+        """These rows are saved (None: all): how many of their updates were not, where rows are chosen."""
+        return 0 if self.updates is None else self.updates.saved(index)
+
+    def rows(self, kind: str) -> NDArray[np.int32] | None:
+        """int32[n] ascending; None: all."""
+        if self.order is None:
+            return None
+        if kind == "whole":
+            self.order.saved(self.table)
+            return None
+        chosen = self.order.choose(round(self.share * priority.size(self.spans)), self.table)
+        return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
+
+    def part(self, kind: str) -> float:
+        """Which part of the rows a save of a kind has, at most."""
+        large = priority.size(self.spans)
+        if self.order is None or kind == "whole" or not len(self.table):
+            return 1.0
+        small = 0 if kind == "chosen" else len(self.table) - large
+        return (round(self.share * large) + small) / len(self.table)
+
+    def _small(self) -> NDArray[np.int32]:
+        small = np.ones(len(self.table), bool)
+        for low, high in self.spans:
+            small[low:high] = False
+        return np.flatnonzero(small).astype(np.int32)
+
+
+class Saver:
+    """`folder`: the checkpoints of the run; `tell` sends a message to the coordinator; `dtype` of rows and moments in
+    files: fp32 or bf16; `spare`: bytes that a save leaves free on the disk."""
+
+    def __init__(
+        self, shard: Shard, folder: Path, chooser: Chooser, most_kept: int, tell: Callable[[Saved], None],
+        inline: bool = False, dtype: str = "fp32", spare: int = 0,
+    ) -> None:  # fmt: skip
+        self.shard, self.folder, self.chooser, self.most_kept = shard, folder, chooser, most_kept
+        self.tell, self.inline, self.dtype, self.spare = tell, inline, dtype, spare
+        self._save: Save | None = None
+        self._snapshot: Snapshot | None = None
+        self._writing: Writing | None = None
+        self._rows = self._safe = 0
+        self._watch()
+
+    @property
+    def room(self) -> bool:
+        """Whether a piece may be copied now."""
+        if self._writing is None or self._snapshot is None:
+            return False
+        waiting = self._writing.waiting
+        return waiting < PIECES_AHEAD or waiting * COPY + self._snapshot.kept_bytes < self.most_kept
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds that the server may wait for a message: for ever where nothing is being saved, else for half as long
+        as the writing thread needs for what it has. Whoever looks more often takes the processor from the workers."""
+        if self._writing is None:
+            return None
+        if self.room:
+            return 0.0
+        pace = self._writing.pace
+        return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
+
+    def begin(self, save: Save, with_dense: bool) -> None:
+        """Save the shard as it is now. Raises WireError for an order that cannot be."""
+        right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
+        if not right:
+            raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
+        self.give_up()
+        index = self.chooser.rows(save.kind)
+        self._safe = self.chooser.saving(index)
+        arrays = arrays_of(self.shard)
+        self._save, self._snapshot = save, Snapshot(arrays, index)
+        self._rows = self._snapshot.rows
+        whole = self._whole_arrays(index, with_dense)
+        layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
+        layout = {**(halved(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
+        path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
+        self._writing = Writing(path, layout, self._told(save), save.pace, self.inline, self.spare)
+        self._watch()
+        self._writing.add(whole)
+        if self.inline:
+            self._copy_all()
+            self.advance()
+
+    def _whole_arrays(self, index: NDArray[np.int32] | None, with_dense: bool) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = {} if index is None else {"index": index}
+        if with_dense:
+            found |= {f"dense.{name}": array for name, array in self.shard.dense_state().items()}
+        return found
+
+    def _told(self, save: Save) -> dict[str, str]:
+        spec = self.shard.spec
+        numbers = {"shard": spec.shard, "shards": spec.shards, "table_rows": spec.rows, "step": save.step}
+        return {"gbactl": FORMAT, **{name: str(number) for name, number in numbers.items()}}
+
+    def _watch(self) -> None:
+        """Be told of steps if anything depends on them."""
+        needed = self._snapshot is not None or self.chooser.order is not None
+        self.shard.watcher = self._step_comes if needed else None
+
+    def _step_comes(self, parts: Sequence[RowPart]) -> None:
+        self.chooser.touched(parts)
+        if self._snapshot is None:
+            return
+        if self.shard.spec.row_l2 == "all":
+            self._snapshot.changing()
+        else:
+            for index, _, _ in parts:
+                self._snapshot.changing(index)
+        if self._writing is not None and self._snapshot.kept_bytes > self.most_kept // 2:
+            self._writing.hurry()
+        if self._snapshot.kept_bytes > self.most_kept:
+            self._copy_all()
+
+    def advance(self) -> None:
+        """Between two messages: copy a piece if there is room, tell what has come to its end."""
+        writing, snapshot = self._writing, self._snapshot
+        if writing is None:
+            return
+        if snapshot is not None and self.room:
+            self._copy(snapshot, writing)
+        if writing.over:
+            self._over(writing)
+
+    def _copy_all(self) -> None:
+        while self._snapshot is not None and self._writing is not None:
+            self._copy(self._snapshot, self._writing)
+            self._writing.wait(PIECES_AHEAD)
+
+    def _copy(self, snapshot: Snapshot, writing: Writing) -> None:
+        if not snapshot.done:
+            writing.add(snapshot.piece(COPY // snapshot.row_bytes))
+        if snapshot.done:
+            self._snapshot = None
+            self._watch()
+            writing.end()
+
+    def _over(self, writing: Writing) -> None:
+        save, self._writing, self._snapshot = self._save, None, None
+        self._watch()
+        assert save is not None
+        found = writing.written
+        size, sums = (0, {}) if found is None else (found.bytes, found.sums)
+        told = size, self._rows, sums, writing.seconds, writing.error, self._safe, writing.finite
+        self.tell(Saved(self.shard.spec.shard, save.number, *told))
+
+    def give_up(self) -> None:
+        """What is still being written is wanted no more."""
+        if self._writing is not None:
+            self._writing.give_up()
+        self._writing = self._snapshot = None
+        self._watch()

@@ -1,0 +1,310 @@
+"""A parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the work.
+
+Pulls wait here until the shard has reached the version they ask for, so nobody polls. Parts of gradients
+stay in the sender's shared memory until they are applied, or are copied out when the sender runs short.
+Costs about 0.1 ms of Python a push and pull beside the kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+
+from gbactl.errors import WireError
+from gbactl.faults.server_slowdown import Slowness
+from gbactl.server.checkpoint_writer import Saver
+from gbactl.server.easgd_center import CentreSide
+from gbactl.server.gradient_sums import SumSide
+from gbactl.server.recovery import Comeback
+from gbactl.store.gradient_slice import Order, Part
+from gbactl.store.schedule import due
+from gbactl.store.shard import Shard
+from gbactl.wire import frames
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.failover_memory import Waiting
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import (
+    KIND,
+    Ack,
+    Afresh,
+    Barrier,
+    BeginPhase,
+    Checked,
+    DenseState,
+    DropPart,
+    Fence,
+    Fenced,
+    GetDense,
+    Inspect,
+    Inspected,
+    Norms,
+    OrderStep,
+    Pull,
+    Push,
+    PutDense,
+    Reached,
+    Revive,
+    Rows,
+    Save,
+    Staged,
+    Standing,
+    Stop,
+    decode,
+)
+from gbactl.worker.kernel_scheduling import settle_garbage
+
+HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
+FROM_WORKERS = (Pull, Push, GetDense, PutDense)
+SLOWED = frozenset(KIND[message] for message in (Pull, Push, OrderStep))  # what a fault plan stretches
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Serves one shard until the coordinator says stop or is gone."""
+
+    def __init__(
+        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: Saver | None = None
+    ) -> None:
+        self.norms_every, self.saver = norms_every, saver
+        self.hub, self.coordinator, self.shard = hub, coordinator, shard
+        self.index = shard.spec.shard
+        low, high = shard.dense_range
+        self.dense_size = high - low
+        self.phase, self.served_dense = -1, True
+        self.refused: Counter[str] = Counter()
+        self.stopped = False
+        self.fenced_frames = 0
+        self.slowness: Slowness | None = None
+        self._waiting: list[tuple[Channel, Pull, Frame]] = []
+        self._barriers: list[int] = []
+        self._held: dict[int, deque[Part]] = {}
+        self._parts = Waiting()
+        self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
+        centre, self._sums = CentreSide(shard), SumSide(shard, coordinator)
+        self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
+        self._handlers: dict[type[Any], Any] = {
+            **centre.handlers, **self._sums.from_workers, **Comeback(self).handlers,
+            Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
+            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
+            BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
+            Save: self._save, Revive: self._revive,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        settle_garbage()
+        while not self.stopped:
+            for channel, frame in self.hub.poll(None if self.saver is None else self.saver.patience):
+                if self.slowness is not None and frame.kind in SLOWED:
+                    self.slowness.handle(frame.kind, self.handle, channel, frame)
+                else:
+                    self.handle(channel, frame)
+                self._save_on()
+            self._save_on()
+
+    def _save_on(self) -> None:
+        if self.saver is not None:
+            self.saver.advance()
+
+    def handle(self, channel: Channel, frame: Frame) -> None:
+        """Act on one frame; a malformed one is refused, counted and logged."""
+        if frame.kind == frames.CLOSED:
+            self.stopped |= channel is self.coordinator
+            return
+        if channel.peer.role == "worker" and channel.peer.epoch <= self._fenced.get(channel.peer.index, -1):
+            frame.release()
+            self.fenced_frames += 1
+            channel.close()  # if it lives, it learns that it is out
+            return
+        try:
+            message = decode(frame)
+            handler = self._handlers.get(type(message))
+            if handler is None or (channel is not self.coordinator and type(message) not in self._from_workers):
+                raise WireError(f"{channel.peer} may not send {type(message).__name__}.")
+            handler(channel, message, frame)
+        except (WireError, ValueError) as error:
+            frame.release()
+            self.refused[type(error).__name__] += 1
+            log.warning("refused a frame from %s: %s", channel.peer, error)
+            channel.close() if channel is not self.coordinator else self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        raise WireError(f"S{self.index} cannot follow the coordinator: {error}") from error
+
+    def _pull(self, channel: Channel, pull: Pull, frame: Frame) -> None:
+        if frame.payload.size != 4 * pull.rows or pull.rows < 0:
+            raise WireError(f"a pull of {pull.rows} rows with {frame.payload.size} bytes")
+        if pull.after > self.shard.version:
+            # served while an order is handled: what is wrong with it must be found now
+            index = frame.payload.view(np.int32)
+            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shard.spec.local_rows:
+                raise WireError("a pull of a row that is not there")
+            self._waiting.append((channel, pull, frame))
+        else:
+            self._serve(channel, pull, frame)
+
+    def _serve(self, channel: Channel, pull: Pull, frame: Frame) -> None:
+        shard, width = self.shard, self.shard.spec.width
+        dense = self.dense_size if pull.dense and pull.have_dense != shard.version else 0
+        out = channel.reserve(4 * (pull.rows * width + dense))
+        values = out.view(np.float32)
+        index = frame.payload.view(np.int32)
+        shard.note_pull(pull.batch, index)
+        shard.pull_rows(index, values[dense:].reshape(pull.rows, width))
+        if dense:
+            shard.pull_dense(values[:dense])
+        frame.release()
+        channel.send(Rows(pull.ticket, shard.version, pull.rows, dense), out)
+
+    def _push(self, channel: Channel, push: Push, frame: Frame) -> None:
+        width, n = self.shard.spec.width, max(0, push.rows)
+        if push.dense < 0 or frame.payload.size != 4 * (n + n * width + push.dense):
+            raise WireError(f"a push of {n} rows with {frame.payload.size} bytes")
+        if push.dense not in (0, self.dense_size):
+            raise WireError(f"a push of {push.dense} dense values to a shard of {self.dense_size}")
+        if push.phase != self.phase:
+            frame.release()
+            if push.phase > self.phase:
+                return
+        else:
+            self._stage(channel, push, frame)
+        # one of an earlier phase was given up at a switch: it is told of all the same, its worker wants the next
+        staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
+        if push.phase == self.phase:
+            self._parts.told(staged, self.shard)
+        self.coordinator.send(staged)
+
+    def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
+        if push.rows < 0:
+            frame.release()
+            self.shard.stage(push.batch, Part.missing(self.shard.spec.width))
+            return
+        values, n = frame.payload.view(np.float32), push.rows
+        cut = n + n * self.shard.spec.width
+        part = Part(
+            frame.payload[: 4 * n].view(np.int32),
+            values[n:cut].reshape(n, self.shard.spec.width),
+            values[cut:] if push.dense else None,
+            frame.release,
+        )
+        if not self.shard.stage(push.batch, part):
+            frame.release()
+            return
+        held = self._held.setdefault(channel.peer.index, deque())
+        held.append(part)
+        if len(held) > HELD_SLOTS:
+            held.popleft().detach()
+
+    def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
+        members = tuple(zip(message.batches, message.weights, strict=True))
+        order = Order(
+            message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message),
+            message.accepted, tuple(message.shares),
+        )  # fmt: skip
+        if due(self.norms_every, order.step):
+            self.coordinator.send(Norms(order.step, *self.shard.gradient_norms(order)))
+        if message.checksum:
+            touched = self.shard.touched(order)
+            self.shard.apply(order)
+            self.coordinator.send(Checked(self.index, order.step, self.shard.step_digest(touched)))
+        else:
+            self.shard.apply(order)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """The shard is of another version."""
+        self._sums.stepped()
+        self._wake()
+
+    def _get_dense(self, channel: Channel, _: GetDense, frame: Frame) -> None:
+        block = self.shard.dense_block()
+        channel.send(DenseState(block.step), block.packed(*self.shard.dense_range).view(np.uint8))
+
+    def _put_dense(self, channel: Channel, put: PutDense, frame: Frame) -> None:
+        self.shard.dense_block().unpack(*self.shard.dense_range, frame.payload.view(np.float32), put.step)
+        frame.release()
+        channel.send(Ack(0, 0))
+
+    def _afresh(self, _: Channel, __: Afresh, frame: Frame) -> None:
+        self.shard.reset_optimizer()
+
+    def _drop(self, _: Channel, drop: DropPart, frame: Frame) -> None:
+        if drop.phase == self.phase:
+            self.shard.drop(drop.batch)
+
+    def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
+        """A worker that the coordinator has given up may still have messages on their way: they come too late."""
+        self._fenced[fence.worker] = fence.epoch
+        self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
+        if fence.phase == self.phase:
+            for batch in fence.batches:
+                self.shard.drop(batch)
+        self.coordinator.send(Fenced(self.index, fence.worker))
+
+    def _wake(self) -> None:
+        version = self.shard.version
+        if self._waiting:
+            due = [entry for entry in self._waiting if entry[1].after <= version]
+            self._waiting = [entry for entry in self._waiting if entry[1].after > version]
+            for entry in due:
+                self._serve(*entry)
+        while self._barriers and self._barriers[0] <= version:
+            self.coordinator.send(Reached(self.index, self._barriers.pop(0)))
+
+    def _barrier(self, _: Channel, barrier: Barrier, frame: Frame) -> None:
+        self._barriers = sorted([*self._barriers, barrier.version])
+        self._wake()
+
+    def _begin_phase(self, _: Channel, phase: BeginPhase, frame: Frame) -> None:
+        self.phase, self.served_dense = phase.number, phase.served_dense
+        self.hub.traffic.training = phase.training
+        for batch in self.shard.staged:  # given up at a switch
+            self.shard.drop(batch)
+        self._parts.clear()
+        self.shard.begin_phase()
+
+    def _inspect(self, _: Channel, inspect: Inspect, frame: Frame) -> None:
+        counters = {"fenced": self.fenced_frames} if self.fenced_frames else {}
+        counters |= getattr(self.hub, "counts", {})
+        counters |= self._sent()
+        counters |= {} if self.slowness is None else self.slowness.counters
+        if inspect.what == "dense":
+            block = self.shard.dense if self.served_dense else None
+            checksum, told = "", str(0 if block is None else block.model_sum())
+        else:
+            total = self.shard.model_sum(self.served_dense)
+            checksum, told = self.shard.checksum(), "" if total is None else str(total)
+        refused = dict(self.refused + self.hub.refused)
+        self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
+
+    def _sent(self) -> dict[str, int]:
+        """What this node sent, for its counters."""
+        return self.hub.traffic.counters()
+
+    def _save(self, _: Channel, save: Save, frame: Frame) -> None:
+        if self.saver is None:
+            raise WireError("a checkpoint in a run that has none")
+        self.saver.begin(save, save.dense)
+
+    def _revive(self, _: Channel, revive: Revive, frame: Frame) -> None:
+        """Another coordinator: nobody waits any more for what the one before asked for."""
+        self._barriers.clear()
+        self.coordinator.send(Standing(self.index, revive.epoch, self.shard.version, self.phase))
+        self._sums.revive()
+        for part in self._parts.waiting(self.shard):
+            self.coordinator.send(part)
+
+    def _stop(self, _: Channel, stop: Stop, frame: Frame) -> None:
+        self.stopped = True
+
+
+def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
+    """Each member's weights by row staleness. Raises WireError where counts and weights do not match."""
+    counts, weights = message.row_counts, iter(message.row_weights)
+    if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
+        raise WireError("an order whose row weights do not fit its members")
+    return tuple(tuple(itertools.islice(weights, count)) for count in counts)

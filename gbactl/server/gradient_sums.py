@@ -1,0 +1,230 @@
+"""Sums that the first server makes where the workers' ring is broken and they have no memory in common.
+
+A round's sum is there when all of its parts are, or, where everybody puts in a part of its own, those of all who live;
+or as soon as somebody brings what the ring had still summed. A part that was dealt to a rank which died with it is
+waited for until its step has been ordered: all its batches were announced then, none is handed out again, and who has
+told all that it has brings no more. The sum is without that part then, and the coordinator is told.
+
+A sum is made once, in the order of the parts, and is the same for all. It goes out when everybody who lives has come as
+far as the round before: so nobody is more than one round behind, and two sums are kept. Memory: the parts of two
+rounds, two sums. Costs a pass over every part in the server's one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gbactl.collective.base import sum_in_rank_order
+from gbactl.errors import WireError
+from gbactl.kernels.base import Floats
+from gbactl.store.shard import Shard
+from gbactl.wire.channel import Channel
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import PartsLost, RingBroken, Sum, SumPart
+
+KEPT = 2  # sums: the newest one, and the one that somebody may still want
+OPEN = 8  # rounds of one name that a server keeps at the most
+NAMES = 256
+RANKS = 1 << 16  # and parts
+log = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """For one rank."""
+
+    rank: int
+    message: Sum
+    total: Floats
+
+
+@dataclass
+class _Round:
+    parts: dict[int, Floats] = field(default_factory=dict)
+    dealt: int = 0  # parts in all; 0: one of every rank
+    after: int = 0  # of a dealt one's step: the first version of rows that has it
+    total: Floats | None = None
+    wanting: set[int] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)  # ranks of which no part is on its way
+
+    def missing(self, ranks: int) -> set[int]:
+        """Parts that are not there."""
+        return set(range(self.dealt or ranks)) - set(self.parts)
+
+    def complete(self, ranks: int, absent: set[int], version: int) -> bool:
+        """Whether its sum can be made."""
+        missing = self.missing(ranks)
+        if not self.dealt:
+            return bool(self.parts) and not missing - absent
+        return not missing or (0 < self.after <= version and set(range(ranks)) - absent <= self.told)
+
+
+@dataclass
+class _Name:
+    length: int
+    rounds: dict[int, _Round] = field(default_factory=dict)
+    come: dict[int, int] = field(default_factory=dict)  # rank -> the round as far as which it has come
+    forgotten: int = 0  # rounds up to this one
+
+    def forget(self, number: int) -> None:
+        """Nobody wants the rounds up to this one any more."""
+        self.forgotten = max(self.forgotten, number)
+        for old in [each for each in self.rounds if each <= number]:
+            del self.rounds[old]
+
+
+class Sums:
+    """Which sums are there, of one generation of the workers. Pure: what is heard goes in, what is told comes out."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.version = 0  # of the rows on this server
+        self.lost: dict[int, set[int]] = {}  # step -> parts that are in no sum of it
+        self._ranks = 0
+        self._absent: set[int] = set()
+        self._names: dict[str, _Name] = {}
+
+    def part(self, rank: int, message: SumPart, values: Floats | None) -> Iterator[Answer]:
+        """A rank brings a part f32[n], or only asks (part -1). Raises WireError for what cannot be."""
+        parts = message.parts or message.ranks
+        if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
+            raise WireError(f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}")
+        if self._of_now(message.generation):
+            self._ranks = message.ranks
+            self._absent.update(set(message.absent) & set(range(message.ranks)))
+            each = self._round(rank, message, message.length)
+            if each is not None:
+                each.dealt = message.parts
+                each.wanting.add(rank)
+                if message.after > 0:
+                    each.after = message.after
+                    each.told.add(rank)
+            if each is not None and values is not None and each.total is None:
+                each.parts[message.part] = values
+        return self._settle()
+
+    def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[Answer]:
+        """A rank has this sum from the ring. Raises WireError for what cannot be."""
+        if self._of_now(message.generation):
+            each = self._round(rank, message, len(total))
+            if each is not None and each.total is None:
+                each.total = total
+        return self._settle()
+
+    def reached(self, version: int) -> Iterator[Answer]:
+        """Rows are of this version now."""
+        self.version = version
+        return self._settle()
+
+    def _of_now(self, generation: int) -> bool:
+        """Whether this is of the generation at hand; a new one begins with who speaks of it first."""
+        if generation > self.generation:
+            self.generation = generation
+            self._absent.clear()
+            self._names.clear()
+        return generation == self.generation
+
+    def _round(self, rank: int, message: SumPart | Sum, length: int) -> _Round | None:
+        """None for one that everybody has had."""
+        name = self._names.get(message.name)
+        if name is None:
+            if len(self._names) == NAMES:
+                raise WireError(f"more than {NAMES} names of sums")
+            name = self._names[message.name] = _Name(length)
+        if length != name.length or message.number < 1:
+            raise WireError(f"round {message.number} of a sum of {length} values, not {name.length}")
+        if message.number <= name.forgotten:
+            return None
+        if message.number not in name.rounds and len(name.rounds) >= OPEN:
+            raise WireError(f"round {message.number} of a sum that is not there yet")
+        name.come[rank] = max(name.come.get(rank, 0), message.number)
+        return name.rounds.setdefault(message.number, _Round())
+
+    def _settle(self) -> Iterator[Answer]:
+        for label, name in self._names.items():
+            for number, each in sorted(name.rounds.items()):
+                if each.total is None and each.complete(self._ranks, self._absent, self.version):
+                    each.total = self._sum(each, name.length)
+                if each.total is None:
+                    continue
+                each.parts.clear()
+                if each.wanting and self._all_have_come(name, number - 1):
+                    message = Sum(self.generation, label, number)
+                    yield from (Answer(rank, message, each.total) for rank in sorted(each.wanting))
+                    each.wanting.clear()
+                    name.forget(number - KEPT)
+
+    def _sum(self, each: _Round, length: int) -> Floats:
+        missing = each.missing(self._ranks) if each.dealt else set()
+        if missing:
+            self.lost.setdefault(each.after - 1, set()).update(missing)
+        there = [values for _, values in sorted(each.parts.items())]
+        return sum_in_rank_order(there) if there else np.zeros(length, np.float32)
+
+    def _all_have_come(self, name: _Name, number: int) -> bool:
+        living = set(range(self._ranks)) - self._absent
+        return all(name.come.get(rank, 0) >= number for rank in living)
+
+
+class SumSide:
+    """A server's side of it on the wire."""
+
+    def __init__(self, shard: Shard, coordinator: Channel) -> None:
+        self.sums, self.shard, self.coordinator = Sums(), shard, coordinator
+        self._channels: dict[int, Channel] = {}
+        self._told: dict[int, int] = {}  # step -> how many lost parts of it the coordinator knows of
+        self._broken = False  # a ring, of which the coordinator knows
+        #: message -> handler, as the server calls them
+        self.from_workers: dict[type[Any], Any] = {SumPart: self._part, Sum: self._brought}
+
+    def _part(self, channel: Channel, message: SumPart, frame: Frame) -> None:
+        self._heard_of(channel)
+        size = 0 if message.part < 0 else message.length
+        if message.length < 0 or frame.payload.size != 4 * size:
+            raise WireError(f"a part of {message.length} values with {frame.payload.size} bytes")
+        values = frame.payload.view(np.float32).copy() if message.part >= 0 else None
+        self.sums.version = self.shard.version
+        self._tell(self.sums.part(channel.peer.index, message, values))
+        frame.release()
+
+    def _brought(self, channel: Channel, message: Sum, frame: Frame) -> None:
+        self._heard_of(channel)
+        self._tell(self.sums.brought(channel.peer.index, message, frame.floats()))
+        frame.release()
+
+    def _heard_of(self, worker: Channel) -> None:
+        """A worker sums here. Others may wait in their ring for one that is broken elsewhere, and not notice."""
+        self._channels[worker.peer.index] = worker
+        if not self._broken:
+            self._broken = True
+            self.coordinator.send(RingBroken())
+
+    def stepped(self) -> None:
+        """The shard has taken a step."""
+        self._tell(self.sums.reached(self.shard.version))
+
+    def revive(self) -> None:
+        """Another coordinator is there, which may know of nothing."""
+        self._told.clear()
+        self._report()
+        if self._broken:
+            self.coordinator.send(RingBroken())
+
+    def _report(self) -> None:
+        for step, parts in sorted(self.sums.lost.items()):
+            if self._told.get(step) != len(parts):
+                self._told[step] = len(parts)
+                log.warning("parts %s of the dense gradient of step %d are gone with a worker", sorted(parts), step)
+                self.coordinator.send(PartsLost(step, sorted(parts)))
+
+    def _tell(self, answers: Iterator[Answer]) -> None:
+        for rank, message, total in answers:
+            channel = self._channels[rank]
+            out = channel.reserve(total.nbytes)
+            out.view(np.float32)[:] = total
+            channel.send(message, out)
+        self._report()

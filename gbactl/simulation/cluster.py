@@ -1,0 +1,256 @@
+"""A whole virtual cluster in this thread: wired up, run to its end, its events told to a launcher.
+
+Building one takes what building one model and its tables takes; 1,000 workers add 20 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
+from gbactl.collective.base import ring_item
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.faults.plan import FaultPlan
+from gbactl.faults.server_slowdown import Slowness
+from gbactl.kernels import load
+from gbactl.kernels.denormals import flushed
+from gbactl.kernels.halves import codec_of
+from gbactl.models import build, row_width
+from gbactl.nodes.bootstrap import header
+from gbactl.server.checkpoint_options import saver_of
+from gbactl.server.checkpoint_writer import Saver
+from gbactl.simulation.clock import Events
+from gbactl.simulation.compute import Compute
+from gbactl.simulation.coordinator import VirtualCoordinator
+from gbactl.simulation.cost_model import CostModel
+from gbactl.simulation.dense_params import ReplicatedSide, ServedSide
+from gbactl.simulation.message_faults import LossyNetwork
+from gbactl.simulation.network import Host, Network, VirtualHub
+from gbactl.simulation.process_faults import Failing
+from gbactl.simulation.replica_rounds import TICK, Rounds
+from gbactl.simulation.ring import Ring
+from gbactl.simulation.server import VirtualServer
+from gbactl.simulation.server_failures import Before, Comebacks, EverybodyBack
+from gbactl.simulation.shared import Crew
+from gbactl.simulation.trainer_params import Sides, TrainerSide
+from gbactl.simulation.worker import VirtualWorker
+from gbactl.store.dense import DenseBlock
+from gbactl.store.from_config import dense_cuts, optimizer, shard_spec
+from gbactl.store.memory import copied
+from gbactl.store.shard import Shard
+from gbactl.store.spec import ShardSpec
+from gbactl.wire.auth import Peer
+from gbactl.wire.messages import Event, Hello, Ready
+from gbactl.worker.loop import DataSource
+
+Listen = Callable[[Event], None]
+
+
+class Launcher:
+    """What the coordinator takes for its channel to the launcher."""
+
+    peer = Peer("launcher", 0)
+
+    def __init__(self, listen: Listen) -> None:
+        self._listen = listen
+
+    def reserve(self, nbytes: int) -> Any:
+        """Fresh memory."""
+        return np.empty(nbytes, np.uint8)
+
+    def send(self, message: Any, payload: Any = None) -> None:
+        """Hand an event over at once."""
+        if isinstance(message, Event):
+            self._listen(message)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Who runs where."""
+
+    workers: list[Host]
+    servers: list[Host]
+    coordinator: Host
+
+
+def place(cfg: RunConfig, events: Events) -> Hosts:
+    """Workers fill the hosts in order; servers and coordinator have hosts of their own, or share the workers'."""
+    cost, workers, servers = cfg.cost, cfg.processes, cfg.cluster.servers
+    each = cost.workers_per_host or workers
+    hosts = [Host(events, cost.cores) for _ in range(-(-workers // each))]
+    of_workers = [hosts[worker // each] for worker in range(workers)]
+    if cost.servers_on == "own":
+        own = [Host(events, cost.cores) for _ in range(servers + 1)]
+        return Hosts(of_workers, own[:servers], own[servers])
+    return Hosts(of_workers, [hosts[shard * len(hosts) // servers] for shard in range(servers)], hosts[0])
+
+
+class VirtualCluster:
+    """One run's nodes. `run()` returns when the result has been told."""
+
+    def __init__(
+        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: Before | None = None
+    ) -> None:
+        """`before`: what the cluster leaves in whose place this one is."""
+        self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
+        self.events = Events() if before is None else Events(before.now, before.stalled)
+        self.cost = CostModel(cfg.cost, cfg.seed)
+        self.hosts = place(cfg, self.events)
+        self.compute = self._compute()
+        self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
+        plan = FaultPlan.of(cfg)
+        self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
+        self.codec = codec_of(cfg.transport.wire_dtype)
+        wire: dict[str, Any] = {"codec": self.codec, "traffic": self.hub.traffic}
+        self.storms = plan.storms() if before is None else before.storms
+        if plan.stormy:
+            self.network: Network = LossyNetwork(self.events, self.cost, plan, self._storms_on, self.hub.counts, **wire)
+        else:
+            self.network = Network(self.events, self.cost, **wire)
+        self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
+        self.failing, self.comebacks = Failing(self), Comebacks(self, before)
+        self.coordinator.told = self.comebacks.told
+        self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
+        self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
+        self.workers = self._workers()
+        self.comebacks.begin()
+
+    def run(self) -> None:
+        """Train. Raises GbactlError."""
+        for server in self.servers:
+            server.coordinator.send(Hello("server", server.index, str(server.peer), 0))
+            server.coordinator.send(Ready("server", server.index))
+        for worker in self.workers:
+            worker.coordinator.send(Hello("worker", worker.index, "", 0))
+            worker.coordinator.send(Ready("worker", worker.index))
+            worker.start(self.ahead)
+        self.coordinator.run()
+
+    def _storms_on(self) -> frozenset[int]:
+        return self.storms.on(*self.coordinator.recovery.so_far)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that a worker asks for early."""
+        return max(phase.mode.prefetch for phase in self.cfg.possible)
+
+    def _heard(self, listen: Listen, event: Event) -> None:
+        if not (self.comebacks.before is not None and event.fields.get("state") == "planned"):  # that was told
+            listen(event)
+        self.failing.heard(event)
+
+    def wire(self, worker: VirtualWorker) -> None:
+        """Connect a worker with everybody."""
+        servers = [self.network.connect(worker, server) for server in self.servers]
+        worker.connect(self.network.connect(worker, self.hub), servers)
+
+    def _compute(self) -> Compute:
+        from gbactl.models.compute import GradientComputer
+
+        cfg, schema = self.cfg, self.dataset.schema
+        model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
+        computer = GradientComputer(model, precision=cfg.precision)
+        return Compute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
+
+    def _server(self, shard: int) -> VirtualServer:
+        host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
+        made = Shard(self._spec(shard))
+        if self.cfg.resume is not None:
+            load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
+
+        def saver(tell: Callable[[Any], None]) -> Saver:
+            return saver_of(self.cfg, self.dataset, self.run_dir, made, tell, inline=True)
+
+        server = VirtualServer(
+            self.hub, made, host, self.network, norms, saver, self.comebacks.saves
+        )  # fmt: skip
+        server.served_dense = self.cfg.home != "workers"
+        server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
+        return server
+
+    def _spec(self, shard: int) -> ShardSpec:
+        spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
+        if "servers" not in self.cfg.homes:
+            return spec
+        low, high = self.compute.cuts[shard]
+        return replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
+
+    def _workers(self) -> list[VirtualWorker]:
+        cfg = self.cfg
+        source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
+        self.sides = self._sides()
+        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides, self.codec)
+        workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
+        for worker in workers:
+            self.wire(worker)
+        return workers
+
+    def _sides(self) -> Sides:
+        cfg, flat, replicated = self.cfg, self.compute.flat, None
+        if "workers" in cfg.homes:
+            block = self._block(flat.initial() if flat.buffers else flat.vector)
+            if cfg.resume is not None:
+                load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+                flat.load(block.value.copy())
+            ring = self._ring(cfg.collective.buckets)
+            replicated = ReplicatedSide(
+                self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
+            )
+        trainers = TrainerSide(self.compute, self._replicas(), Rounds(self._ring(1, TICK)))
+        return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
+
+    def _ring(self, buckets: int, least: float = 0.0) -> Ring:
+        """All workers': Horovod's agree on every bucket."""
+        name = self.cfg.collective.name
+        item, agreed = ring_item(name, self.cfg.transport.wire_dtype), buckets if name == "horovod" else 0
+        return Ring(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
+
+    def _replicas(self) -> Callable[[], DenseBlock]:
+        """Makes a trainer's own: see working.Life."""
+        cfg, flat = self.cfg, self.compute.flat
+        begins = cfg.resume is not None and cfg.home == "replicas"
+        state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None
+
+        def make() -> DenseBlock:
+            block = self._block(copied(flat.initial()))
+            if state is not None:
+                load_dense(block, state)
+            return block
+
+        return make
+
+    def _block(self, value: Any) -> DenseBlock:
+        cfg = self.cfg
+        return DenseBlock(value, self.compute.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+
+
+def run_virtual(
+    cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, look: Callable[[Listen], None] = lambda tell: None
+) -> None:
+    """Train as `cfg` says; `listen` gets every event that a launcher gets, `look` is called between two messages with
+    what takes a launcher's wishes. Raises GbactlError."""
+    import torch
+
+    from gbactl.worker.kernel_scheduling import settle_garbage
+
+    torch.set_num_threads(cfg.threads)
+    before: Before | None = None
+    with flushed():
+        while True:
+            cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
+            cluster.coordinator.look = look
+            settle_garbage()
+            try:
+                cluster.run()
+                return
+            except EverybodyBack:
+                before = cluster.comebacks.leave()

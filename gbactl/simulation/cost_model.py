@@ -1,0 +1,111 @@
+"""The cost model: seconds of computing, serving and sending. Pure; a microsecond a question.
+
+A batch's random factor is a function of (seed, worker, the worker's own count of batches) alone, so it does not
+depend on what else happens.
+"""
+
+from __future__ import annotations
+
+from gbactl.faults import random_streams
+from gbactl.simulation.cost_spec import CostConfig
+
+MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
+BACKWARD_SHARE = 2 / 3  # of a batch's time: what an all-reduce can hide behind
+_US, _NS, _GBIT = 1e-6, 1e-9, 1e9 / 8
+_COMPUTE = 2  # keeps these draws apart from those of the fault plan
+
+
+class CostModel:
+    """All answers are seconds."""
+
+    def __init__(self, cfg: CostConfig, seed: int) -> None:
+        self.cfg, self.seed = cfg, seed
+        self.server_message = cfg.server_message_us * _US
+        self.restart = cfg.restart_us * _US
+        self.coordinator_message = cfg.coordinator_message_us * _US
+        self.local_latency, self.latency = cfg.local_latency_us * _US, cfg.latency_us * _US
+        self.local_bandwidth, self.bandwidth = cfg.local_bandwidth_gbit * _GBIT, cfg.bandwidth_gbit * _GBIT
+
+    def _scale(self, worker: int) -> float:
+        scales = self.cfg.worker_scale
+        return scales[worker % len(scales)] if scales else 1.0
+
+    def factor(self, worker: int, turn: int) -> float:
+        """The random factor of a worker's batch, of mean 1."""
+        scale = self.cfg.spread_scale
+        if self.cfg.spread == "none" or scale == 0:
+            return 1.0
+        u = random_streams.uniform(random_streams.key_of(_COMPUTE, self.seed, worker), turn)
+        if self.cfg.spread == "lognormal":
+            return random_streams.lognormal(u, scale)
+        return 1.0 - scale + scale * random_streams.exponential(u)
+
+    def gradient(self, worker: int, turn: int, samples: int) -> float:
+        """A core's time for the gradient of `samples`."""
+        base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
+        return base * self._scale(worker) * self.factor(worker, turn)
+
+    def predict(self, worker: int, samples: int) -> float:
+        """A core's time for an evaluation batch."""
+        return self.cfg.predict_us * _US * samples * self._scale(worker)
+
+    def pull(self, rows: int, floats: int) -> float:
+        """A server's time to gather rows and copy dense values."""
+        return (self.cfg.row_pull_ns * rows + self.cfg.dense_pull_ns * floats) * _NS
+
+    def apply(self, rows: int, gradients: int, floats: int) -> float:
+        """A server's time for a step: `rows` of all its gradients together, a dense slice of `floats`."""
+        dense = (self.cfg.dense_apply_ns * gradients + self.cfg.dense_step_ns) * floats
+        return (self.cfg.row_apply_ns * rows + dense) * _NS
+
+    def replica_step(self, floats: int) -> float:
+        """A worker's time to apply a step to its own copy of the dense vector."""
+        return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
+
+    def meet(self, floats: int) -> float:
+        """A trainer's own passes over its replica in an exchange: a copy, a difference, an addition."""
+        return 3 * self.cfg.dense_apply_ns * floats * _NS
+
+    def elastic(self, floats: int) -> float:
+        """A server's time to answer with its slice of the centre and to move it."""
+        return (self.cfg.dense_pull_ns + 2 * self.cfg.dense_apply_ns) * floats * _NS
+
+    def ring_work(self, floats: int, workers: int) -> float:
+        """A worker's own time for an all-reduce: waking up, copying, and its part of the ring's sums.
+
+        On cores of its own that is little and hides in the ring's time; workers that share cores do it in turn."""
+        if workers == 1:
+            return 0.0
+        messages = 2 * (workers - 1)
+        fixed = self.cfg.allreduce_work_us + self.cfg.allreduce_message_us * messages
+        return fixed * _US + self.cfg.allreduce_float_ns * messages / workers * floats * _NS
+
+    def ring(self, nbytes: int, workers: int, hosts: int) -> float:
+        """An all-reduce of `nbytes` in a ring: each sends 2 (N-1) messages of bytes / N."""
+        if workers == 1:
+            return 0.0
+        latency = self.local_latency if hosts == 1 else self.latency
+        return 2 * (workers - 1) * latency + self.sending(nbytes, workers, hosts)
+
+    def sending(self, nbytes: int, workers: int, hosts: int) -> float:
+        """What of a ring is bytes on a rank's way to the next."""
+        return 2 * (workers - 1) * nbytes / workers / (self.local_bandwidth if hosts == 1 else self.bandwidth)
+
+    def agreement(self, workers: int, hosts: int, buckets: int) -> float:
+        """What ranks on several hosts need longer to agree on what to sum than on one, where `allreduce_us` holds it.
+
+        Horovod sums two bit vectors in a ring before each bucket, and a bucket waits while those of others are under
+        way: 7.6 and 11.9 times the latency were measured for one and two small buckets of two ranks 5 ms apart."""
+        further = self.latency - self.local_latency
+        if hosts == 1 or further <= 0:
+            return 0.0
+        return self.cfg.allreduce_rounds * buckets * 2 * (workers - 1) * further
+
+    def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float, agreed: int = 0) -> float:
+        """From the last worker's arrival, after `compute` seconds, to the sum. `agreed`: how many of its buckets ranks
+        have to agree on first."""
+        if workers == 1:
+            return 0.0
+        ring = self.ring(nbytes, workers, hosts) + self.agreement(workers, hosts, agreed)
+        hidden = min(self.cfg.overlap * ring, BACKWARD_SHARE * compute)
+        return self.cfg.allreduce_us * _US + ring - hidden

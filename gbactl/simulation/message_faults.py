@@ -1,0 +1,83 @@
+"""A virtual connection that loses, delays, doubles and reorders, and what wire/reliable.py makes of it, modelled.
+
+A lost transmission is repeated after as long; the receiver takes each message once, in order. Doubled ones travel
+twice. Not modelled: the confirmations, and repetitions of what is only late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gbactl.faults.message_faults import Weather
+from gbactl.faults.plan import FaultPlan
+from gbactl.simulation.network import Network, Node, VirtualChannel
+from gbactl.wire.frames import CLOSED, Frame
+from gbactl.wire.reliable import RETRY_SECONDS, weather_of
+
+
+class LossyChannel(VirtualChannel):
+    """One end: its outgoing transmissions meet `weather` while storms are `on`."""
+
+    def __init__(
+        self, network: Network, near: Node, far: Node, weather: Weather, on: Callable[[], frozenset[int]],
+        counts: Counter[str],
+    ) -> None:  # fmt: skip
+        super().__init__(network, near, far)
+        self.weather, self.on, self.counts = weather, on, counts
+        self._next = self._expected = 0
+        self._early: dict[int, Frame] = {}
+
+    def carry(self, frame: Frame, nbytes: int) -> None:
+        """See VirtualChannel; that a connection breaks is told as it is."""
+        if frame.kind == CLOSED:
+            super().carry(frame, nbytes)
+            return
+        number, self._next = self._next, self._next + 1
+        self._transmit(number, frame, nbytes)
+
+    def _transmit(self, number: int, frame: Frame, nbytes: int) -> None:
+        if self.other is None:
+            return
+        fate = self.weather.draw(self.on())
+        self.counts.update(fate.names)
+        for delay in fate.delays:
+            self.network.events.after(delay, self._send_copy, number, frame, nbytes)
+        if not fate.delays:
+            self.counts["retried"] += 1
+            self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
+
+    def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
+        nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+        self.wire.carry(nbytes, lambda: self._come(number, frame))
+
+    def _come(self, number: int, frame: Frame) -> None:
+        if number < self._expected or number in self._early:
+            return
+        self._early[number] = frame
+        while self._expected in self._early:
+            self._arrive(self._early.pop(self._expected))
+            self._expected += 1
+
+
+@dataclass(frozen=True)
+class LossyNetwork(Network):
+    """A network whose connections are as a fault plan has them. `on`: the storms that are; `counts`: what happened to
+    transmissions."""
+
+    plan: FaultPlan
+    on: Callable[[], frozenset[int]]
+    counts: Counter[str]
+
+    def connect(self, near: Node, far: Node) -> VirtualChannel:
+        """See Network."""
+        here, there = self._end(near, far), self._end(far, near)
+        here.other, there.other = there, here
+        return here
+
+    def _end(self, near: Node, far: Node) -> VirtualChannel:
+        weather = weather_of(self.plan, near.peer, far.peer)
+        if weather is None:
+            return VirtualChannel(self, near, far)
+        return LossyChannel(self, near, far, weather, self.on, self.counts)

@@ -1,0 +1,185 @@
+"""What jobs queue for in virtual time: a pipe served in order, cores shared equally, a process on such cores, and a
+direction of a network interface, which those who send share as processes do cores.
+
+An arrival or a departure costs O(log n), about 3 us.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from gbactl.simulation.clock import Events
+
+Done = Callable[..., None]
+
+
+class Fifo:
+    """One server, first come first served: a connection within a host."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.free = 0.0
+        self.busy_seconds = 0.0
+
+    def reserve(self, seconds: float) -> float:
+        """Join the line with a job of `seconds`; returns when it will begin."""
+        begins = max(self.events.now, self.free)
+        self.free = begins + seconds
+        self.busy_seconds += seconds
+        return begins
+
+
+class SharedCores:
+    """`cores` shared equally: each of n runnable jobs runs at min(1, cores / n).
+
+    All jobs run at one rate, so a job ends when the service that each has attained since the cores were last
+    idle reaches a mark that is known on its arrival.
+    """
+
+    def __init__(self, events: Events, cores: int) -> None:
+        self.events, self.cores = events, cores
+        self._jobs: list[tuple[float, int, Done, tuple[Any, ...]]] = []
+        self._attained = self._since = 0.0
+        self._sequence = self._generation = 0
+        self._planned: tuple[int, float] = (-1, 0.0)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def rate(self) -> float:
+        """The speed of every job now, 1 being a core of its own."""
+        return min(1.0, self.cores / max(1, len(self._jobs)))
+
+    def run(self, seconds: float, done: Done, *args: Any) -> None:
+        """Run a job of `seconds` of a core's time, then call `done`."""
+        if not seconds >= 0:
+            raise ValueError(f"a job of {seconds} seconds")
+        self._advance()
+        self._sequence += 1
+        heappush(self._jobs, (self._attained + seconds, self._sequence, done, args))
+        self._plan()
+
+    def _advance(self) -> None:
+        """Bring the attained service up to now; it starts from 0 again whenever the cores are idle."""
+        now = self.events.now
+        self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
+        self._since = now
+
+    def _plan(self) -> None:
+        """Have the first job's end in the event queue; a plan that still holds is left there."""
+        if not self._jobs:
+            self._planned = (-1, 0.0)
+            return
+        mark, number = self._jobs[0][:2]
+        rate = self.rate
+        if self._planned == (number, rate):
+            return
+        self._planned = (number, rate)
+        self._generation += 1
+        self.events.after(max(0.0, mark - self._attained) / rate, self._end, self._generation)
+
+    def _end(self, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._attained, self._since = self._jobs[0][0], self.events.now
+        ended = []
+        while self._jobs and self._jobs[0][0] <= self._attained:
+            ended.append(heappop(self._jobs))
+        self._plan()
+        for _, _, done, args in ended:
+            done(*args)
+
+
+class Line(SharedCores):
+    """A direction of a network interface: of n connections that send at one time each gets an n-th of it, as TCP's do
+    on the whole. A job's seconds are those that it takes alone."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(events, 1)
+        self._taken = self._owed = 0.0
+        self._packets = Fifo(events)
+
+    def run(self, seconds: float, done: Done, *args: Any) -> None:
+        """See SharedCores."""
+        self._taken += seconds
+        owed, self._owed = self._owed, 0.0
+        super().run(seconds + owed, done, *args)
+
+    def slip_in(self, seconds: float) -> float:
+        """A packet, which waits for other packets alone. If somebody sends more now, who does so next pays for it.
+
+        Returns when it is through."""
+        self._packets.reserve(seconds)
+        self._taken += seconds
+        if len(self):
+            self._owed += seconds
+        return self._packets.free
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long it has been in use so far."""
+        self._advance()
+        waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
+        return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
+
+
+class Process:
+    """Does one job after the other, each on its host's shared cores: a parameter server, the coordinator. Or on a
+    line: a connection."""
+
+    def __init__(self, cores: SharedCores) -> None:
+        self.cores = cores
+        self._queue: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
+        self._urgent: deque[tuple[Callable[[], float], Done, tuple[Any, ...]]] = deque()
+        self._busy = self._held = False
+        self._begun = 0.0
+        self.busy_seconds = 0.0
+        self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
+
+    def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
+        """Do a job after those that are here; `cost()` is asked for when its turn comes."""
+        self._queue.append((cost, done, args))
+        self._next()
+
+    def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
+        """Do a job, a part of the one just done, before all that wait; several of these keep their order."""
+        self._urgent.append((cost, done, args))
+        self._next()
+
+    def hold(self) -> None:
+        """Begin no job before `release`: nobody is there to do it."""
+        self._held = True
+
+    def release(self) -> None:
+        """Go on with those that wait."""
+        self._held = False
+        self._next()
+
+    def _next(self) -> None:
+        if self._busy or self._held:
+            return
+        line = self._urgent or self._queue
+        if line:
+            self._busy = True
+            cost, done, args = line.popleft()
+            seconds = cost()
+            self.busy_seconds += seconds
+            self._begun = self.cores.events.now
+            self.cores.run(seconds, self._done, done, args)
+
+    def _done(self, done: Done, args: tuple[Any, ...]) -> None:
+        events = self.cores.events
+        wait = 0.0 if self.stretch is None else self.stretch(events.now - self._begun)
+        if wait > 0.0:
+            events.after(wait, self._finished, done, args)
+        else:
+            self._finished(done, args)
+
+    def _finished(self, done: Done, args: tuple[Any, ...]) -> None:
+        done(*args)
+        self._busy = False
+        self._next()

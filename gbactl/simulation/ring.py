@@ -1,0 +1,54 @@
+"""An all-reduce on a virtual clock: gradients of `sync` or replicas, summed by ranks in a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gbactl.collective.base import ring_bytes
+from gbactl.simulation.clock import Events
+from gbactl.simulation.cost_model import CostModel
+from gbactl.simulation.network import Host
+from gbactl.wire.traffic import Traffic
+
+
+class Ring:
+    """One rank on each of `hosts` (several may be on one); values have `item` bytes on their way. Between hosts its
+    bytes share the lines with what else goes there. `agreed`: how many buckets ranks agree on before they sum; `least`:
+    seconds that a sum takes at least."""
+
+    def __init__(
+        self, events: Events, cost: CostModel, hosts: Sequence[Host], traffic: Traffic | None = None, agreed: int = 0,
+        item: int = 4, least: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.events, self.cost, self.hosts, self.traffic = events, cost, list(hosts), traffic or Traffic()
+        self.agreed, self.item, self.least = agreed, item, least
+
+    def sum(self, floats: int, ranks: Sequence[int], compute: float, done: Callable[[], None]) -> None:
+        """These ranks are there, the last one after `compute` seconds: call `done` when they have the sum."""
+        hosts = [self.hosts[rank] for rank in ranks]
+        links = [(here, there) for here, there in zip(hosts, [*hosts[1:], hosts[0]], strict=True) if here is not there]
+        nbytes, over = self.item * floats, len(set(map(id, hosts)))
+        seconds = self.cost.all_reduce(nbytes, len(ranks), over, compute, self.agreed)
+        sending = min(seconds, self.cost.sending(nbytes, len(ranks), over)) if links else 0.0
+
+        def summed() -> None:
+            self.traffic.summed(ring_bytes(floats, len(ranks), self.item), False)
+            done()
+
+        self.events.after(max(self.least, seconds - sending), self._send, links, sending, summed)
+
+    def _send(self, links: list[tuple[Host, Host]], seconds: float, summed: Callable[[], None]) -> None:
+        """Every rank's bytes go to the one behind it, for so many seconds if nobody else is on the lines."""
+        left = 2 * len(links)
+
+        def sent() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                summed()
+
+        for here, there in links:
+            here.outward.run(seconds, sent)
+            there.inward.run(seconds, sent)
+        if not links:
+            summed()

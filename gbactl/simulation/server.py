@@ -1,0 +1,203 @@
+"""A parameter server on the virtual network: the real one, whose every job waits for its turn and its host's cores.
+
+Frames are handled in order of arrival; the rows of a pull are read at the moment it is served. Pulls that a
+step sets free are served before anything else, as the real server does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gbactl.checkpoint.restore import take_over
+from gbactl.faults.server_slowdown import Slowness
+from gbactl.kernels.base import Floats
+from gbactl.server.checkpoint_writer import Saver
+from gbactl.server.core import Server
+from gbactl.simulation.network import Host, Network, VirtualChannel, VirtualHub
+from gbactl.simulation.resources import Process
+from gbactl.store.shard import Shard
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import (
+    Afresh,
+    BeginPhase,
+    DenseState,
+    DropPart,
+    Elastic,
+    GetDense,
+    GiveReplica,
+    OrderStep,
+    Pull,
+    Push,
+    PutDense,
+    Rows,
+    Save,
+    kind_of,
+)
+
+ALIGNMENT = 64
+
+
+@dataclass(slots=True)
+class Answer(Frame):
+    """A server's answer to a pull: `rows` float32[n, width], and `dense`, the slice of that version.
+
+    The slice is there even where the message says that it need not travel: all pulls of one version share it.
+    """
+
+    rows: Floats | None = None
+    dense: Floats | None = None
+
+
+def aligned(floats: int) -> Floats:
+    """Uninitialised float32[floats] that a model can compute with where it lies."""
+    raw = np.empty(4 * floats + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return raw[skip : skip + 4 * floats].view(np.float32)
+
+
+class VirtualServer(Server):
+    """One shard; also a Node of the network."""
+
+    def __init__(
+        self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
+        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
+        saves: Callable[[Save, float], None] = lambda save, part: None,
+    ) -> None:  # fmt: skip
+        """`saves` hears of what is saved, and of how much of all it is."""
+        self._saves = saves
+        self.useful: Callable[[], None] | None = None
+        self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
+        self.network = network
+        channel = network.connect(self, hub)
+        self._make_saver = partial(saver_of, channel.send)
+        super().__init__(hub, channel, shard, norms_every, self._make_saver())
+        self.process = Process(host.cores)
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._paid: Pull | None = None
+        self._dense: tuple[int, Floats] | None = None
+        self._packed: tuple[int, Floats] | None = None
+        self._stretched = False
+
+    def slow(self, slowness: Slowness | None) -> None:
+        """Stretch pulls, pushes and orders as a fault plan says; waiting takes no core."""
+        self.slowness = slowness
+        self.process.stretch = None if slowness is None else self._stretch
+
+    def _stretch(self, busy: float) -> float:
+        if self.slowness is None or not self._stretched:
+            return 0.0
+        self._stretched = False
+        factor = self.slowness.factor(self.network.events.now - busy)
+        self.slowness.count(factor, busy, (factor - 1.0) * busy)
+        return (factor - 1.0) * busy
+
+    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
+        """See network.Node."""
+        self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
+
+    def _seconds(self, message: Any) -> float:
+        """What handling a message costs, but for serving a pull that has to wait; asked for when its turn has come."""
+        seconds = self.cost.server_message
+        self._stretched = isinstance(message, Pull | Push | OrderStep)
+        if isinstance(message, Pull):
+            if message.after <= self.shard.version:
+                self._paid = message
+                seconds += self.cost.pull(message.rows, self._dense_floats(message))
+        elif isinstance(message, Push) and message.phase == self.phase:
+            self._sizes[message.batch] = (message.rows, message.dense)
+        elif isinstance(message, Elastic):
+            seconds += self.cost.elastic(self.dense_size)
+        elif isinstance(message, GetDense | PutDense | GiveReplica):
+            moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
+            seconds += self.cost.pull(0, self.dense_size * (1 + moments))
+        elif isinstance(message, DropPart):
+            self._sizes.pop(message.batch, None)
+        elif isinstance(message, OrderStep):
+            found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
+            live = [size for size, weight in zip(found, message.weights, strict=True) if weight > 0]
+            if live:  # without a dense part where workers or replicas hold it: there is no dense step then
+                dense = max(dense for _, dense in live)
+                seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
+        return seconds
+
+    def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
+        super()._begin_phase(channel, phase, frame)
+        self._sizes.clear()
+        self._dense = self._packed = None  # it may have been moved
+
+    def _afresh(self, channel: Any, afresh: Afresh, frame: Frame) -> None:
+        super()._afresh(channel, afresh, frame)
+        self._packed = None
+
+    def _sent(self) -> dict[str, int]:
+        """See cluster.Server: the network counts for all."""
+        return {}
+
+    def _save(self, channel: Any, save: Save, frame: Frame) -> None:
+        if self.saver is not None:
+            self._saves(save, self.saver.chooser.part(save.kind))
+        super()._save(channel, save, frame)
+
+    def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:
+        """Hold what another process would in its place: `state`, and of a priority nothing. What is in flight would be
+        sent again, so it is kept. `useful` is called when this one works again."""
+        take_over(self.shard, state, with_dense)
+        self._dense = self._packed = None
+        self.saver, self.useful = self._make_saver(), useful
+
+    def handle(self, channel: Any, frame: Frame) -> None:
+        """See cluster.Server."""
+        super().handle(channel, frame)
+        if self.useful is not None and isinstance(frame.message, Pull | Push | OrderStep):
+            useful, self.useful = self.useful, None
+            useful()
+
+    def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
+        """All workers get the same copy."""
+        block, version = self.shard.dense_block(), self.shard.version
+        if self._packed is None or self._packed[0] != version:
+            self._packed = (version, block.packed(*self.shard.dense_range))
+        channel.send(DenseState(block.step), self._packed[1].view(np.uint8))
+
+    def _serve(self, channel: Any, pull: Pull, frame: Frame) -> None:
+        if pull is self._paid:
+            self._answer(channel, pull, frame)
+        else:
+            self.process.first(lambda: self._late(pull), self._answer, channel, pull, frame)
+
+    def _late(self, pull: Pull) -> float:
+        """What serving a pull costs that had to wait."""
+        self._stretched = True
+        return self.cost.pull(pull.rows, self._dense_floats(pull))
+
+    def _dense_floats(self, pull: Pull) -> int:
+        """How much of the dense slice has to travel."""
+        return self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
+
+    def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame) -> None:
+        dense = self._dense_floats(pull)
+        index = frame.payload.view(np.int32)
+        rows = np.empty((pull.rows, self.shard.spec.width), np.float32)
+        self.shard.note_pull(pull.batch, index)
+        self.shard.pull_rows(index, rows)
+        rows = self.network.arrived(rows)
+        message = Rows(pull.ticket, self.shard.version, pull.rows, dense)
+        held = self._snapshot() if pull.dense else None
+        channel.carry(Answer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
+
+    def _snapshot(self) -> Floats:
+        """The dense slice as it is now; copied once a version."""
+        if self._dense is None or self._dense[0] != self.shard.version:
+            values = aligned(self.dense_size)
+            self.shard.pull_dense(values)
+            if self.network.codec is not None:
+                np.copyto(values, self.network.arrived(values))
+            self._dense = (self.shard.version, values)
+        return self._dense[1]

@@ -1,0 +1,133 @@
+"""The dense side of trainers, who hold a replica each, and all the ways a run has to keep its dense vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gbactl.kernels.base import Floats
+from gbactl.simulation.batch import Item
+from gbactl.simulation.compute import Compute
+from gbactl.simulation.dense_params import Payloads, ReplicatedSide, ServedSide, computed, push
+from gbactl.simulation.replica_rounds import Rounds
+from gbactl.simulation.shared import Side
+from gbactl.simulation.trainer import VirtualTrainer
+from gbactl.simulation.worker import VirtualWorker
+from gbactl.store.dense import DenseBlock
+from gbactl.worker.dense_params import NOT_HERE
+
+
+class TrainerSide:
+    """Every worker holds its own: a gradient is computed from the replica as a lane begins, and applied as it ends."""
+
+    def __init__(self, compute: Compute, make_block: Callable[[], DenseBlock], rounds: Rounds) -> None:
+        self.compute, self.flat = compute, compute.flat
+        self._make_block, self._rounds = make_block, rounds
+        self._none = [0] * compute.servers
+        self._trainers: dict[int, VirtualTrainer] = {}
+        self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
+
+    def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
+        """See worker.Sides."""
+        known = self._trainers.get(worker.index)
+        if known is None or known.worker is not worker:  # a successor has a replica of its own
+            made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
+            self._trainers[worker.index] = made
+        return self._trainers[worker.index]
+
+    def left(self, index: int) -> None:
+        """A worker is gone: it is in no mean any more."""
+        self._rounds.left(index)
+
+    def begin(self, worker: VirtualWorker, item: Item) -> None:
+        """See worker.Side."""
+        value = self.trainer(worker).replica.value
+        if self.flat.buffers:
+            self.flat.load(value)
+        else:
+            self.flat.use(value)
+        payloads, gradient = computed(self.compute, item, self._none), np.empty(self.flat.size, np.float32)
+        self.flat.gradient_into(gradient)
+        weight = item.grant.samples / item.phase.local_batch
+        if weight != 1.0:
+            gradient *= np.float32(weight)
+        self._computed[worker.index, item.grant.batch] = (payloads, gradient)
+
+    def finish(self, worker: VirtualWorker, item: Item) -> None:
+        """Push the rows; then the local step, which takes its time."""
+        grant = item.grant
+        payloads, gradient = self._computed.pop((worker.index, grant.batch))
+        push(worker, item, payloads)
+        seconds = worker.crew.cost.replica_step(self.flat.size)
+        worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
+
+    def resume(self, worker: VirtualWorker) -> None:
+        """See worker.Side: nobody waits for others."""
+
+    def checksum(self) -> tuple[str, str]:
+        """Replicas differ; what is judged is what the servers hold."""
+        return "", ""
+
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """See trainer/hogwild.py."""
+        return NOT_HERE
+
+    def leave(self) -> None:
+        """See worker.Side."""
+        self.compute.come_home()
+
+
+class Sides:
+    """The ways a run has to keep its dense vector, home -> side, and the one in use."""
+
+    def __init__(
+        self, served: ServedSide, replicated: ReplicatedSide | None, trainers: TrainerSide, first: str
+    ) -> None:
+        self._replicated, self._trainers, self._home = replicated, trainers, first
+        self._sides: dict[str, Side | None] = {"servers": served, "workers": replicated, "replicas": trainers}
+        self._due = False
+
+    @property
+    def now(self) -> Side:
+        """The one in use."""
+        side = self._sides[self._home]
+        assert side is not None
+        return side
+
+    def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
+        """See worker.Sides."""
+        return self._trainers.trainer(worker)
+
+    def left(self, index: int) -> None:
+        """A worker is gone."""
+        self._trainers.left(index)
+        if self._replicated is not None:
+            self._replicated.left(index)
+
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+        """See worker.Sides."""
+        replicas = self._replicated
+        if home == self._home:
+            if replicas is not None and home == "workers":
+                replicas.members.add(index)
+            return []
+        self.now.leave()
+        before, self._home, self._due = self._home, home, home == "workers"
+        if replicas is not None:
+            replicas.members = {index}
+        if (before, home) != ("workers", "servers"):
+            return []
+        assert replicas is not None
+        return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
+
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """See worker.Sides; the same comes to every worker, for all of which there is one copy."""
+        replicas = self._replicated
+        assert replicas is not None
+        if not self._due:
+            return
+        self._due = False
+        for (step, values), cut in zip(states, replicas.compute.held.values(), strict=True):
+            replicas.block.unpack(*cut, values, step)
+        replicas.flat.load(replicas.block.value.copy())

@@ -1,0 +1,223 @@
+"""A node's sockets on one selector: TCP, or Unix sockets between the processes of one host.
+
+One thread polls; any thread may reserve and send (one lock a hub).
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from gbactl import shared_names
+from gbactl.errors import WireError
+from gbactl.wire import auth, frames
+from gbactl.wire.addresses import address_of, dial, listen
+from gbactl.wire.auth import Peer, SessionKeys
+from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.wire.frames import Frame
+from gbactl.wire.listener import HANDSHAKE_SECONDS, Door, Stranger
+from gbactl.wire.rejections import Refusals
+from gbactl.wire.send_queue import Queued
+from gbactl.wire.socket_channel import SILENCE_SECONDS, SocketChannel
+from gbactl.wire.tls import Encryption
+from gbactl.wire.traffic import Traffic
+
+AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # before each try to get in
+
+
+class SocketHub:
+    """Channels of one node on one selector. `refused` counts what was turned away, by reason; with `encrypt`, TLS is
+    around every connection that is no Unix socket. `silence`: seconds after which one whose other end acknowledges
+    nothing is closed."""
+
+    def __init__(
+        self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None,
+        encrypt: bool = False, silence: float = SILENCE_SECONDS,
+    ) -> None:  # fmt: skip
+        self.key = key
+        self.me = me
+        self.silence = silence
+        self.refused: Counter[str] = Refusals()
+        self.on_refused: Callable[[str], None] = lambda _: None
+        self.address = ""
+        self.patience = HANDSHAKE_SECONDS  # the other end may still be importing, or filling its table
+        self.queued = Queued()
+        self.traffic = Traffic()
+        self._tls = Encryption(key) if encrypt else None
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        self._ready: deque[tuple[Channel, Frame]] = deque()
+        self._channels: set[SocketChannel] = set()
+        self._unread: list[SocketChannel] = []
+        self.door: Door | None = None
+        if listener is None and bind is not None:
+            listener = listen(bind)
+        if listener is not None:
+            self.address = address_of(listener)
+            self.door = Door(listener, self._selector, self._tls, self._refuse)
+
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> SocketChannel:
+        """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
+        sock, keys = self._let_in(address, peer)
+        channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
+        if segment_bytes != (0, 0) and shared_names.available():
+            self._agree_on_segment(channel, segment_bytes)
+        return channel
+
+    def _let_in(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+        """As `_introduced`, again where the other end hangs up: in a crowd those at the door give way (listener.py)."""
+        for pause in AGAIN_SECONDS:
+            time.sleep(pause)
+            try:
+                return self._introduced(address, peer)
+            except (ConnectionResetError, BrokenPipeError):
+                continue
+            except OSError as error:
+                raise WireError(f"No gbactl process answers at {address} ({error}).") from error
+        raise WireError(f"No gbactl process answers at {address} (it hangs up; is it of the same run?).")
+
+    def _introduced(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
+        """A connection whose two ends have proved that they know the key. Raises OSError or WireError."""
+        deadline = time.monotonic() + self.patience
+        sock = dial(address, self.patience)
+        try:
+            if self._tls is not None and sock.family != socket.AF_UNIX:
+                sock = self._tls.dial(sock)
+            hello = _exactly(sock, auth.GREETING.size, deadline)
+            mine = auth.nonce()
+            sock.sendall(auth.answer(self.key, hello, self.me, mine))
+            proof = _exactly(sock, auth.PROOF_BYTES, deadline)
+            return sock, auth.confirm(self.key, hello, mine, proof, peer)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _agree_on_segment(self, channel: SocketChannel, segment_bytes: tuple[int, int]) -> None:
+        channel.offer(*segment_bytes)
+        while channel.offering:
+            arrived = self._collect(self.patience)
+            if not arrived and channel.offering:
+                channel.close()
+                raise WireError("A peer does not answer the offer of shared memory.")
+            self._ready.extend(arrived)
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See channel.Hub."""
+        if self._ready:
+            found = list(self._ready)
+            self._ready.clear()
+            return found
+        return self._collect(timeout)
+
+    def _collect(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        found: list[tuple[Channel, Frame]] = []
+        if self._unread:
+            timeout = 0.0
+        elif self.door is not None:
+            timeout = self.door.patience(timeout)
+        events = self._selector.select(timeout)
+        with self._lock:
+            unread, self._unread = self._unread, []
+            for entry, mask in events:
+                if isinstance(entry.data, SocketChannel):
+                    self._serve(entry.data, mask, found)
+                elif isinstance(entry.data, Stranger):
+                    self._hear(entry.data)
+                elif self.door is not None:
+                    self.door.knock()
+            for channel in unread:
+                if all(entry.data is not channel for entry, _ in events):
+                    self._serve(channel, selectors.EVENT_READ, found)
+            if self.door is not None:
+                self.door.tend()
+        return found
+
+    def _hear(self, stranger: Stranger) -> None:
+        assert self.door is not None
+        guest = self.door.hear(stranger, self.key, self.me)
+        if guest is not None:
+            keys = guest.keys.from_listener, guest.keys.from_connector
+            self._add(guest.sock, guest.peer, keys)
+
+    def _serve(self, channel: SocketChannel, mask: int, found: list[tuple[Channel, Frame]]) -> None:
+        if channel.closed:
+            return
+        if mask & selectors.EVENT_WRITE:
+            channel.flush()
+            if not channel.pending:
+                self._selector.modify(channel.sock, selectors.EVENT_READ, channel)
+        if not mask & selectors.EVENT_READ:
+            return
+        arrived: list[Frame] = []
+        try:
+            if channel.receive(arrived):
+                self._unread.append(channel)
+        except WireError as error:
+            self._refuse(f"{channel.peer}: {error}")
+            channel.close()
+        except OSError:
+            channel.close()
+        if channel.closed:
+            if channel.given_up:
+                self._refuse(f"{channel.peer} does not read what it is sent.")
+            arrived.append(Frame(frames.CLOSED, b"", NO_BYTES))
+        found.extend((channel, frame) for frame in arrived)
+
+    def _forget(self, channel: SocketChannel) -> None:
+        self._channels.discard(channel)
+        self._selector.unregister(channel.sock)
+
+    def _add(self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes]) -> SocketChannel:
+        channel = SocketChannel(sock, peer, keys, self._lock, self.queued, self.traffic, self.silence)
+        channel.on_want_write = self._want_write
+        channel.on_close = self._forget
+        self._channels.add(channel)
+        self._selector.register(channel.sock, selectors.EVENT_READ, channel)
+        return channel
+
+    def _want_write(self, channel: SocketChannel) -> None:
+        if channel in self._channels:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(channel.sock, both, channel)
+
+    def _refuse(self, reason: str) -> None:
+        assert isinstance(self.refused, Refusals)
+        self.refused.note(reason)
+        self.on_refused(reason)
+
+    def now(self) -> float:
+        """See channel.Hub."""
+        return time.monotonic()
+
+    def drain(self, seconds: float = 1.0) -> None:
+        """Give queued bytes a moment to leave."""
+        deadline = time.monotonic() + seconds
+        while any(c.pending for c in self._channels) and time.monotonic() < deadline:
+            self._ready.extend(self._collect(0.05))
+
+    def close(self) -> None:
+        """Flush, close everything, stop listening."""
+        self.drain()
+        for channel in list(self._channels):
+            channel.close()
+        if self.door is not None:
+            self.door.close()
+        self._selector.close()
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """So many bytes. Raises OSError, TimeoutError among it, where they do not come in time."""
+    data = b""
+    while len(data) < count:
+        sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError
+        data += part
+    return data

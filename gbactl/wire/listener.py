@@ -1,0 +1,181 @@
+"""The door of a node: connections that have not proved yet that they know the run's key.
+
+Anybody who reaches the port can be a stranger here, and costs a socket and some hundred bytes (with encryption, 50 KB):
+there are MOST_STRANGERS at a time, each has HANDSHAKE_SECONDS in all, however slowly it writes, and where one more
+comes, whoever stood here longest goes. So those who know the key, which takes them a millisecond, always get in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gbactl.errors import WireError
+from gbactl.wire import auth
+from gbactl.wire.auth import Peer, SessionKeys
+from gbactl.wire.tls import Encryption
+
+HANDSHAKE_SECONDS = 10.0
+MOST_STRANGERS = 128
+SHUT_SECONDS = 1.0  # how long nobody is let in where the process has no file descriptor left
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Guest(NamedTuple):
+    """Who has proved that it knows the key."""
+
+    sock: socket.socket
+    peer: Peer
+    keys: SessionKeys
+
+
+class Stranger:
+    """A connection on probation until `deadline`."""
+
+    def __init__(self, sock: socket.socket, deadline: float, tls: Encryption | None) -> None:
+        sock.setblocking(False)
+        self.deadline = deadline
+        self._nonce, self._got, self._greeted = auth.nonce(), b"", False
+        self._encrypted = None if tls is None or sock.family == socket.AF_UNIX else tls.accept(sock)
+        self.sock = self._encrypted or sock
+
+    def hear(self, key: bytes, me: Peer) -> Guest | None:
+        """Go on with the handshake; None while more is to come. Raises OSError or WireError where it fails."""
+        try:
+            self.greet()
+            while len(self._got) < auth.ANSWER.size:
+                self._got += self.sock.recv(auth.ANSWER.size - len(self._got)) or _closed()
+        except BlockingIOError:
+            return None
+        peer, proof, keys = auth.accept(key, self._nonce, self._got, me)
+        self.sock.send(proof)
+        return Guest(self.sock, peer, keys)
+
+    def greet(self) -> None:
+        """The listener's first words, inside TLS where there is any. Raises as `hear`, and BlockingIOError."""
+        if self._greeted:
+            return
+        if self._encrypted is not None:
+            self._encrypted.do_handshake()
+        self._greeted = True
+        self.sock.send(auth.greeting(self._nonce))
+
+
+class Door:
+    """Strangers of one listener on a selector. `refuse` hears why somebody was turned away."""
+
+    def __init__(
+        self, listener: socket.socket, selector: selectors.BaseSelector, tls: Encryption | None,
+        refuse: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.listener, self._selector, self._tls, self._refuse = listener, selector, tls, refuse
+        self.most, self.seconds = MOST_STRANGERS, HANDSHAKE_SECONDS
+        self.strangers: dict[Stranger, None] = {}  # in the order in which they came
+        self._shut_until: float | None = None
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, None)
+
+    def knock(self) -> None:
+        """Somebody is at the door."""
+        try:
+            sock, _ = self.listener.accept()
+        except OSError as error:
+            if error.errno in FULL:
+                self._full()
+            return
+        if not _same_user(sock):
+            sock.close()
+            self._refuse("A connection of another user of this host.")
+            return
+        if len(self.strangers) >= self.most:
+            self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
+        try:
+            stranger = Stranger(sock, time.monotonic() + self.seconds, self._tls)
+            self._selector.register(stranger.sock, selectors.EVENT_READ, stranger)
+        except OSError:
+            sock.close()
+            return
+        self.strangers[stranger] = None
+        try:
+            stranger.greet()
+        except BlockingIOError:
+            pass
+        except (OSError, WireError) as error:
+            self._dismiss(stranger, str(error))
+
+    def hear(self, stranger: Stranger, key: bytes, me: Peer) -> Guest | None:
+        """A stranger has said something: it is a guest now, or not yet, or gone."""
+        if stranger not in self.strangers:
+            return None
+        try:
+            guest = stranger.hear(key, me)
+        except (OSError, WireError) as error:
+            self._dismiss(stranger, str(error))
+            return None
+        if guest is not None:
+            self._forget(stranger)
+        return guest
+
+    def patience(self, timeout: float | None) -> float | None:
+        """How long a poll may wait that is to wait `timeout` seconds (None: for ever)."""
+        if not self.strangers and self._shut_until is None:
+            return timeout
+        due = [next(iter(self.strangers)).deadline] if self.strangers else []
+        due += [] if self._shut_until is None else [self._shut_until]
+        left = max(0.0, min(due) - time.monotonic())
+        return left if timeout is None else min(left, timeout)
+
+    def tend(self) -> None:
+        """Whose time is over goes; a door that was shut opens."""
+        if not self.strangers and self._shut_until is None:
+            return
+        now = time.monotonic()
+        while self.strangers and (oldest := next(iter(self.strangers))).deadline <= now:
+            self._dismiss(oldest, "A connection did not prove in time that it knows this run's key.")
+        if self._shut_until is not None and self._shut_until <= now:
+            self._shut_until = None
+            self._selector.register(self.listener, selectors.EVENT_READ, None)
+
+    def _full(self) -> None:
+        """This process has no file descriptor left."""
+        if self.strangers:
+            self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
+            return
+        self._refuse("A connection came when this process had no file descriptor left.")
+        self._shut_until = time.monotonic() + SHUT_SECONDS
+        self._selector.unregister(self.listener)
+
+    def _dismiss(self, stranger: Stranger, reason: str) -> None:
+        self._forget(stranger)
+        stranger.sock.close()
+        self._refuse(reason)
+
+    def _forget(self, stranger: Stranger) -> None:
+        del self.strangers[stranger]
+        self._selector.unregister(stranger.sock)
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        for stranger in list(self.strangers):
+            self._forget(stranger)
+            stranger.sock.close()
+        self.listener.close()
+
+
+def _same_user(sock: socket.socket) -> bool:
+    """Whether whoever connects by a Unix socket is who started this process, or root: its name is no secret."""
+    if sock.family != socket.AF_UNIX:
+        return True
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return user in (os.getuid(), 0)
+
+
+def _closed() -> bytes:
+    raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")

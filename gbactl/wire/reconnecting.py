@@ -1,0 +1,123 @@
+"""A node's connection to the coordinator that outlasts the coordinator.
+
+Where another coordinator takes the place of one that was killed, at the same address, a node that loses its connection
+dials again and says hello again; what it had sent and nobody has read is lost, and asked for (see failover.py). Until
+somebody answers it does nothing else. A node that has no place in the run yet, or none any more, ends as it always did.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from gbactl.errors import WireError
+from gbactl.wire import frames
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import COORDINATOR, Channel, Hub
+from gbactl.wire.frames import Bytes, Frame
+from gbactl.wire.layers import AroundHub
+from gbactl.wire.messages import KIND, Hello, Ready, Revive, Setup, Stop, decode
+
+REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # how long nobody may listen there
+MOST_TRIES = 5  # connections that break before anything is heard
+log = logging.getLogger(__name__)
+
+
+class LastingChannel:
+    """See the module. `inner` is the connection of now."""
+
+    def __init__(self, inner: Channel) -> None:
+        self.inner, self.peer = inner, inner.peer
+        self.ready = False
+        self._hello: Hello | None = None
+
+    def reserve(self, nbytes: int) -> Bytes:
+        """See channel.Channel."""
+        return self.inner.reserve(nbytes)
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        """See channel.Channel; over a connection that is lost, nothing goes."""
+        if isinstance(message, Hello):
+            self._hello = message
+        self.ready |= isinstance(message, Ready)
+        self.inner.send(message, payload)
+
+    def close(self) -> None:
+        """See channel.Channel."""
+        self.inner.close()
+
+    def renew(self, inner: Channel) -> None:
+        """Go on over another connection."""
+        self.inner = inner
+        if self._hello is not None:
+            inner.send(self._hello)
+
+
+class LastingHub(AroundHub):
+    """A hub whose one connection to the coordinator lasts. `first`: the node is nobody's successor, and so has its
+    place as soon as it is ready; a successor, when the coordinator has given it something to do."""
+
+    def __init__(self, hub: Hub, first: bool = True) -> None:
+        super().__init__(hub)
+        self._first = first
+        self._lasting: LastingChannel | None = None
+        self._where = ""
+        self._told = self._over = False
+        self._tries = self._epoch = 0
+
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> Channel:
+        """See channel.Hub."""
+        inner = self.hub.connect(address, segment_bytes, peer)
+        if peer != COORDINATOR:
+            return inner
+        self._where, self._lasting = address, LastingChannel(inner)
+        return self._lasting
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See channel.Hub. The coordinator's connection is told as lost only where it does not come back."""
+        found: list[tuple[Channel, Frame]] = []
+        lasting = self._lasting
+        for channel, frame in self.hub.poll(timeout):
+            if lasting is None or channel is not lasting.inner:
+                found.append((channel, frame))
+            elif frame.kind != frames.CLOSED and self._valid(frame):
+                self._heard(frame.kind)
+                found.append((lasting, frame))
+            elif not self._again(lasting):
+                found.append((lasting, frame))
+        return found
+
+    def _valid(self, frame: Frame) -> bool:
+        """Whether it is not one that was given up, and has woken up, that wants to go on."""
+        if frame.kind != KIND[Revive]:
+            return True
+        epoch = decode(frame).epoch
+        if epoch <= self._epoch:
+            return False
+        self._epoch = epoch
+        return True
+
+    def _heard(self, kind: int) -> None:
+        self._tries = 0
+        self._told |= kind != KIND[Setup]
+        self._over |= kind == KIND[Stop]
+
+    def _again(self, lasting: LastingChannel) -> bool:
+        """Dial until somebody answers; whether somebody did."""
+        lasting.close()
+        belongs = (self._told or (self._first and lasting.ready)) and not self._over
+        deadline = self.hub.now() + REDIAL_SECONDS
+        while belongs and self._tries < MOST_TRIES and self.hub.now() < deadline:
+            try:
+                inner = self.hub.connect(self._where)
+            except WireError:
+                time.sleep(PAUSE_SECONDS)
+                continue
+            self._tries += 1
+            log.warning("the coordinator was gone; another one is there")
+            lasting.renew(inner)
+            return True
+        return False

@@ -1,0 +1,234 @@
+"""Messages that arrive once and in order over a connection that loses, delays, duplicates and reorders them.
+
+Only where a fault plan has a kind `messages`, between a worker and a server or the coordinator: every message is
+numbered, kept until the other side has said up to where it has all, and sent again until then; what comes twice is
+dropped, what comes too early waits. So everything behind it has its effect exactly once, and the protocol above
+knows nothing of it; that is so all through the run, whether a storm is on or not. A lost connection is told as before.
+Costs a copy of every payload and one more message each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gbactl.errors import WireError
+from gbactl.faults.message_faults import Weather
+from gbactl.faults.plan import FaultPlan
+from gbactl.wire import frames
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import COORDINATOR, Channel, Hub
+from gbactl.wire.frames import Bytes, Frame
+from gbactl.wire.layers import AroundHub
+from gbactl.wire.messages import KIND, Arrived, Granted, Numbered, Rows, Staged, decode, kind_of, pack
+
+RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
+MOST_EARLY = 4096  # messages that may wait for one before them
+#: messages that tell a worker, a server and the coordinator of a step, and in which field (none: that training goes on)
+_STEPS: dict[type[Any], str | None] = {Granted: None, Rows: "version", Staged: "row_version"}
+_TELLING = frozenset(KIND[message] for message in _STEPS)
+
+
+class Progress:
+    """How far training is, as one end of connections knows: seconds since the first batch or rows that it saw, and the
+    highest step in a message. So each end knows when a storm is on, and nothing travels for that; one in the place of
+    another process counts from when it came, as its slowness does. Several threads tell and ask."""
+
+    def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
+        self.now, self._storms, self._lock = now, plan.storms(), threading.Lock()
+        self._began, self._step = math.inf, -1
+
+    def told(self, message: Any) -> None:
+        """A message is sent or has come."""
+        if type(message) in _STEPS:
+            name = _STEPS[type(message)]
+            with self._lock:
+                self._began = min(self._began, self.now())
+                self._step = max(self._step, 0 if name is None else getattr(message, name))
+
+    def heard(self, frame: Frame) -> Frame:
+        """One has come; if it cannot be read, whoever handles it says so."""
+        if frame.kind in _TELLING:
+            with contextlib.suppress(WireError):
+                frame.message = decode(frame)
+                self.told(frame.message)
+        return frame
+
+    @property
+    def storms(self) -> frozenset[int]:
+        """The places in the plan that are at work now."""
+        with self._lock:
+            return self._storms.on(self._step, self.now() - self._began)
+
+
+@dataclass
+class _Sent:
+    """A message on its way; `due`: when it is sent again."""
+
+    message: Numbered
+    payload: Bytes | None
+    due: float
+
+
+class ReliableChannel:
+    """See the module. `inner` is the connection; `weather` is what its outgoing transmissions meet in a storm."""
+
+    def __init__(self, inner: Channel, weather: Weather, progress: Progress, counts: Counter[str]) -> None:
+        self.inner, self.weather, self.progress, self.counts = inner, weather, progress, counts
+        self.now = progress.now
+        self.peer = inner.peer
+        self._lock = threading.RLock()
+        self._next = self._expected = 0
+        self._sent: dict[int, _Sent] = {}
+        self._late: list[tuple[float, Any, Bytes | None]] = []
+        self._early: dict[int, Frame] = {}
+
+    def reserve(self, nbytes: int) -> Bytes:
+        """Memory that stays as it is until the message has arrived."""
+        return np.empty(nbytes, np.uint8)
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        """See channel.Channel."""
+        self.progress.told(message)
+        with self._lock:
+            numbered = Numbered(self._next, kind_of(message), pack(message))
+            self._sent[self._next] = sent = _Sent(numbered, None if payload is None else payload.copy(), 0.0)
+            self._next += 1
+            self._transmit(sent)
+
+    def close(self) -> None:
+        """See channel.Channel."""
+        with self._lock:
+            self._sent.clear()
+            self._late.clear()
+        self.inner.close()
+
+    def tick(self) -> None:
+        """Send what is due."""
+        with self._lock:
+            now = self.now()
+            due = [late for late in self._late if late[0] <= now]
+            self._late = [late for late in self._late if late[0] > now]
+            for _, message, payload in due:
+                self.inner.send(message, payload)
+            for sent in [sent for sent in self._sent.values() if sent.due <= now]:
+                self.counts["retried"] += 1
+                self._transmit(sent)
+
+    def _transmit(self, sent: _Sent) -> None:
+        sent.due = self.now() + RETRY_SECONDS
+        self._expose(sent.message, sent.payload)
+
+    def _expose(self, message: Any, payload: Bytes | None) -> None:
+        """One transmission, as the weather has it."""
+        fate = self.weather.draw(self.progress.storms)
+        self.counts.update(fate.names)
+        for delay in fate.delays:
+            if delay:
+                self._late.append((self.now() + delay, message, payload))
+            else:
+                self.inner.send(message, payload)
+
+    def received(self, frame: Frame) -> list[Frame]:
+        """What a frame makes ready to be handled, in order. Raises WireError for what cannot be."""
+        message = decode(frame)
+        with self._lock:
+            if isinstance(message, Arrived):
+                for number in [number for number in self._sent if number < message.below]:
+                    del self._sent[number]
+                return []
+            if not isinstance(message, Numbered) or message.number > self._expected + MOST_EARLY:
+                raise WireError(f"{self.peer} sent {type(message).__name__} where messages are numbered.")
+            ready = self._in_order(message, frame)
+            self._expose(Arrived(self._expected), None)
+        return ready
+
+    def _in_order(self, message: Numbered, frame: Frame) -> list[Frame]:
+        if message.number < self._expected or message.number in self._early:
+            frame.release()
+            return []
+        self._early[message.number] = Frame(message.kind, message.descriptor, frame.payload, frame.on_release)
+        ready = []
+        while self._expected in self._early:
+            ready.append(self._early.pop(self._expected))
+            self._expected += 1
+        return ready
+
+
+class ReliableHub(AroundHub):
+    """A hub whose connections with workers (or, a worker's, with all nodes) are as a fault plan has them."""
+
+    def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
+        super().__init__(hub)
+        self.me, self.plan = me, plan
+        self.counts: Counter[str] = Counter()
+        self.progress = Progress(plan, hub.now)
+        self._channels: dict[int, ReliableChannel] = {}
+
+    def connect(
+        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
+    ) -> Channel:
+        """See channel.Hub."""
+        return self._of(self.hub.connect(address, segment_bytes, peer))
+
+    def _of(self, inner: Channel) -> Channel:
+        """The channel that stands for a connection."""
+        known = self._channels.get(id(inner))
+        if known is not None:
+            return known
+        weather = weather_of(self.plan, self.me, inner.peer)
+        if weather is None:
+            return inner
+        made = ReliableChannel(inner, weather, self.progress, self.counts)
+        self._channels[id(inner)] = made
+        return made
+
+    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
+        """See channel.Hub."""
+        deadline = None if timeout is None else self.hub.now() + timeout
+        while True:
+            left = TICK_SECONDS if deadline is None else min(TICK_SECONDS, max(0.0, deadline - self.hub.now()))
+            found = [each for inner, frame in self.hub.poll(left) for each in self._received(inner, frame)]
+            for channel in list(self._channels.values()):
+                channel.tick()
+            if found or (deadline is not None and self.hub.now() >= deadline):
+                return found
+
+    def _received(self, inner: Channel, frame: Frame) -> list[tuple[Channel, Frame]]:
+        channel = self._of(inner)
+        if not isinstance(channel, ReliableChannel):
+            return [(channel, self.progress.heard(frame))]
+        if frame.kind == frames.CLOSED:
+            channel.close()
+            del self._channels[id(inner)]
+            return [(channel, frame)]
+        try:
+            return [(channel, self.progress.heard(ready)) for ready in channel.received(frame)]
+        except WireError as error:
+            self.refused[type(error).__name__] += 1
+            frame.release()
+            inner.close()
+            return []
+
+
+def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
+    """What happens to what `me` sends to `peer`; None where a plan leaves that alone."""
+    roles = {me.role, peer.role}
+    if "worker" not in roles or not roles & {"server", "coordinator"}:
+        return None
+    out = me.role == "worker"
+    worker, other = (me, peer) if out else (peer, me)
+    plans = plan.messages(worker.index)
+    return Weather(plans, str(other), out) if plans else None
+
+
+def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
+    """The hub itself, or, where the plan has a kind `messages`, one whose connections suffer it."""
+    return ReliableHub(hub, me, plan) if plan.stormy else hub

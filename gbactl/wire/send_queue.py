@@ -1,0 +1,68 @@
+"""What waits for a peer to read: bounded for each, and for all of a node's peers together."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+from gbactl.wire.channel import BufferPool
+from gbactl.wire.frames import Bytes
+
+MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30
+AT_ONCE = 8  # pieces handed to the kernel in one call
+
+
+class Queued:
+    """Bytes that wait for all of a node's peers, and how many may."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.most, self.most_in_all = MOST_QUEUED, MOST_IN_ALL
+
+
+class Outgoing:
+    """One peer's, in order. `pool` gets buffers back once they are written."""
+
+    def __init__(self, sock: socket.socket, pool: BufferPool, of_all: Queued) -> None:
+        self._sock, self._pool, self._of_all = sock, pool, of_all
+        self._pieces: deque[tuple[memoryview, Bytes | None]] = deque()
+        self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def too_much(self) -> bool:
+        """Whether no more may wait. A message of any size may, where nothing else does."""
+        return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
+
+    def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
+        """Something more; `owner` is the pool's."""
+        self._pieces.append((piece, owner))
+        self._count(piece.nbytes)
+
+    def write(self) -> None:
+        """Hand over what the socket takes. Raises BlockingIOError where that is not all, and OSError."""
+        while self._pieces:
+            self._drop(self._sock.sendmsg([piece for piece, _ in list(self._pieces)[:AT_ONCE]]))
+
+    def clear(self) -> None:
+        """Nobody will read it."""
+        self._pieces.clear()
+        self._count(-self.bytes)
+
+    def _count(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self._of_all.bytes += nbytes
+
+    def _drop(self, written: int) -> None:
+        self._count(-written)
+        while written > 0:
+            piece, owner = self._pieces[0]
+            if written < piece.nbytes:
+                self._pieces[0] = (piece[written:], owner)
+                return
+            written -= piece.nbytes
+            self._pieces.popleft()
+            if owner is not None:
+                self._pool.give(owner)

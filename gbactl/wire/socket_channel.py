@@ -1,0 +1,327 @@
+"""One authenticated connection: control and small payloads on the wire, large ones in shared memory.
+
+Non-blocking throughout: a node never waits for a slow peer to read. A request and its answer cost about
+100 us on one host, independent of the payload when it lies in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from gbactl.errors import WireError
+from gbactl.wire import frames, shared_memory
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import NO_BYTES, BufferPool
+from gbactl.wire.frames import Bytes, Frame, Header
+from gbactl.wire.messages import kind_of, pack
+from gbactl.wire.send_queue import Outgoing, Queued
+from gbactl.wire.tls import Encrypted
+from gbactl.wire.traffic import Traffic
+
+ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
+SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
+RECEIVE_BYTES = 1 << 18
+AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
+WORTH_WAKING = 1 << 18  # bytes of a payload that trickles in
+SILENCE_SECONDS, LONGEST_SILENCE, LONGEST_IDLE = 60.0, 86400.0, 30
+
+
+class SocketChannel:
+    """One authenticated connection. Made by SocketHub."""
+
+    def __init__(
+        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued,
+        traffic: Traffic, silence: float = SILENCE_SECONDS,
+    ) -> None:  # fmt: skip
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            _settle(sock, silence)
+        self.sock = sock
+        self.peer = peer
+        self.closed = False
+        self.attached = False
+        self.given_up = False  # it does not read: the connection ends
+        self.on_want_write: Callable[[SocketChannel], None] = lambda _: None
+        self.on_close: Callable[[SocketChannel], None] = lambda _: None
+        self._send_key, self._receive_key = keys
+        self._lock = lock
+        self._sent = self._received = 0
+        self._encrypted = isinstance(sock, Encrypted)
+        self._patient = not self._encrypted and sock.family != socket.AF_UNIX  # TLS reads ahead, unseen
+        self._pool, self._traffic = BufferPool(), traffic
+        self._out = Outgoing(sock, self._pool, all_queued)
+        self._buffer = bytearray(RECEIVE_BYTES)
+        self._start = self._end = self._turn = 0
+        self._awaited = 1
+        self._partial: tuple[Header, bytes, Bytes, int] | None = None
+        self._layout: shared_memory.Layout | None = None
+        self._memory: mmap.mmap | None = None
+        self._mine: list[Bytes] = []
+        self._theirs: list[Bytes] = []
+        self._free: list[int] = []
+        self._released = 0
+        self._lent: dict[int, Bytes] = {}  # address of a pooled buffer handed out by reserve -> buffer
+        self._reserved: dict[int, int] = {}  # address of a slot handed out by reserve -> slot
+
+    # -- sending ------------------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> Bytes:
+        """A free shared-memory slot if the payload is large and one is free, else a pooled buffer."""
+        with self._lock:
+            if self.attached and self._free and nbytes > SMALL and nbytes <= self._mine[0].size:
+                slot = self._free.pop()
+                self._reserved[self._mine[slot].ctypes.data] = slot
+                return self._mine[slot][:nbytes]
+            buffer = self._pool.take(nbytes)
+            self._lent[buffer.ctypes.data] = buffer
+            return buffer[:nbytes]
+
+    def send(self, message: Any, payload: Bytes | None = None) -> None:
+        """Queue a message and try to write it at once."""
+        kind, descriptor = kind_of(message), pack(message)
+        with self._lock:
+            self._send_raw(kind, descriptor, payload, message)
+
+    def _send_raw(self, kind: int, descriptor: bytes, payload: Bytes | None, message: Any = None) -> None:
+        if self.closed or self.given_up:
+            return
+        if self._out.too_much:
+            self._give_up()
+            return
+        slot = self._slot_of(payload)
+        size = 0 if payload is None else payload.size
+        head = frames.encode(
+            self._send_key, kind, descriptor, size,
+            sequence=self._sent, released=self._released, slot=slot,
+        )  # fmt: skip
+        self._sent += 1
+        self._released = 0
+        self._traffic.sent(message, len(head), size, slot is not None)
+        self._out.add(memoryview(head))
+        if payload is not None and slot is None and size:
+            self._out.add(memoryview(payload), self._lent.pop(payload.ctypes.data, None))  # type: ignore[arg-type]
+        self.flush()
+
+    def _slot_of(self, payload: Bytes | None) -> int | None:
+        if payload is None or not self._reserved:
+            return None
+        return self._reserved.pop(payload.ctypes.data, None)
+
+    def flush(self) -> None:
+        """Write what the socket takes; ask for a wake-up for the rest."""
+        try:
+            self._out.write()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()  # the reader side reports the loss
+            return
+        if self._out:
+            self.on_want_write(self)
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes wait for the socket."""
+        return bool(self._out)
+
+    def _give_up(self) -> None:
+        """It has not read for too long. The poll that follows finds the connection closed."""
+        self.given_up = True
+        self._out.clear()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # TLS's own would read on without decrypting
+
+    # -- receiving ----------------------------------------------------------------------------------
+
+    def receive(self, found: list[Frame]) -> bool:
+        """Add every frame that is complete to `found`, also before it raises: WireError (malformed) or
+        OSError (closed). Whether there may be more that no selector tells of."""
+        more, self._turn = True, AT_ONCE
+        while more:
+            if self._turn <= 0:
+                return True
+            try:
+                more = self._read_payload(found) if self._partial else self._read_buffer()
+            except BlockingIOError:
+                break
+            self._parse(found)
+        self._await()
+        return False
+
+    def _await(self) -> None:
+        """Let the selector wake us for no less than what is worth it: on a line slower than memory, a payload comes in
+        pieces of some kilobytes, each of which would cost the core a change of threads."""
+        rest = 1 if self._partial is None else self._partial[0].payload_bytes - self._partial[3]
+        least = min(rest, WORTH_WAKING)
+        if least != self._awaited and self._patient:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._awaited = least
+
+    def _read_buffer(self) -> bool:
+        if self._start:
+            self._buffer[: self._end - self._start] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, self._end - self._start
+        if self._end == len(self._buffer):
+            self._buffer.extend(bytes(len(self._buffer)))
+        room = len(self._buffer) - self._end
+        got = self.sock.recv_into(memoryview(self._buffer)[self._end :])
+        if got == 0:
+            raise ConnectionResetError
+        self._end += got
+        self._turn -= got
+        return got == room or self._encrypted  # what TLS has read ahead no selector knows
+
+    def _read_payload(self, found: list[Frame]) -> bool:
+        assert self._partial is not None
+        header, descriptor, payload, filled = self._partial
+        got = self.sock.recv_into(memoryview(payload)[filled : header.payload_bytes])  # type: ignore[arg-type]
+        if got == 0:
+            raise ConnectionResetError
+        filled += got
+        self._turn -= got
+        self._partial = (header, descriptor, payload, filled)
+        if filled == header.payload_bytes:
+            self._partial = None
+            found.append(self._inline(header, descriptor, payload))
+        return True
+
+    def _parse(self, found: list[Frame]) -> None:
+        while self._partial is None and self._end - self._start >= frames.PREFIX:
+            view = memoryview(self._buffer)[self._start : self._end]
+            header = frames.parse_header(view)
+            size = frames.PREFIX + header.descriptor_bytes
+            if len(view) < size:
+                return
+            descriptor = frames.verify(self._receive_key, view, header, self._received)
+            self._received += 1
+            self._start += size
+            self._take_back(header.released)
+            if header.slot is not None:
+                self._add(found, self._in_slot(header, descriptor))
+            elif header.payload_bytes:
+                self._begin_payload(header, descriptor, found)
+            else:
+                self._add(found, Frame(header.kind, descriptor, NO_BYTES))
+
+    def _add(self, found: list[Frame], frame: Frame) -> None:
+        if frame.kind == ATTACH:
+            self._answer_attach(frame.descriptor)
+        elif frame.kind == ATTACHED:
+            self._finish_attach(frame.descriptor)
+        else:
+            found.append(frame)
+
+    def _begin_payload(self, header: Header, descriptor: bytes, found: list[Frame]) -> None:
+        try:
+            payload = self._pool.take(header.payload_bytes)
+        except MemoryError as error:
+            raise WireError(f"A frame claims {header.payload_bytes} bytes, for which there is no memory.") from error
+        here = min(header.payload_bytes, self._end - self._start)
+        memoryview(payload)[:here] = memoryview(self._buffer)[self._start : self._start + here]  # type: ignore[arg-type]
+        self._start += here
+        if here == header.payload_bytes:
+            found.append(self._inline(header, descriptor, payload))
+        else:
+            self._partial = (header, descriptor, payload, here)
+
+    def _inline(self, header: Header, descriptor: bytes, payload: Bytes) -> Frame:
+        return Frame(
+            header.kind, descriptor, payload[: header.payload_bytes], lambda: self._pool.give(payload)
+        )
+
+    def _in_slot(self, header: Header, descriptor: bytes) -> Frame:
+        slot = header.slot
+        assert slot is not None
+        if slot >= len(self._theirs) or header.payload_bytes > self._theirs[slot].size:
+            raise WireError("A frame points outside the shared memory of its connection.")
+
+        def release() -> None:
+            with self._lock:
+                self._released |= 1 << slot
+
+        return Frame(header.kind, descriptor, self._theirs[slot][: header.payload_bytes], release)
+
+    def _take_back(self, released: int) -> None:
+        if not released:
+            return
+        taken = {*self._free, *self._reserved.values()}
+        for slot in range(len(self._mine)):
+            if released >> slot & 1 and slot not in taken:
+                self._free.append(slot)
+
+    # -- shared memory ------------------------------------------------------------------------------
+
+    def offer(self, outgoing: int, incoming: int) -> None:
+        """Connector: create a segment and offer it to the listener."""
+        self._layout, self._memory = shared_memory.create(outgoing, incoming)
+        self._send_raw(ATTACH, msgpack.packb(list(_fields(self._layout))), None)
+
+    def _answer_attach(self, descriptor: bytes) -> None:
+        layout = _layout(descriptor)
+        self._memory = shared_memory.attach(layout)
+        if self._memory is not None:
+            self._theirs, self._mine = layout.slots(self._memory)
+            self._free = list(range(len(self._mine)))
+        self.attached = self._memory is not None
+        self._send_raw(ATTACHED, msgpack.packb(self.attached), None)
+
+    def _finish_attach(self, descriptor: bytes) -> None:
+        if self._layout is None or self._memory is None:
+            raise WireError("A peer answers an offer that was not made.")
+        shared_memory.unlink(self._layout)
+        if descriptor == msgpack.packb(True):
+            self._mine, self._theirs = self._layout.slots(self._memory)
+            self._free = list(range(len(self._mine)))
+            self.attached = True
+        self._layout = None
+
+    @property
+    def offering(self) -> bool:
+        """Whether an offer of shared memory awaits its answer."""
+        return self._layout is not None
+
+    def close(self) -> None:
+        """Close the socket; the segment goes with the last reference to it."""
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self._out.clear()
+                if self._layout is not None:
+                    shared_memory.unlink(self._layout)
+                self.on_close(self)
+                self.sock.close()
+
+
+def _settle(sock: socket.socket, silence: float) -> None:
+    """Send at once, and find out within about `silence` seconds that the other end's host or the way to it is gone.
+
+    Keepalive asks where nothing is on its way; what is on its way Linux would send again for a quarter of an hour
+    (tcp_retries2). TCP_USER_TIMEOUT ends both, however few questions were lost: so there are several meanwhile."""
+    asks = min(LONGEST_IDLE, max(1, int(silence / 4)))
+    options = (
+        (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, asks), (socket.TCP_KEEPINTVL, asks), (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, LONGEST_SILENCE))),
+    )  # fmt: skip
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in options:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _fields(layout: shared_memory.Layout) -> tuple[str, int, int]:
+    return layout.name, layout.outgoing, layout.incoming
+
+
+def _layout(descriptor: bytes) -> shared_memory.Layout:
+    try:
+        name, outgoing, incoming = msgpack.unpackb(descriptor)
+        return shared_memory.Layout(str(name), int(outgoing), int(incoming))
+    except Exception as error:  # anything malformed is the same to us
+        raise WireError("An offer of shared memory cannot be read.") from error

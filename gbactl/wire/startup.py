@@ -1,0 +1,61 @@
+"""What nodes say to each other before a run begins: where the servers are, and the first dense values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gbactl.config import RunConfig
+from gbactl.errors import PeerGoneError
+from gbactl.store.dense import Cut, DenseSpec
+from gbactl.store.spec import ShardSpec
+from gbactl.wire import frames
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.messages import Ack, Install, Setup, Stop, decode
+
+INSTALLED = Ack(0, 0)
+
+
+def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
+    """Wait for the first dense values, sent by a worker. None when the run ends before."""
+    while True:
+        for channel, frame in hub.poll(None):
+            if frame.kind == frames.CLOSED and channel is coordinator:
+                return None
+            message = None if frame.kind == frames.CLOSED else decode(frame)
+            if isinstance(message, Stop):
+                return None
+            if isinstance(message, Install):
+                values = frame.payload.view(np.float32).copy()
+                frame.release()
+                channel.send(INSTALLED)
+                dense = DenseSpec(message.params, message.buffers, cfg.model.batch_norm_momentum)
+                return replace(spec, dense=dense, dense_init=values)
+
+
+def await_setup(hub: Hub, coordinator: Channel) -> Setup:
+    """A worker waits for the servers' addresses. Raises ClusterError when the run ends before."""
+    setup: Setup | None = None
+    while setup is None:
+        for channel, frame in hub.poll(None):
+            if frame.kind == frames.CLOSED and channel is coordinator:
+                raise PeerGoneError("The coordinator is gone.")
+            message = None if frame.kind == frames.CLOSED else decode(frame)
+            setup = message if isinstance(message, Setup) else setup
+    return setup
+
+
+def install_dense(
+    hub: Hub, servers: list[Channel], cuts: list[Cut], params: int, buffers: int, vector: Any
+) -> None:
+    """Send every server its slice of the first dense values, be it empty, and wait until all have it."""
+    for channel, (low, high) in zip(servers, cuts, strict=True):
+        channel.send(Install(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
+    waiting = len(servers)
+    while waiting:
+        for _, frame in hub.poll(None):
+            if frame.kind == frames.CLOSED:
+                raise PeerGoneError("A server is gone.")
+            waiting -= isinstance(decode(frame), Ack)

@@ -1,0 +1,1 @@
+"""A worker: takes batches, pulls parameters, computes gradients, pushes them."""

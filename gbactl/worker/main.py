@@ -1,0 +1,189 @@
+"""A worker's life on any kind of hub: build the model, meet the servers, train until told to stop."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
+from gbactl.collective import fault_tolerant
+from gbactl.collective.base import ring_item
+from gbactl.collective.factory import connect
+from gbactl.collective.fallback import FallingCollective
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Dataset
+from gbactl.faults.plan import FaultPlan
+from gbactl.faults.slowdown import Delay
+from gbactl.kernels import load
+from gbactl.kernels.denormals import flush
+from gbactl.kernels.halves import codec_of
+from gbactl.models import build, row_width
+from gbactl.models.compute import GradientComputer
+from gbactl.models.flat import FlatModel
+from gbactl.store.dense import DenseBlock
+from gbactl.store.from_config import dense_cuts, optimizer, segment_bytes
+from gbactl.store.memory import copied
+from gbactl.trainer.dense_params import TrainerDense
+from gbactl.trainer.hogwild import Lane, start
+from gbactl.wire.addresses import near
+from gbactl.wire.auth import Peer
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.messages import Hello, Ready
+from gbactl.wire.startup import await_setup, install_dense
+from gbactl.worker.client import Exchange
+from gbactl.worker.core_sharing import Place, join
+from gbactl.worker.dense_params import DenseSide, ReplicatedDense, ServedDense, Sides
+from gbactl.worker.dense_slices import Slices
+from gbactl.worker.loop import DataSource, Worker
+from gbactl.worker.sum_fallback import ServedSums
+from gbactl.worker.sync_recovery import Survival
+
+if TYPE_CHECKING:
+    from gbactl.nodes.bootstrap import Bootstrap
+
+
+def work(
+    hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
+) -> None:
+    """From hello to stop. `collective`: another one than the environment names."""
+    _settle(cfg)
+    coordinator.send(Hello("worker", boot.index, "", os.getpid()))
+    life = Life(hub, coordinator, boot, cfg, dataset)
+    if cfg.collects:
+        sums = functools.partial(ServedSums, life.exchange)
+        collective = collective or connect(boot.epoch > 0, sums, life.ring_item)
+    sides, trainer = life.sides(collective)
+    if boot.epoch > 0:
+        warm_up(life.computer, dataset, cfg)
+    coordinator.send(Ready("worker", boot.index))
+    life.share_turns()
+    trainer.more_lanes = lambda thread: life.lane(thread, trainer)
+    worker = life.worker(life.computer, Sides(sides, cfg.home))
+    try:
+        worker.run(max(phase.mode.prefetch for phase in cfg.possible))
+    finally:
+        if collective is not None:
+            collective.close()
+
+
+def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> None:
+    """A successor computes a gradient of nothing before it takes batches: the first one takes far longer."""
+    schema, count = dataset.schema, cfg.local_batch
+    numeric = np.zeros((count, schema.numeric), np.float32)
+    rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
+    computer.gradient(numeric, np.zeros(count, np.float32), rows, 0)
+
+
+def _settle(cfg: RunConfig) -> None:
+    """What a thread that computes needs."""
+    torch.set_num_threads(cfg.threads)
+    flush()
+
+
+class Life:
+    """What a worker is made of; made once it has said hello. Raises PeerGoneError when the run ends before."""
+
+    def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
+        self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
+        self.turns, self.codec = join(None), codec_of(cfg.transport.wire_dtype)
+        self.ring_item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
+        self.computer = self._computer()
+        flat, served = self.computer.flat, "servers" in cfg.homes
+        cuts = dense_cuts(cfg, flat.size)
+        sizes = [segment_bytes(cfg, dataset, high - low if served else 0) for low, high in cuts]
+        addresses = await_setup(hub, coordinator).servers
+
+        def dial(address: str, peer: Peer) -> Channel:
+            return hub.connect(address, sizes[peer.index] if near(address, boot.host) else (0, 0), peer)
+
+        servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
+        if served and boot.index == 0 and boot.epoch == 0:
+            install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
+        source = DataSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
+        self.exchange = Exchange(hub, coordinator, servers, boot.index, source)
+        self.slices = Slices(self.exchange, cuts)
+        if cfg.server_returns:
+            self.exchange.dial = dial
+            self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator loses its own before
+
+    def _computer(self) -> GradientComputer:
+        schema, cfg = self.dataset.schema, self.cfg
+        return GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
+
+    @property
+    def flat(self) -> FlatModel:
+        """The dense part of the model."""
+        return self.computer.flat
+
+    def _block(self, value: Any) -> DenseBlock:
+        cfg = self.cfg
+        return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
+
+    def sides(self, collective: Any) -> tuple[dict[str, DenseSide], TrainerDense]:
+        """Who holds the dense part in each mode of this run, by the mode's home; and that of trainers."""
+        flat = self.flat
+        if collective is not None:
+            collective.moved = self.exchange.hub.traffic.summed
+        if isinstance(collective, fault_tolerant.Surviving):
+            self.exchange.on_absent = collective.leave_out
+        if isinstance(collective, FallingCollective):
+            self.exchange.on_ring_broken = collective.fall
+        served = ServedDense(flat, self.slices)
+        trainer = TrainerDense(
+            flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item
+        )
+        sides: dict[str, DenseSide] = {"servers": served, "replicas": trainer}
+        if "workers" in self.cfg.homes:
+            assert collective is not None
+            sides["workers"] = self._replicated(collective)
+        return sides, trainer
+
+    def _replica(self) -> DenseBlock:
+        """A trainer's own, as it is at first or the checkpoint has it that a run of trainers goes on from."""
+        cfg, block = self.cfg, self._block(copied(self.flat.initial()))
+        if cfg.resume is not None and cfg.home == "replicas" and self.boot.epoch == 0:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+        return block
+
+    def _replicated(self, collective: Any) -> ReplicatedDense:
+        """The dense part where workers hold it, as the checkpoint had it that the run goes on from."""
+        cfg, flat, exchange = self.cfg, self.flat, self.exchange
+        block = self._block(flat.initial() if flat.buffers else flat.vector)
+        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, fault_tolerant.Surviving)
+        survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
+        side = ReplicatedDense(
+            flat, self.slices, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival, self.codec
+        )
+        if cfg.resume is not None and self.boot.epoch == 0:
+            load_dense(block, dense_state(chain_at(Path(cfg.resume))))
+            side.restored()
+        return side
+
+    def share_turns(self) -> None:
+        """Take turns with the other workers on this core, unless a thread may wait for another within its turn."""
+        place = self.boot.place
+        self.turns = join(None if place is None or self.cfg.lanes > 1 else Place(*place))
+
+    def worker(self, computer: GradientComputer, dense: Sides) -> Worker:
+        """One that computes on `computer`."""
+        cfg = self.cfg
+        delay = Delay(FaultPlan.of(cfg), self.boot.index)
+        return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
+
+    def lane(self, thread: int, trainer: TrainerDense) -> Lane:
+        """One more compute thread on the trainer's replica, begun."""
+        computer = self._computer()
+        lane = Lane(computer.flat, thread, trainer)
+        worker = self.worker(computer, Sides({"replicas": lane}, "replicas"))
+
+        def assist() -> None:
+            _settle(self.cfg)
+            worker.assist(thread)
+
+        start(lane, assist, self.exchange)
+        return lane

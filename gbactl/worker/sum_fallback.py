@@ -1,0 +1,204 @@
+"""What is under the workers' ring where they have no memory in common: the first server sums instead.
+
+While the ring holds, every rank keeps a copy of its part of a round and of the last sum: two copies of the vector a
+step, and nothing is sent. Once it breaks, every rank tells the server both, so that a sum which reached some ranks
+reaches all. What a dead rank had put into one that reached nobody else is gone with it. From then on a round costs the
+vector to that server and back, over the connections that are there. A server that takes its place is told again. See
+gradient_sums.py for what the server makes of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gbactl.collective.base import Moved, Vector, as_array, uncounted
+from gbactl.collective.fault_tolerant import Beneath, InterruptedSum
+from gbactl.errors import PeerGoneError, WireError
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import Sum, SumPart
+from gbactl.worker.client import Exchange
+
+SERVER = 0  # the one that sums: what it decides of the dead is so for all
+
+
+@dataclass
+class _Round:
+    """What this rank has of a round."""
+
+    number: int
+    dealt: int  # parts in all; 0: one of every rank
+    after: int  # of a dealt one's step: the first version of rows that has it
+    length: int
+    parts: dict[int, Vector] = field(default_factory=dict)  # its own
+    total: Vector | None = None
+
+
+@dataclass(frozen=True)
+class _Handle:
+    name: str
+    round: _Round
+    buffer: Vector
+
+
+class ServedSums(Beneath):
+    """One rank of `size`. Any thread may call `fall`, `leave_out` and `interrupt`; one thread all else."""
+
+    def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
+        self.exchange, self.rank, self.size = exchange, rank, size
+        self.wanted: Callable[[], bool] = lambda: False
+        self.moved: Moved = uncounted  # of messages, which are counted where they are sent
+        self._lock = threading.Lock()  # taken inside the exchange's, never around it
+        self._generation, self._fallen = 0, False
+        self._dealt: tuple[int, int | None, int, int] | None = None
+        self._absent: set[int] = set()
+        self._now: dict[str, _Round] = {}
+        self._before: dict[str, _Round] = {}
+        self._free: list[Vector] = []
+        exchange.more[Sum] = self._arrived
+        exchange.on_back = self._again
+
+    # -- see Surviving ------------------------------------------------------------------------------
+
+    def without_the_dead(self) -> None:
+        """See Surviving."""
+        self._dealt = None
+
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+        """See Surviving."""
+        self._dealt = (number, part, parts, after)
+
+    def leave_out(self, rank: int) -> None:
+        """See Surviving."""
+        with self._lock:
+            self._absent.add(rank)
+            for name, each in self._now.items() if self._fallen else ():
+                self._ask(name, each)
+
+    def interrupt(self) -> None:
+        """See Surviving."""
+        self.exchange.look()
+
+    def renew(self, generation: int) -> None:
+        """See Surviving."""
+        with self._lock:
+            self._generation, self._dealt = generation, None
+            self._absent.clear()
+            self._now.clear()
+            self._before.clear()
+            self._free.clear()
+
+    def fall(self) -> None:
+        """See Beneath."""
+        with self._lock:
+            if not self._fallen:
+                self._fallen = True
+                self._tell()
+
+    # -- sums ---------------------------------------------------------------------------------------
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        """See Collective.start."""
+        array = as_array(buffer)
+        with self._lock:
+            now = self._now.get(name)
+            number, part, parts, after = self._dealt or (1 if now is None else now.number + 1, self.rank, 0, 0)
+            if now is None or now.number != number:
+                now = self._next(name, _Round(number, parts, after, len(array)))
+            if part is not None and part not in now.parts:
+                now.parts[part] = self._copied(array)
+            if self._fallen:
+                self._put(name, now, -1 if part is None else part)
+        return _Handle(name, now, array)
+
+    def wait(self, handle: _Handle) -> None:
+        """See Collective.wait."""
+        self.fall()
+        each = handle.round
+        self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))
+        if each.total is None:
+            if self._dealt is not None:
+                raise InterruptedSum
+            raise PeerGoneError("The run was over before a sum was.")
+        np.copyto(handle.buffer, each.total)
+
+    def passed(self, handle: _Handle) -> bool:
+        """See Beneath. What was told to the server as missing is taken from there, by all."""
+        with self._lock:
+            if not self._fallen and handle.round.total is None:
+                handle.round.total = self._copied(handle.buffer)
+            return not self._fallen
+
+    def close(self) -> None:
+        """See Collective.close."""
+
+    def _next(self, name: str, new: _Round) -> _Round:
+        """A round begins; the one before the last has nothing any more that anybody wants."""
+        old, last = self._before.get(name), self._now.get(name)
+        if old is not None:
+            self._free += [*old.parts.values(), *(() if old.total is None else (old.total,))]
+        if last is not None:
+            self._before[name] = last
+        self._now[name] = new
+        return new
+
+    def _copied(self, array: Vector) -> Vector:
+        """A copy, in memory that has served before if there is any."""
+        for index, free in enumerate(self._free):
+            if len(free) == len(array):
+                np.copyto(self._free.pop(index), array)
+                return free
+        return array.copy()
+
+    # -- the server; the lock is held ---------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """All that the server may not know."""
+        for name, each in [*self._before.items(), *self._now.items()]:
+            if each.total is not None:
+                self._bring(name, each)
+            elif each is self._now.get(name):
+                for part in each.parts:
+                    self._put(name, each, part, more=True)
+                self._ask(name, each)
+
+    def _ask(self, name: str, each: _Round) -> None:
+        if each.total is None:
+            self._put(name, each, -1)
+
+    def _put(self, name: str, each: _Round, part: int, more: bool = False) -> None:
+        told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
+        self._send(SumPart(self._generation, name, each.number, each.length, *told), each.parts.get(part))
+
+    def _bring(self, name: str, each: _Round) -> None:
+        self._send(Sum(self._generation, name, each.number), each.total)
+
+    def _send(self, message: SumPart | Sum, values: Vector | None) -> None:
+        channel = self.exchange.servers[SERVER]
+        if values is None:
+            channel.send(message)
+            return
+        out = channel.reserve(values.nbytes)
+        out.view(np.float32)[:] = values
+        channel.send(message, out)
+
+    def _again(self, shard: int) -> None:
+        """Another server has come."""
+        with self._lock:
+            if shard == SERVER and self._fallen:
+                self._tell()
+
+    def _arrived(self, shard: int, message: Sum, frame: Frame) -> None:
+        """A sum is there; perhaps once more."""
+        with self._lock:
+            each = self._now.get(message.name)
+            if each is not None and (message.generation, message.number) == (self._generation, each.number):
+                if frame.payload.size != 4 * each.length:
+                    raise WireError(f"S{shard} made a sum of {frame.payload.size} bytes.")
+                if each.total is None:
+                    each.total = self._copied(frame.payload.view(np.float32))
+            frame.release()

@@ -1,0 +1,72 @@
+"""Small virtual trainings: configurations, runs, and workers in lock-step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from gbactl.config import (
+    ClusterConfig,
+    FaultsConfig,
+    ModeConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+)
+from gbactl.data.dataset import open_dataset
+from gbactl.simulation.cluster import run_virtual
+from gbactl.simulation.cost_spec import CostConfig
+from gbactl.wire.messages import Event
+from tests.support import small_data
+
+DATA = small_data.options(1500)
+
+
+def config(
+    mode: str, *, workers: int = 4, servers: int = 2, global_batch: int = 128, seed: int = 3, every: int = 5,
+    faults: list[dict[str, Any]] | None = None, cost: dict[str, Any] | None = None, hard: bool = True,
+    switches: list[dict[str, Any]] | None = None, norms_every: int = 0, dense: int | None = None, **mode_options: Any,
+) -> RunConfig:  # fmt: skip
+    """`hard`: batch norm and dropout; `dense`: servers that hold some of the dense part."""
+    model = {"dropout": 0.2, "batch_norm": True} if hard else {}
+    cfg = RunConfig(
+        mode=ModeConfig(name=mode, **{"prefetch": 0, **mode_options}),
+        model=ModelConfig(dim=4, hidden=[8], **model),  # type: ignore[arg-type]
+        cluster=ClusterConfig(name="virtual", workers=workers, servers=servers, dense_servers=dense),
+        train=TrainConfig(global_batch=global_batch, eval_batch=200, checksum_every=every, norms_every=norms_every),
+        optim=OptimConfig(),
+        faults=FaultsConfig(plans=faults or []),
+        switch=SwitchConfig(schedule=switches or []),
+        cost=CostConfig(**(cost or {})),
+        seed=seed,
+    )
+    return check(cfg)
+
+
+def run(cfg: RunConfig, data: Path, run_dir: Path, told: list[Event] | None = None) -> dict[str, Any]:
+    """The result event's fields; `told` gets all events."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    events = [] if told is None else told
+    run_virtual(cfg, open_dataset(data), run_dir, events.append)
+    [result] = [event.fields for event in events if event.name == "result"]
+    return result
+
+
+def model(result: dict[str, Any]) -> str:
+    """The checksum that no sharding changes."""
+    total = result["checksums"]["model"]
+    assert isinstance(total, str)
+    return total
+
+
+def adds_up(result: dict[str, Any], samples: int) -> None:
+    """Every sample that was read has one fate."""
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+    assert math.isfinite(result["auc"]) and result["refused_frames"] == 0
+
+

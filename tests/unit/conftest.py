@@ -1,0 +1,23 @@
+"""Makes this folder's helpers importable; what several of its tests watch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gbactl.server.core import Server
+
+
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """The shard of whoever served each index last."""
+    last: dict[int, Any] = {}
+    plain = Server.run
+
+    def run(this: Any) -> None:
+        last[this.index] = this.shard
+        plain(this)
+
+    monkeypatch.setattr(Server, "run", run)
+    return last

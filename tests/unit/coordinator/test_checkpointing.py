@@ -1,0 +1,346 @@
+"""The coordinator's part, with servers and workers that are told what to say."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.restore import dense_state
+from gbactl.config import CheckpointConfig, RunConfig
+from gbactl.coordinator.checkpointing import Cuts
+from gbactl.coordinator.summary import RunRecord
+from gbactl.errors import CheckpointError, DivergedError
+from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
+from tests.support.checkpoint_files import save, shards_of
+
+
+class Channel:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+class Cluster:
+    """As much of a coordinator as a checkpoint needs: two servers, two workers, a clock to be set."""
+
+    def __init__(self, run_dir: Path, mode: str, **checkpoint: Any) -> None:
+        self.cfg = RunConfig(checkpoint=CheckpointConfig(**{"name": "full", "interval_steps": 2, **checkpoint}))
+        self.cfg.mode.name = mode
+        self.cfg.cluster.name = "virtual"  # the manifest is written within the call
+        self.now, self.time, self.step, self._training = self.cfg, 0.0, 0, None
+        self.hub = SimpleNamespace(now=lambda: self.time)
+        schema = SimpleNamespace(rows=11, numeric=0, cardinalities=(11,), shared_ids=False)
+        self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
+        self.record, self.switcher = RunRecord(self.hub.now), SimpleNamespace(plan=SimpleNamespace(taken=0))
+        self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
+        self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell)
+        self.events: list[dict[str, Any]] = []
+        self.returns = SimpleNamespace(complete=True, sound=True, losses=0, missed=lambda *_: None)
+        self.journal = SimpleNamespace(note=lambda: None)
+        self.trainers = SimpleNamespace(saved=[], centred=False)
+        self.revival, self._evaluation, self._gathered = None, None, True
+        self._progress, self.log = lambda: None, SimpleNamespace(flush=lambda: None)
+        self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
+        self.cuts.begin(1000)
+        self.training = SimpleNamespace()
+        self.cuts.watch(self.training)  # type: ignore[arg-type]
+
+    def _tell(self, role: str, message: Any) -> None:
+        for channel in self.nodes[role].values():
+            channel.send(message)
+
+    def _event(self, name: str, fields: dict[str, Any]) -> None:
+        self.events.append(fields)
+
+    def saves(self) -> list[Save]:
+        return [message for message in self.nodes["server"][0].sent if isinstance(message, Save)]
+
+    def answer(self, number: int, *shards: int, error: str = "", finite: bool = True) -> None:
+        for shard in shards:
+            self.cuts.saved(Saved(shard, number, 10, 3, {}, 0.1, error, finite=finite))
+
+
+def names(run_dir: Path) -> list[str]:
+    return Folder(run_dir / "checkpoints").names()
+
+
+def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    for step in (1, 2, 3, 4):
+        cluster.training.ordered(step)
+    assert [save.step for save in cluster.saves()] == [2], "one at a time"
+    cluster.answer(1, 0, 0)
+    assert names(tmp_path) == []
+    cluster.answer(7, 1)  # of another time
+    assert names(tmp_path) == []
+    cluster.answer(1, 1)
+    assert names(tmp_path) == ["cut-000001"]
+    assert [event["state"] for event in cluster.events] == ["planned", "saved"]
+
+
+def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
+    """A server that has come back is older than the others until then."""
+    cluster = Cluster(tmp_path, "gba")
+    cluster.returns.sound = False
+    for step in (1, 2, 3, 4):
+        cluster.training.ordered(step)
+    assert cluster.saves() == []
+    cluster.returns.sound = True
+    cluster.training.ordered(6)
+    assert [save.step for save in cluster.saves()] == [6]
+
+
+def test_everybody_goes_back_to_what_the_run_has_saved_itself(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    cluster.training.ordered(2)
+    cluster.answer(1, 0, 1)
+    own = cluster.cuts.folder.chain("cut-000001").last
+    manifests.write(cluster.cuts.folder.begin(2), dataclasses.replace(own, number=2, identity="of another seed"))
+    with pytest.raises(CheckpointError, match="cut-000002 is of another run"):
+        cluster.cuts.folder.chain("cut-000002")
+
+
+def test_by_time(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", interval_steps=None, interval_seconds=10.0)
+    for step, now in ((1, 9.0), (2, 10.0), (3, 11.0)):
+        cluster.time = now
+        cluster.training.ordered(step)
+        cluster.answer(1, 0, 1)
+    assert [save.step for save in cluster.saves()] == [2]
+    cluster.time = 20.0
+    cluster.training.ordered(4)
+    assert [save.step for save in cluster.saves()] == [2, 4]
+
+
+def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(1, 1)
+    assert not cluster.nodes["worker"][1].sent, "another one's batch"
+    cluster.training.granted(0, 1)
+    assert cluster.nodes["worker"][0].sent == [SaveDense(1, 2)]
+    cluster.training.ordered(1)
+    assert cluster.saves() == []
+    cluster.training.ordered(2)
+    assert [save[:2] for save in cluster.saves()] == [(1, 2)]
+    cluster.answer(1, 0, 1)
+    assert names(tmp_path) == []
+    cluster.cuts.dense(DenseSaved(1, 2, 3), np.zeros(9, np.float32))
+    assert names(tmp_path) == ["cut-000001"]
+    assert (tmp_path / "checkpoints" / "cut-000001" / "dense.safetensors").exists()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_the_next_one_is_tried_where_the_worker_that_was_asked_dies(tmp_path: Path, opened: bool) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(0, 1)
+    if opened:
+        cluster.training.ordered(2)
+        cluster.answer(1, 0, 1)
+    cluster.cuts.worker_lost(1)
+    cluster.training.granted(0, 3)
+    assert len(cluster.nodes["worker"][0].sent) == 1, "it waits for the one"
+    del cluster.nodes["worker"][0]
+    cluster.cuts.worker_lost(0)
+    assert list((tmp_path / "checkpoints").glob("*")) == []
+    cluster.training.granted(1, 3)
+    assert cluster.nodes["worker"][1].sent == [SaveDense(2, 4)]
+
+
+def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", name="cpr_mfu", share=0.5)
+    cluster.training.ordered(1)
+    assert cluster.saves()[-1].kind == "chosen"
+    cluster.answer(1, 0)
+    cluster.answer(1, 1, error="no room")
+    assert names(tmp_path) == [] and cluster.events[-1] == {"state": "failed", "step": 1, "why": "no room"}
+    assert not (tmp_path / "checkpoints" / "cut-000001").exists()
+    cluster.training.ordered(2)
+    assert cluster.saves()[-1].kind == "whole"
+
+
+@pytest.mark.parametrize("on_divergence", ["stop", "continue"])
+@pytest.mark.parametrize("of", ["rows", "dense"])
+def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path, of: str, on_divergence: str) -> None:
+    cluster = Cluster(tmp_path, "shadow_ma", keep=1)
+    cluster.cfg.train.on_divergence = on_divergence
+    cluster.trainers.saved = [0]
+    for step, value in ((2, 1.0), (4, np.nan if of == "dense" else 1.0)):
+        cluster.training.ordered(step)
+        cluster.cuts.dense(DenseSaved(step // 2, step, 3), replica(value), 0)
+        if value == value and step == 2:
+            cluster.answer(1, 0, 1)
+    assert names(tmp_path) == ["cut-000001"]
+    error = {"rows": "S1.safetensors is not finite", "dense": ""}[of]
+    stopped: Any = pytest.raises(DivergedError, match=r"or before step 4: .*safetensors is not finite.*; type a")
+    with stopped if on_divergence == "stop" else nullcontext():
+        cluster.answer(2, 0)
+        cluster.answer(2, 1, error=error, finite=not error)
+    assert names(tmp_path) == ["cut-000001"] and not (tmp_path / "checkpoints" / "cut-000002").exists()
+    assert "is not finite" in cluster.events[-1]["why"]
+    cluster.training.ordered(6)
+    assert cluster.saves()[-1].kind == "whole"
+
+
+def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    assert cluster.cuts.way_back() == ""
+    cluster.training.ordered(2)
+    cluster.answer(1, 0)
+    assert cluster.cuts.way_back() == "", "it is not all there, and will not be"
+    assert not (tmp_path / "checkpoints" / "cut-000001").exists()
+    shards = shards_of(2)
+    save(cluster.cuts.folder.path, shards, 2, identity=cluster.cuts.folder.identity)
+    shards[0].table[0, 0] = np.inf
+    save(cluster.cuts.folder.path, shards, 3, identity=cluster.cuts.folder.identity)
+    assert cluster.cuts.way_back("optim.lr=1") == (
+        "The newest good checkpoint is cut-000002, of step 3; go on from it with 'gbactl train "
+        f"resume={tmp_path} optim.lr=1'."
+    )
+
+
+def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", name="cpr_ssu", share=0.5)
+    cluster.training.ordered(1)
+    cluster.answer(1, 0, 1)
+    cluster.training.ordered(2)
+    cluster.answer(2, 0)
+    assert cluster.cuts.server_lost(1, 500) == pytest.approx(500 / (2 * 1000))
+    assert names(tmp_path) == ["cut-000001"] and cluster.events[-1]["state"] == "failed"
+    cluster.training.ordered(3)
+    assert cluster.saves()[-1].kind == "whole"
+    assert cluster.cuts.summary()["checkpoint"]["pls"] == pytest.approx(0.25)
+
+
+def test_a_folder_that_cannot_be_made_costs_a_checkpoint_alone(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba")
+    (tmp_path / "checkpoints").write_text("in the way")
+    cluster.training.ordered(2)
+    assert cluster.events[-1]["state"] == "failed" and cluster.saves() == []
+    (tmp_path / "checkpoints").unlink()
+    cluster.training.ordered(4)
+    cluster.answer(2, 0, 1)
+    assert names(tmp_path) == ["cut-000002"]
+
+
+def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "sync")
+    cluster.training.granted(0, 1)
+    cluster.training.ordered(2)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
+    assert cluster.events[-1]["state"] == "failed"
+    cluster.training.granted(0, 3)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
+    cluster.training.ordered(4)
+    cluster.cuts.dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
+    cluster.answer(2, 0, 1)
+    assert names(tmp_path) == ["cut-000002"]
+
+
+def trainers(run_dir: Path, mode: str = "shadow_ma") -> Cluster:
+    """Two of them, each of three parameters with Adam's moments; a checkpoint of step 2 is under way."""
+    cluster = Cluster(run_dir, mode)
+    cluster.trainers.saved, cluster.trainers.centred = [0, 1], mode == "shadow_easgd"
+    cluster.training.ordered(2)
+    return cluster
+
+
+def replica(value: float) -> Any:
+    return np.repeat(np.array([value, 10 * value, 100 * value], np.float32), 3)
+
+
+def test_trainers_are_all_asked_and_their_mean_is_saved(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path)
+    assert [cluster.nodes["worker"][worker].sent for worker in (0, 1)] == [[SaveReplica(1)]] * 2
+    assert cluster.saves() == [Save(1, 2, "cut-000001", "whole", False, cluster.saves()[0].pace)]
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(9.0), 0)  # twice counts once
+    cluster.answer(1, 0, 1)
+    assert names(tmp_path) == [], "the other trainer has not told yet"
+    cluster.cuts.dense(DenseSaved(1, 9, 3), replica(2.0), 1)
+    state = dense_state(Folder(tmp_path / "checkpoints").chain("cut-000001"))
+    assert state["value"].tolist() == [1.5] * 3 and state["step"].tolist() == [9]
+    assert sorted(values[0] for name, values in state.items() if name.startswith("moment.")) == [15.0, 150.0]
+
+
+def test_of_a_centre_trainers_tell_the_optimizers_state_alone(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path, "shadow_easgd")
+    assert cluster.saves()[0].dense, "the servers save their slices"
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)  # has not begun yet
+    cluster.answer(1, 0, 1)
+    [entry] = [each for each in Folder(tmp_path / "checkpoints").chain("cut-000001").last.files if each.shard < 0]
+    assert set(entry.sums) - {""} == {"dense.moment.first", "dense.moment.second", "dense.step"}
+
+
+def test_a_trainer_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path)
+    cluster.answer(1, 0, 1)
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.cuts.worker_lost(1)
+    assert names(tmp_path) == ["cut-000001"]
+
+
+def test_without_any_replica_there_is_no_checkpoint(tmp_path: Path) -> None:
+    cluster = trainers(tmp_path)
+    cluster.cuts.worker_lost(0)
+    cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)
+    cluster.answer(1, 0, 1)
+    assert names(tmp_path) == [] and cluster.events[-1]["why"] == "no trainer has a replica"
+    cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
+    cluster.training.ordered(4)
+    assert cluster.saves()[-1].number == 2, "the next one tries again"
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+@pytest.mark.parametrize("name", ["none", "full"])
+def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: Path, mode: str, name: str) -> None:
+    """Also without checkpoints, and instead of one that is being written slowly."""
+    cluster = Cluster(tmp_path, mode, name=name)
+    for step in (2, 3):
+        cluster.training.granted(0, step - 1)
+        cluster.training.ordered(step)
+    slow = cluster.saves()
+    assert [save.pace > 0 for save in slow] == [True] * (name == "full")
+    cluster.cuts.stop(30.0)
+    cluster.training.granted(0, 4)
+    cluster.training.ordered(5)
+    [save] = cluster.saves()[len(slow) :]
+    assert (save.step, save.kind, save.pace) == (5, "whole", 0.0)
+    cluster.answer(save.number, 0, 1)
+    if mode == "sync":
+        cluster.cuts.dense(DenseSaved(save.number, 5, 1), np.zeros(3, np.float32))
+    told = cluster.events[-1]
+    assert (told["state"], told["name"], told["step"]) == ("saved", save.name, 5)
+    assert names(tmp_path) == [save.name]
+    cluster.training.granted(0, 5)
+    cluster.training.ordered(6)
+    assert len(cluster.saves()) == len(slow) + 1 + (name == "full"), "that was the end of it"
+
+
+def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "gba", name="none")
+    cluster._gathered = False
+    cluster.cuts.stop(30.0)
+    assert cluster.events.pop() == {"state": "nothing"}
+    cluster._gathered = True
+    cluster.cuts.stop(30.0)
+    cluster.training.ordered(1)
+    cluster.answer(1, 0)
+    cluster.answer(1, 1, error="S1.safetensors could not be written (No space left on device).")
+    assert cluster.events.pop()["why"] == "S1.safetensors could not be written (No space left on device)"
+    cluster.cuts.stop(0.0)
+    cluster.cuts.look()
+    assert cluster.events.pop()["why"] == "it took longer than cluster.stop_seconds=0"
+    assert cluster.events == [] and names(tmp_path) == []

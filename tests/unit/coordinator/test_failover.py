@@ -1,0 +1,265 @@
+"""The coordinator dies on a cluster of threads, at any message: another one goes on, and the run replays to the bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
+from gbactl.coordinator import event_log, journal
+from gbactl.coordinator.core import Coordinator
+from gbactl.coordinator.event_log import InfoRecord
+from gbactl.coordinator.worker_recovery import FATES
+from gbactl.replay.command import replay, sentence
+from gbactl.wire.messages import Barrier, BeginPhase, DropPart, Event, Fence, Granted, OrderStep
+from gbactl.worker.client import Exchange
+from tests.support.deaths import Death, DyingWorker
+from tests.support.failures import logged
+from tests.support.memory_cluster import Killed
+from tests.support.memory_cluster import run_in_memory as run
+from tests.support.recorded import MODES, config, splits
+
+ROWS, BATCHES = 730, 46
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return splits(tmp_path_factory.mktemp("data"), ROWS)
+
+
+def went_well(result: dict[str, Any], folder: Path, deaths: int = 1) -> None:
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == 2 * ROWS
+    gradients = result["gradients"]
+    assert sum(gradients.values()) == 2 * BATCHES
+    assert sum(result["staleness_histogram"].values()) == gradients["applied"] + gradients["decayed"]
+    assert len(result["phases"]) >= 2 and all("auc" in phase for phase in result["phases"][-1:])
+    assert all(phase["seconds"] > 0 for phase in result["phases"] if phase["samples"]), "the clock outlives it"
+    mine = [failed for failed in result["recovery"] if failed["process"] == "C"]
+    assert len(mine) == deaths
+    assert all((each["failure"], each["samples_undone"], each["pls"]) == ("death", 0, 0.0) for each in mine)
+    assert all(0.0 <= each["detected_s"] <= each["loaded_s"] for each in mine)
+    verdict = replay(folder)
+    assert verdict["identical"], sentence(verdict)
+    assert verdict["gradients"] + verdict["dropped"] == 2 * BATCHES and verdict["steps"] == result["global_step"]
+
+
+def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
+    from gbactl.data.prepare import prepare
+
+    return run(cfg, prepare(cfg.data), folder, **more)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("turn", [1, 9, 30, 58, 97, 150])
+def test_it_dies_at_any_message(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
+) -> None:
+    death = Death(monkeypatch, tmp_path, turn + MODES.index(mode))
+    result = go(config(mode, data), tmp_path)
+    assert death.deaths == 1
+    went_well(result, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return go(sync_of(data), tmp_path_factory.mktemp("undisturbed"))
+
+
+def sync_of(data: dict[str, Any]) -> RunConfig:
+    cfg = config("sync", data)
+    cfg.collective.name = "shm"
+    return cfg
+
+
+@pytest.mark.parametrize("turn", [1, 7, 33, 61, 105, 140])
+def test_sync_has_the_bits_of_a_run_in_which_it_lived(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
+) -> None:
+    death = Death(monkeypatch, tmp_path, turn)
+    result = go(sync_of(data), tmp_path)
+    assert death.deaths == 1
+    went_well(result, tmp_path)
+    assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
+    assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
+
+
+@pytest.mark.parametrize("turns", [(50,), (95,), (150,), (60, 70)])
+def test_between_modes_with_a_home_of_their_own(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
+) -> None:
+    schedule = [{"at": {"samples": 320}, "to": "gba"}, {"at": {"samples": 960}, "to": "sync"}]
+    cfg = replace(sync_of(data), switch=SwitchConfig(schedule=schedule))
+    death = Death(monkeypatch, tmp_path, *turns)
+    result = go(cfg, tmp_path)
+    went_well(result, tmp_path, deaths=death.deaths)
+    assert death.deaths == len(turns)
+    assert [phase["mode"] for phase in result["phases"]] == ["sync", "gba", "gba", "sync"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn", "mode"),
+    [
+        (BeginPhase, 2, "gba"),  # one server knows of the phase
+        (BeginPhase, 5, "gba"),  # all servers and a worker do
+        (Barrier, 1, "async"), (Granted, 1, "hop_bs"), (Granted, 4, "hop_bw"),
+        (OrderStep, 2, "async"), (OrderStep, 24, "gba"),
+        (OrderStep, 36, "bsp"),  # the day's last, partial step
+        (DropPart, 2, "hop_bw"),
+    ],
+)  # fmt: skip
+def test_some_know_and_others_do_not(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, turn: int, mode: str
+) -> None:
+    death = Death(monkeypatch, tmp_path, turn, of=kind)
+    result = go(config(mode, data), tmp_path)
+    if kind is not DropPart or death.deaths:  # whether anything is dropped is the threads' affair
+        assert death.deaths == 1
+        went_well(result, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_it_dies_again_and_again(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The second one before everybody has come back, the third one soon after it goes on."""
+    death = Death(monkeypatch, tmp_path, 40, 3, 100)
+    told: list[Event] = []
+    result = go(config(mode, data), tmp_path, told=told)
+    assert death.deaths == 3
+    back = [event.fields["process"] for event in told if event.name == "joined"]
+    assert back == ["C"] * len(back) and 1 <= len(back) <= 2
+    went_well(result, tmp_path, deaths=len(back))
+
+
+@pytest.mark.parametrize("split", [0, 1])
+def test_an_evaluation_begins_anew(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: int
+) -> None:
+    """Of the validation data, or of the test data when that is done: the scores are those of the same parameters."""
+    plain, calls = Coordinator._grant_evaluation, [0]
+
+    def grant(this: Any, worker: int) -> None:
+        plain(this, worker)
+        calls[0] += this._evaluation is not None and this.record.round[1] == 1 and this._evaluation._leases != {}
+        if calls[0] == 1 + 5 * split:
+            calls[0] = -1000
+            raise Killed
+
+    monkeypatch.setattr(Coordinator, "_grant_evaluation", grant)
+    result = go(config("gba", data), tmp_path)
+    assert calls[0] < 0
+    went_well(result, tmp_path)
+
+
+def test_a_worker_dies_with_it(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server has closed its door to the worker, the others have not heard of it."""
+    plain, pushes = Exchange.push, [0]
+
+    def push(this: Any, item: Any, *rest: Any) -> None:
+        if this.index == 1 and pushes[0] >= 0:
+            pushes[0] += 1
+            if pushes[0] == 4:
+                pushes[0] = -1
+                raise Killed
+        plain(this, item, *rest)
+
+    monkeypatch.setattr(Exchange, "push", push)
+    death = Death(monkeypatch, tmp_path, 2, of=Fence)
+    cfg = config("gba", data)
+    cfg.cluster.hang_seconds = 1.0
+    result = go(cfg, tmp_path)
+    assert death.deaths == 1
+    went_well(result, tmp_path)
+    assert {failed["process"] for failed in result["recovery"]} == {"C", "W1"}
+    logged(tmp_path, result)
+
+
+def test_what_one_has_logged_of_failures_another_does_not_log_again(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies when all is in the log but its end."""
+    DyingWorker(monkeypatch, 1, 4, "before")
+    plain, deaths = Coordinator._event, list[str]()
+
+    def event(this: Any, name: str, fields: dict[str, Any]) -> None:
+        if name == "result" and not deaths:
+            deaths.append(name)
+            raise Killed
+        plain(this, name, fields)
+
+    monkeypatch.setattr(Coordinator, "_event", event)
+    cfg = config("gba", data)
+    cfg.cluster.lost_worker = "continue"
+    result = go(cfg, tmp_path)
+    assert deaths
+    went_well(result, tmp_path)
+    assert [each["process"] for each in logged(tmp_path, result)] == ["W1", "C"]
+
+
+def test_within_a_day_that_switches(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = [{"at": {"samples": 400}, "to": "async"}, {"at": {"samples": 900}, "to": "gba"}]
+    cfg = replace(config("gba", data), switch=SwitchConfig(schedule=schedule))
+    told: list[Event] = []
+    Death(monkeypatch, tmp_path, 70, 80)
+    result = go(cfg, tmp_path, told=told)
+    went_well(result, tmp_path, deaths=2)
+    assert [phase["mode"] for phase in result["phases"]] == ["gba", "async", "async", "gba"]
+    switched = [event.fields["to"] for event in told if event.name == "switch" and event.fields["state"] == "done"]
+    assert list(dict.fromkeys(switched)) == ["async", "gba"]
+    assert result["mode"] == "gba>async@samples400>gba@samples900"
+
+
+def test_in_a_storm(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config("async", data)
+    storm = {"kind": "messages", "drop": 0.05, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+    cfg.faults = FaultsConfig(plans=[storm])
+    Death(monkeypatch, tmp_path, 300)
+    result = go(cfg, tmp_path)
+    went_well(result, tmp_path)
+    assert set(result["messages"]) == set(FATES)
+
+
+def test_what_a_plan_did_is_not_done_again(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, told = config("gba", data), list[Event]()
+    cfg.faults = FaultsConfig(plans=[{"kind": "kill", "coordinator": True, "step": 4}])
+    plain = Coordinator._event
+
+    def event(this: Any, name: str, fields: dict[str, Any]) -> None:
+        plain(this, name, fields)
+        if name == "inject":
+            raise Killed
+
+    monkeypatch.setattr(Coordinator, "_event", event)
+    result = go(cfg, tmp_path, told=told)
+    assert [event.fields["process"] for event in told if event.name == "inject"] == ["C"]
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("C", "kill")
+    assert 0.0 <= failed["detected_s"] <= failed["loaded_s"] <= failed["useful_s"]
+
+
+def test_the_journal_is_kept_where_another_can_go_on(data: dict[str, Any]) -> None:
+    gba, ended = config("gba", data), config("gba", data)
+    ended.cluster = ClusterConfig(lost_coordinator="end")
+    virtual = config("gba", data)
+    virtual.cluster = ClusterConfig(name="virtual")
+    sync, replicas = RunConfig(), config("gba", data)
+    replicas.mode = ModeConfig("shadow_easgd")
+    assert [journal.kept(cfg) for cfg in (gba, sync, replicas, ended, virtual)] == [True, True, True, False, False]
+
+
+def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any], tmp_path: Path) -> None:
+    """And no note in its log, but small numbers."""
+    go(config("gba", data), tmp_path)
+    found = journal.Found.of(tmp_path, 1, 0.0)
+    assert (found.stood["stage"], found.stood["round"]) == (journal.OVER, 1)
+    assert json.dumps(found.notes)
+    infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]
+    notes = [record for record in infos if record.kind == event_log.NOTE]
+    assert notes == []

@@ -1,0 +1,42 @@
+"""What a lost shard takes with it of gradients that are announced."""
+
+from __future__ import annotations
+
+from gbactl.coordinator.gradient_slices import Parts
+
+
+def test_parts_are_applied_missed_or_forgotten() -> None:
+    hit: list[tuple[int, int]] = []
+    missed: list[tuple[int, int, int]] = []
+    parts = Parts(lambda *told: hit.append(told), lambda *told: missed.append(told))
+    parts.announced(0, [5, 7])
+    parts.announced(1, [3, ~4])  # its second part had gone to a server that was lost before
+    parts.announced(2, [9, 9])
+    parts.announced(3, [2, 2])
+    parts.dropped(2)
+    parts.applied(0, 32, 1.0)
+    parts.gone(1)
+    parts.gone(1)
+    assert parts.waiting == [1, 3]
+    parts.applied(1, 32, 0.5)
+    parts.applied(3, 20, 0.0)  # decayed: it would have changed nothing
+    assert hit == [(0, 5), (1, 7), (0, 3)] and missed == [(1, 32, 4)] and parts.waiting == []
+
+
+def test_what_waits_is_taken_up_by_another() -> None:
+    hit: list[tuple[int, int]] = []
+    old = Parts(lambda *_: None, lambda *_: None)
+    new = Parts(lambda *told: hit.append(told), lambda *_: None)
+    old.announced(4, [5, 7])
+    new.take_up(old)
+    new.applied(4, 32, 1.0)
+    assert hit == [(0, 5), (1, 7)]
+
+
+def test_a_part_without_rows_is_lost_like_any_other() -> None:
+    missed: list[tuple[int, int, int]] = []
+    parts = Parts(lambda *_: None, lambda *told: missed.append(told))
+    parts.announced(0, [0])
+    parts.gone(0)
+    parts.applied(0, 8, 1.0)
+    assert missed == [(0, 8, 0)]

@@ -1,0 +1,496 @@
+"""Replica modes on a cluster of threads: what is saved, going on from it, and servers that die."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.checkpoint.export import export
+from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.restore import dense_state
+from gbactl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    ModeConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+    from_dict,
+)
+from gbactl.coordinator.checkpointing import Cuts
+from gbactl.coordinator.core import Coordinator
+from gbactl.launch.resume import at
+from gbactl.server.core import Server
+from gbactl.server.easgd_center import CentreSide
+from gbactl.trainer.dense_params import TrainerDense
+from gbactl.trainer.easgd_exchange import ElasticExchange
+from gbactl.trainer.hogwild import Lane
+from gbactl.wire.messages import (
+    Adopt,
+    Elastic,
+    Event,
+    GiveReplica,
+    OrderStep,
+    Pull,
+    Push,
+    Save,
+    SaveReplica,
+    SettleReplicas,
+)
+from gbactl.worker.client import Exchange
+from tests.support.deaths import Death, Orphaned, Victim
+from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.small_data import prepared
+
+ROWS, DAYS = 900, 3
+SAMPLES = ROWS * (DAYS - 1)  # two days of training, evaluated after each
+CENTRE, ROUNDS = ("shadow_easgd", "fr_easgd"), ("shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf", "local_sgd")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("cache"), ROWS, DAYS)
+
+
+def config(
+    mode: str, save: str = "cpr", every: int = 8, *, workers: int = 3, servers: int = 2, batch: int = 32,
+    switches: list[dict[str, Any]] | None = None, optimizer: str = "adam", resume: str | None = None, **options: Any,
+) -> RunConfig:  # fmt: skip
+    own = {} if mode.startswith("shadow") or mode not in CENTRE + ROUNDS else {"k": 3}
+    return check(
+        RunConfig(
+            mode=ModeConfig(mode, batch, prefetch=1, options={**own, **options}),
+            model=ModelConfig(dim=4, hidden=[8], batch_norm=True, dropout=0.1),
+            cluster=ClusterConfig(workers=workers, servers=servers, hang_seconds=10.0),
+            train=TrainConfig(global_batch=96, eval_batch=100),
+            optim=OptimConfig(optimizer, lr=0.01),
+            checkpoint=CheckpointConfig(name=save, interval_steps=every, keep=99, mb_per_second=0),
+            switch=SwitchConfig(schedule=switches or []),
+            resume=resume,
+            seed=5,
+        )
+    )
+
+
+def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+    assert result["refused_frames"] == 0
+
+
+def of(told: list[Event], name: str) -> list[dict[str, Any]]:
+    return [event.fields for event in told if event.name == name]
+
+
+def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W0 is slower than the others, and does fewer batches."""
+    plain = Lane.finish
+
+    def finish(this: Any, item: Any, gradient: Any) -> None:
+        if this.trainer.exchange.index == 0:
+            time.sleep(0.01)
+        plain(this, item, gradient)
+
+    monkeypatch.setattr(Lane, "finish", finish)
+
+
+@pytest.fixture
+def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training does not go beyond a day's 20th batch before there is a checkpoint, however slow the disk is."""
+    saved, count, push = threading.Event(), Cuts._count_saved, Exchange.push
+
+    def count_saved(this: Any, cut: Any) -> None:
+        saved.set()
+        count(this, cut)
+
+    def pushes(this: Any, item: Any, *rest: Any) -> None:
+        if item.grant.batch >= 20:
+            assert saved.wait(50.0), "no checkpoint came to be"
+        push(this, item, *rest)
+
+    monkeypatch.setattr(Cuts, "_count_saved", count_saved)
+    monkeypatch.setattr(Exchange, "push", pushes)
+
+
+# -- what is saved ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("saved_early")
+@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_path: Path, mode: str) -> None:
+    """In the same mode and others, on other numbers of trainers and shards; and exports."""
+    told: list[Event] = []
+    result = run_in_memory(config(mode, "full"), data, tmp_path / "one", told=told)
+    adds_up(result)
+    saved = [fields for fields in of(told, "checkpoint") if fields["state"] == "saved"]
+    assert len(saved) >= 2 and result["checkpoint"]["failed"] == 0
+    folder = Folder(tmp_path / "one" / "checkpoints")
+    chain = folder.verified(folder.names()[0])
+    assert export(chain, tmp_path / "export")[0].is_file()
+    for then, workers, servers in ((mode, 2, 3), ("gba", 3, 1), ("sync", 3, 2)):
+        values = {**at(chain), "resume": str(chain.folder / chain.last.name)}
+        changed = config(then, "none", workers=workers, servers=servers)
+        cfg = dataclasses.replace(
+            from_dict(values), mode=changed.mode, cluster=changed.cluster, checkpoint=changed.checkpoint
+        )
+        again, heard = run_in_memory(check(cfg), data, tmp_path / then / mode, told=(later := [])), later
+        adds_up(again)
+        assert again["checkpoint"]["resumed_at"] == chain.last.step
+        sentences = [fields["sentence"] for fields in of(heard, "checkpoint") if fields["state"] == "resumed"]
+        which = "the centre" if mode in CENTRE else "the mean of the replicas"
+        assert sentences == ([f"Every replica begins with {which} of step {chain.last.step}."] if then == mode else [])
+
+
+@pytest.mark.usefixtures("saved_early")
+@pytest.mark.parametrize("first", ["sync", "gba"])
+def test_trainers_go_on_from_a_checkpoint_of_another_mode(data: Path, tmp_path: Path, first: str) -> None:
+    run_in_memory(config(first, "full", every=3), data, tmp_path / "one")
+    folder = Folder(tmp_path / "one" / "checkpoints")
+    chain = folder.verified(folder.names()[0])
+    values = {**at(chain), "resume": str(chain.folder / chain.last.name)}
+    cfg = dataclasses.replace(from_dict(values), mode=config("fr_ma").mode, checkpoint=CheckpointConfig())
+    adds_up(run_in_memory(check(cfg), data, tmp_path / "two"))
+
+
+@pytest.mark.usefixtures("saved_early")
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_easgd"])
+def test_the_dense_part_is_the_mean_of_what_trainers_told_or_the_centre(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, optimizer: str
+) -> None:
+    given: dict[int, dict[int, Any]] = {}
+    centres: dict[int, dict[int, Any]] = {}
+    heard, save = Coordinator._on_dense_saved, Server._save
+
+    def on_dense_saved(this: Any, channel: Any, message: Any, frame: Any) -> None:
+        values = frame.payload.view(np.float32).copy()
+        given.setdefault(message.number, {})[channel.peer.index] = (message.step, message.params, values)
+        heard(this, channel, message, frame)
+
+    def saves(this: Any, channel: Any, message: Any, frame: Any) -> None:
+        centres.setdefault(message.number, {})[this.index] = this.shard.dense.value.copy()
+        save(this, channel, message, frame)
+
+    monkeypatch.setattr(Coordinator, "_on_dense_saved", on_dense_saved)
+    monkeypatch.setattr(Server, "_save", saves)
+    run_in_memory(config(mode, "full", optimizer=optimizer), data, tmp_path)
+    folder, seen = Folder(tmp_path / "checkpoints"), 0
+    for name in folder.names():
+        chain = folder.verified(name)
+        state, told = dense_state(chain), given.get(chain.last.number)
+        if chain.last.position["ended"]:
+            assert told is None, "the servers hold what the replicas have come to"
+            continue
+        assert told is not None and set(told) == {0, 1, 2}
+        told = {worker: each for worker, each in told.items() if each[1] >= 0}  # else it had not begun yet
+        size, params = len(state["value"]), next(iter(told.values()))[1]
+        mean = np.mean([values.astype(np.float64) for _, _, values in told.values()], axis=0)
+        centre = np.concatenate([part for _, part in sorted(centres[chain.last.number].items())])
+        expected = centre if mode == "shadow_easgd" else mean[:size]
+        assert np.allclose(state["value"], expected, atol=1e-6)
+        moments = [values for key, values in sorted(state.items()) if key.startswith("moment.")]
+        assert len(moments) == (2 if optimizer == "adam" else 0)
+        if moments:
+            assert np.allclose(np.concatenate(moments), mean[size : size + 2 * params], atol=1e-6)
+        assert int(state["step"][0]) == max(step for step, _, _ in told.values())
+        seen += 1
+    assert seen >= 1
+
+
+@pytest.mark.usefixtures("saved_early")
+def test_threads_on_one_replica_save_it_too(data: Path, tmp_path: Path) -> None:
+    result = run_in_memory(config("fr_easgd", "full", workers=2, hogwild_threads=3), data, tmp_path)
+    adds_up(result)
+    assert result["checkpoint"]["saved"] >= 2 and result["checkpoint"]["failed"] == 0
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
+def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain, died = TrainerDense._save, []
+
+    def save(this: Any, message: SaveReplica) -> None:
+        if this.exchange.index == 1 and not died:
+            died.append(message.number)
+            this.exchange.hub.close()
+            raise Killed
+        plain(this, message)
+
+    monkeypatch.setattr(TrainerDense, "_save", save)
+    told: list[Event] = []
+    result = run_in_memory(config(mode, "full"), data, tmp_path, told=told)
+    adds_up(result)
+    assert died and of(told, "lost")[0]["process"] == "W1"
+    assert result["checkpoint"]["failed"] == 0
+    assert Folder(tmp_path / "checkpoints").verified(f"cut-{died[0]:06d}")
+
+
+# -- the lost server alone goes back ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (OrderStep, 21, True)])
+def test_training_goes_on_and_every_update_is_there_or_counted(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, kind: type[Any],
+    turn: int, after: bool,
+) -> None:  # fmt: skip
+    uneven(monkeypatch)
+    Victim(monkeypatch, kind, turn, after=after)
+    told: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    adds_up(result)
+    assert result["samples"]["trained"] == SAMPLES
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("S0", "death")
+    assert 0 < failed["samples_undone"] < SAMPLES and failed["row_updates_undone"] > 0
+    assert failed["pls"] == pytest.approx(failed["samples_undone"] / (SAMPLES * 2))
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    assert there + failed["row_updates_undone"] == result["checkpoint"]["row_updates"]
+    [joined] = of(told, "joined")
+    assert joined["step"] >= joined["loaded"] and (joined["loaded"] == -1 or joined["loaded"] % 8 == 0)
+    assert result["auc"] > 0.5
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_whom_a_trainer_exchanges_with_dies(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, servers: int
+) -> None:
+    Victim(monkeypatch, Elastic, 5, lives=2)
+    result = run_in_memory(config(mode, servers=servers, hogwild_threads=2), data, tmp_path)
+    adds_up(result)
+    assert len(result["recovery"]) == 2 and result["replicas"]["exchanges"] > 5
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
+@pytest.mark.parametrize("save", ["cpr", "full"])
+@pytest.mark.parametrize(("kind", "turn", "after"), [
+    (GiveReplica, 2, False), (GiveReplica, 3, True), (SettleReplicas, 1, False), (SettleReplicas, 2, True),
+    (Save, 2, True), (Pull, 60, False),
+])  # fmt: skip
+def test_a_server_dies_at_the_end_of_a_phase(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, save: str, kind: type[Any], turn: int,
+    after: bool,
+) -> None:  # fmt: skip
+    victim = Victim(monkeypatch, kind, turn, after=after)
+    result = run_in_memory(config(mode, save), data, tmp_path)
+    adds_up(result)
+    assert victim.deaths == 1 and [failed["process"] for failed in result["recovery"]] == ["S0"]
+    assert result["auc"] > 0.5
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_ma"])
+def test_what_a_lost_server_was_given_all_give_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """It dies when two of three have given: the mean is that of all three all the same."""
+    settled: list[int] = []
+    plain = CentreSide._settle
+
+    def settle(this: Any, *args: Any) -> None:
+        settled.append(this._count)
+        plain(this, *args)
+
+    monkeypatch.setattr(CentreSide, "_settle", settle)
+    Victim(monkeypatch, GiveReplica, 2, after=True)
+    adds_up(run_in_memory(config(mode), data, tmp_path))
+    assert settled == [3] * 4, "two servers, two days"
+
+
+def test_an_exchange_does_not_wait_for_a_server_that_is_away(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes its place before the trainers have exchanged with the other server again."""
+    met, away = threading.Event(), threading.Event()
+    plain, lost, again = ElasticExchange.__call__, ElasticExchange._lost, Server.run
+
+    def exchange(this: Any, replica: Any, alpha: float) -> Any:
+        gone = away.is_set()
+        found = plain(this, replica, alpha)
+        if gone and found is not None:
+            met.set()
+        return found
+
+    def loses(this: Any, shard: int) -> None:
+        away.set()
+        lost(this, shard)
+
+    def run(this: Any) -> None:
+        if away.is_set():
+            assert met.wait(20.0), "the exchange waits for who is away"
+        again(this)
+
+    monkeypatch.setattr(ElasticExchange, "__call__", exchange)
+    monkeypatch.setattr(ElasticExchange, "_lost", loses)
+    monkeypatch.setattr(Server, "run", run)
+    Victim(monkeypatch, Push, 20)
+    adds_up(run_in_memory(config("shadow_easgd"), data, tmp_path))
+    assert met.is_set()
+
+
+# -- everybody goes back ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize("every", [8, 1000])
+def test_everybody_goes_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, every: int
+) -> None:
+    Victim(monkeypatch, Push, 22)
+    told: list[Event] = []
+    result = run_in_memory(config(mode, "full", every), data, tmp_path, told=told)
+    adds_up(result)
+    [rewound] = of(told, "rewound")
+    assert rewound["samples"] > 0 and rewound["to"] % 8 == 0 and result["checkpoint"]["pls"] == 0.0
+    [failed] = result["recovery"]
+    assert failed["samples_rolled_back"] == rewound["samples"] and failed["row_updates_undone"] == 0
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    assert there == result["checkpoint"]["row_updates"]
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_bmuf"])
+def test_replicas_go_back_to_what_was_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    taken: list[Any] = []
+    plain = TrainerDense.take_over
+
+    def take_over(this: Any, turn: int) -> None:
+        plain(this, turn)
+        taken.append((this.replica.value.copy(), this.replica.block.step))
+
+    monkeypatch.setattr(TrainerDense, "take_over", take_over)
+    Victim(monkeypatch, Push, 30)
+    told: list[Event] = []
+    run_in_memory(config(mode, "full"), data, tmp_path, told=told)
+    [rewound] = of(told, "rewound")
+    folder = Folder(tmp_path / "checkpoints")
+    [chain] = [c for c in map(folder.verified, folder.names()) if c.last.step == rewound["to"]]
+    state = dense_state(chain)
+    assert len(taken) == 3
+    for value, step in taken:
+        assert np.array_equal(value, state["value"]) and step == int(state["step"][0])
+
+
+def test_a_server_dies_in_a_switch_to_and_from_trainers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [
+        {"at": {"samples": 384}, "to": "shadow_ma", "set": {"local_batch": 32}},
+        {"at": {"samples": 1200}, "to": "gba", "set": {"local_batch": 32}},
+    ]
+    Victim(monkeypatch, Push, 25, lives=2)
+    result = run_in_memory(config("gba", switches=steps), data, tmp_path)
+    adds_up(result)
+    assert [phase["mode"] for phase in result["phases"]] == ["gba", "shadow_ma", "shadow_ma", "gba"]
+    assert len(result["recovery"]) == 2
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
+def test_a_worker_dies_while_a_server_is_away(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    Victim(monkeypatch, Push, 14)
+    plain, died = Exchange._closed, []
+
+    def closed(this: Any, shard: int | None) -> None:
+        plain(this, shard)
+        if this.index == 2 and not died:
+            died.append(1)
+            this.hub.close()
+            raise Killed
+
+    monkeypatch.setattr(Exchange, "_closed", closed)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]
+
+
+# -- and the coordinator ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [1, 8, 40])
+@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
+def test_the_coordinator_is_killed_soon_after_a_server_came_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
+) -> None:
+    Victim(monkeypatch, Push, 12)
+    orphaned = Orphaned(monkeypatch, Adopt, later)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
+
+
+@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize("turn", [1, 12, 45, 90, 130, 170])
+def test_the_coordinator_dies_at_any_message(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
+) -> None:
+    """While a checkpoint is under way, too."""
+    death = Death(monkeypatch, tmp_path, turn + 3 * (CENTRE + ROUNDS).index(mode))
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert death.deaths == 1 and [failed["process"] for failed in result["recovery"]] == ["C"]
+    assert result["samples"]["trained"] == SAMPLES and result["gradients"]["applied"] == 2 * -(-ROWS // 32)
+    assert len(result["phases"]) == 2 and result["replicas"]["exchanges"] > 0 and result["auc"] > 0.5
+
+
+
+
+@pytest.mark.parametrize("mode", ["shadow_ma", "fr_easgd"])
+@pytest.mark.parametrize("turn", [20, 60, 110])
+def test_whose_trainers_have_more_threads(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
+) -> None:
+    """They ask for as many batches as before, and for no more in the mode after it."""
+    death = Death(monkeypatch, tmp_path, turn)
+    steps = [{"at": {"samples": 1200}, "to": "gba", "set": {"local_batch": 32}}]
+    result = run_in_memory(config(mode, hogwild_threads=3, switches=steps), data, tmp_path)
+    adds_up(result)
+    assert death.deaths == 1 and result["samples"]["trained"] + result["samples"]["decayed"] == SAMPLES
+
+
+@pytest.mark.parametrize("turns", [(40,), (62,), (75,), (90,), (120,), (150,), (60, 70)])
+def test_the_coordinator_dies_between_modes(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: tuple[int, ...]
+) -> None:
+    """On the way to trainers, and back from them."""
+    steps = [
+        {"at": {"samples": 384}, "to": "fr_ma", "set": {"local_batch": 32, "k": 3}},
+        {"at": {"samples": 768}, "to": "gba", "set": {"local_batch": 32}},
+        {"at": {"samples": 1200}, "to": "shadow_easgd", "set": {"local_batch": 32}},
+    ]
+    death = Death(monkeypatch, tmp_path, *turns)
+    result = run_in_memory(config("gba", switches=steps), data, tmp_path)
+    adds_up(result)
+    assert death.deaths == len(turns)
+    assert [phase["mode"] for phase in result["phases"]] == ["gba", "fr_ma", "gba", "gba", "shadow_easgd"]
+
+
+@pytest.mark.parametrize("mode", ["shadow_bmuf", "fr_easgd"])
+def test_a_trainer_dies_and_then_the_coordinator(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain, died = Lane.finish, []
+
+    def finish(this: Any, item: Any, gradient: Any) -> None:
+        if this.trainer.exchange.index == 1 and item.grant.batch >= 8 and not died:
+            died.append(1)
+            raise Killed
+        plain(this, item, gradient)
+
+    monkeypatch.setattr(Lane, "finish", finish)
+    Death(monkeypatch, tmp_path, 120)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert {failed["process"] for failed in result["recovery"]} == {"C", "W1"}

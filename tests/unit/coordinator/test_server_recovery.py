@@ -1,0 +1,565 @@
+"""Servers that die or hang on a cluster of threads: others come in their place, and what that cost is counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.checkpoint import manifest as manifests
+from gbactl.checkpoint.folder import Folder
+from gbactl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    CollectiveConfig,
+    FaultsConfig,
+    ModeConfig,
+    ModelConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+)
+from gbactl.coordinator import event_log
+from gbactl.coordinator.worker_recovery import FATES
+from gbactl.errors import ClusterError, EventLogError, PeerGoneError
+from gbactl.replay.recording import scan
+from gbactl.server import recovery
+from gbactl.server.core import Server
+from gbactl.wire.messages import (
+    KIND,
+    Adopt,
+    Barrier,
+    BeginPhase,
+    Event,
+    GetDense,
+    Inspect,
+    OrderStep,
+    Pull,
+    Push,
+    PutDense,
+    Reload,
+    Save,
+)
+from tests.support.deaths import Orphaned, Victim
+from tests.support.failures import logged
+from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.small_data import prepared
+
+PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+SAMPLES = 1500
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("cache"), SAMPLES)
+
+
+def config(
+    mode: str, save: str = "cpr", every: int = 3, hang: float = 10.0, servers: int = 2, **more: Any
+) -> RunConfig:
+    return check(
+        RunConfig(
+            mode=ModeConfig(mode),
+            model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
+            cluster=ClusterConfig(workers=3, servers=servers, hang_seconds=hang),
+            collective=CollectiveConfig(name="shm"),
+            train=TrainConfig(global_batch=96, eval_batch=200),
+            checkpoint=CheckpointConfig(name=save, interval_steps=every, mb_per_second=0),
+            seed=5,
+            **more,
+        )
+    )
+
+
+def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+
+
+def counted(result: dict[str, Any], servers: int = 2) -> dict[str, Any]:
+    """The only failure of a run, a server's, whose account fits that of the whole run."""
+    [failed] = result["recovery"]
+    assert failed["process"][0] == "S"
+    assert failed["pls"] == pytest.approx(failed["samples_undone"] / (SAMPLES * servers))
+    saved = result["checkpoint"]
+    assert saved["pls"] == pytest.approx(failed["pls"])
+    assert failed["row_updates_undone"] <= round(saved["lost_updates"] * saved["row_updates"])
+    assert 0.0 <= failed["detected_s"] <= failed["loaded_s"]
+    return dict(failed)
+
+
+def of(told: list[Event], name: str) -> list[dict[str, Any]]:
+    return [event.fields for event in told if event.name == name]
+
+
+# -- the lost server alone goes back ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [*PS, "sync"])
+@pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (Push, 31, True), (OrderStep, 11, True)])
+def test_training_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[Any], turn: int, after: bool
+) -> None:
+    Victim(monkeypatch, kind, turn, after=after)
+    told: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    adds_up(result)
+    failed = counted(result)
+    assert failed["failure"] == "death" and failed["useful_s"] >= failed["loaded_s"]
+    assert 0 < failed["samples_undone"] < SAMPLES and failed["row_updates_undone"] > 0
+    [joined] = of(told, "joined")
+    assert joined["process"] == "S0" and joined["step"] >= joined["loaded"]
+    assert joined["loaded"] == -1 or joined["loaded"] % 3 == 0
+
+
+def test_before_the_first_checkpoint_it_begins_anew(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows from the seed, the dense slice as it was installed."""
+    Victim(monkeypatch, OrderStep, 5)
+    told: list[Event] = []
+    result = run_in_memory(config("async", every=1000), data, tmp_path, told=told)
+    adds_up(result)
+    assert counted(result)["samples_undone"] >= 4 * 32
+    assert of(told, "joined")[0]["loaded"] == -1
+
+
+def test_the_only_server(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Victim(monkeypatch, Pull, 20)
+    result = run_in_memory(config("gba", servers=1), data, tmp_path)
+    adds_up(result)
+    counted(result, servers=1)
+
+
+@pytest.mark.parametrize("variant", ["cpr_scar", "cpr_mfu", "cpr_ssu"])
+def test_rows_saved_by_priority(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    Victim(monkeypatch, Push, 25)
+    result = run_in_memory(config("async", save=variant, every=16), data, tmp_path)
+    adds_up(result)
+    assert counted(result)["row_updates_undone"] > 0
+
+
+def test_it_dies_again_and_the_other_one_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Victim(monkeypatch, Push, 12, lives=2)
+    second = Victim(monkeypatch, Push, 14, index=1)
+    result = run_in_memory(config("gba"), data, tmp_path)
+    adds_up(result)
+    assert (first.deaths, second.deaths) == (2, 1)
+    assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "S0", "S1"]
+    assert result["checkpoint"]["pls"] == pytest.approx(sum(failed["pls"] for failed in result["recovery"]))
+
+
+@pytest.mark.parametrize("row_staleness", ["token", "row"])
+def test_rows_with_a_staleness_of_their_own(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_staleness: str
+) -> None:
+    Victim(monkeypatch, Push, 14, after=True)
+    cfg = config("gba")
+    cfg.mode = ModeConfig("gba", options={"row_staleness": row_staleness, "decay": "exp"})
+    adds_up(run_in_memory(check(cfg), data, tmp_path))
+
+
+# -- the worst moments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "turn"),
+    [(BeginPhase, 1), (BeginPhase, 2), (Barrier, 1), (Barrier, 2), (Inspect, 1), (Inspect, 2), (Save, 2)],
+)
+def test_between_phases_and_while_saving(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Any], turn: int, after: bool
+) -> None:
+    victim = Victim(monkeypatch, kind, turn, after=after)
+    result = run_in_memory(config("gba"), data, tmp_path)
+    adds_up(result)
+    assert victim.deaths == 1
+    if not (after and (kind, turn) == (Inspect, 2)):  # with its last answer the run was over
+        counted(result)
+    assert Folder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+
+
+def test_in_an_evaluation(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulls are asked again of whoever comes; every prediction is there once."""
+    plain, died = Server.handle, [0]
+
+    def handle(this: Any, channel: Any, frame: Any) -> None:
+        evaluating = this.index == 1 and this.phase == 2 and frame.kind == KIND[Pull]
+        died[0] += evaluating
+        if evaluating and died[0] == 3:
+            raise Killed
+        plain(this, channel, frame)
+
+    monkeypatch.setattr(Server, "handle", handle)
+    result = run_in_memory(config("bsp"), data, tmp_path)
+    adds_up(result)
+    assert counted(result)["process"] == "S1" and 0.4 < result["auc"] < 1.0
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("first", "to", "kind"), [("gba", "sync", GetDense), ("sync", "gba", PutDense), ("gba", "sync", Inspect)]
+)
+def test_in_a_switch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, to: str, kind: type[Any], after: bool
+) -> None:
+    victim = Victim(monkeypatch, kind, 1, after=after)
+    cfg = config(first, switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": to}]))
+    result = run_in_memory(cfg, data, tmp_path)
+    adds_up(result)
+    modes = [phase["mode"] for phase in result["phases"]]
+    assert victim.deaths == 1 and modes[-1] == to and len(modes) <= 3
+
+
+def test_a_worker_dies_while_a_server_is_away(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new server learns to whom its door is closed, the new worker where the new server is."""
+    from gbactl.worker.client import Exchange
+
+    Victim(monkeypatch, Push, 14)
+    plain, died = Exchange._closed, []
+
+    def closed(this: Any, shard: int | None) -> None:
+        plain(this, shard)
+        if this.index == 2 and not died:
+            died.append(1)
+            this.hub.close()
+            raise Killed
+
+    monkeypatch.setattr(Exchange, "_closed", closed)
+    result = run_in_memory(config("gba"), data, tmp_path)
+    adds_up(result)
+    assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]
+
+
+def test_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storm = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+    plain, seen = Server._push, [0]
+
+    def push(this: Any, *args: Any) -> None:
+        seen[0] += this.index == 0
+        if seen[0] == 14:
+            seen[0] += 1
+            raise Killed
+        plain(this, *args)
+
+    monkeypatch.setattr(Server, "_push", push)
+    result = run_in_memory(config("gba", faults=FaultsConfig(plans=[storm])), data, tmp_path)
+    adds_up(result)
+    counted(result)
+    assert set(result["messages"]) == set(FATES)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_damaged_or_foreign_checkpoint_costs_more(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+) -> None:
+    """The one before it is used, and what lies between is counted."""
+    handle = Server.handle
+    died: list[int] = []
+
+    def handles(this: Any, channel: Any, frame: Any) -> None:
+        if this.index == 0 and frame.kind == KIND[Push] and not died and this.shard.version > 18:
+            time.sleep(0.02)  # until two are complete
+            if len(Folder(tmp_path / "checkpoints").names()) > 1:
+                died.append(1)
+                raise Killed
+        handle(this, channel, frame)
+
+    monkeypatch.setattr(Server, "handle", handles)
+    plain = recovery.load_last
+
+    def load_last(shard: Any, folder: Folder, resumed: Path | None) -> int:
+        newest = folder.path / folder.names()[-1]
+        if foreign:
+            manifests.write(newest, dataclasses.replace(manifests.read(newest), identity="of another seed"))
+            return plain(shard, folder, resumed)
+        (path,) = newest.glob("S0.*")
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        return plain(shard, folder, resumed)
+
+    monkeypatch.setattr("gbactl.nodes.bootstrap.load_last", load_last)
+    told: list[Event] = []
+    result = run_in_memory(config("async", every=8), data, tmp_path, told=told)
+    adds_up(result)
+    saved = [fields["step"] for fields in of(told, "checkpoint") if fields["state"] == "saved"]
+    [joined] = of(told, "joined")
+    before = sorted(step for step in saved if step <= joined["step"])
+    assert joined["loaded"] == before[-2]
+    assert counted(result)["samples_undone"] >= 8 * 32
+
+
+def test_without_checkpoints_the_run_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Victim(monkeypatch, Push, 5)
+    with pytest.raises(PeerGoneError, match=r"S0 is gone|lost its connection to S0"):
+        run_in_memory(config("gba", save="none"), data, tmp_path)
+
+
+def test_such_a_run_cannot_be_replayed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Victim(monkeypatch, Push, 14)
+    run_in_memory(config("gba"), data, tmp_path)
+    kinds = [record.fields["state"] for record in event_log.read(tmp_path / "events.log")
+             if isinstance(record, event_log.InfoRecord) and record.kind == event_log.SERVER]  # fmt: skip
+    assert kinds == ["lost", "back"]
+    with pytest.raises(EventLogError, match=r"a server was lost \(S0, step \d+\); such a run cannot be replayed"):
+        scan(tmp_path / "events.log")
+
+
+# -- everybody goes back ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_in_memory(config("sync", save="full"), data, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn", "after", "every"),
+    [(Push, 25, False, 3), (OrderStep, 8, True, 3), (Push, 9, False, 1000), (Inspect, 1, False, 3), (Save, 2, True, 3)],
+)
+def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type[Any],
+    turn: int, after: bool, every: int,
+) -> None:  # fmt: skip
+    Victim(monkeypatch, kind, turn, after=after)
+    told: list[Event] = []
+    result = run_in_memory(config("sync", save="full", every=every), data, tmp_path, told=told)
+    adds_up(result)
+    assert result["checksums"]["model"] == undisturbed["checksums"]["model"] is not None
+    assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
+    [failed] = result["recovery"]
+    assert (failed["samples_undone"], failed["pls"], failed["row_updates_undone"]) == (0, 0.0, 0)
+    [rewound] = of(told, "rewound")
+    assert rewound["to"] == (0 if every > 100 else rewound["to"] // 3 * 3) and rewound["samples"] >= 0
+    assert failed["samples_rolled_back"] == rewound["samples"]
+
+
+@pytest.mark.parametrize("mode", PS)
+def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    Victim(monkeypatch, Push, 25)
+    told: list[Event] = []
+    result = run_in_memory(config(mode, save="full"), data, tmp_path, told=told)
+    adds_up(result)
+    [rewound] = of(told, "rewound")
+    assert rewound["samples"] > 0 and result["checkpoint"]["pls"] == 0.0
+    [failed] = result["recovery"]
+    assert failed["samples_rolled_back"] == rewound["samples"] and failed["useful_s"] >= failed["loaded_s"] > 0
+    if mode != "hop_bw":  # which drops what comes last
+        assert result["global_step"] >= -(-SAMPLES // 96)
+
+
+@pytest.mark.parametrize(("kind", "turn"), [(Reload, 1), (Pull, 3)])
+def test_who_dies_on_the_way_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type[Any], turn: int
+) -> None:
+    first = Victim(monkeypatch, Push, 25)
+    plain, died = Server.handle, [0]
+
+    def handle(this: Any, channel: Any, frame: Any) -> None:
+        due = this.index == 1 and first.deaths and frame.kind == KIND[kind]
+        died[0] += bool(due)
+        if due and died[0] == turn:
+            raise Killed
+        plain(this, channel, frame)
+
+    monkeypatch.setattr(Server, "handle", handle)
+    told: list[Event] = []
+    result = run_in_memory(config("sync", save="full"), data, tmp_path, told=told)
+    adds_up(result)
+    again = sum(rewound["samples"] for rewound in of(told, "rewound"))
+    assert 0 < again == result["samples"]["rolled_back"], "once, however many servers were lost"
+    assert again == sum(failed["samples_rolled_back"] for failed in result["recovery"])
+    assert died[0] >= turn and result["checksums"]["model"] == undisturbed["checksums"]["model"]
+
+
+# -- hanging ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[Any]]]:
+    """Server 0 stands still from its 14th push on, until the event is set; the list has it from then on."""
+    awake, over, plain, pushes, who = threading.Event(), threading.Event(), Server.handle, [0], []
+
+    def handle(this: Any, channel: Any, frame: Any) -> None:
+        pushes[0] += this.index == 0 and frame.kind == KIND[Push]
+        if pushes[0] == 14 and not who:
+            who.append(this)
+        if this in who:
+            awake.wait(12)
+            if over.is_set():  # else it would go on in the next test
+                raise Killed
+        plain(this, channel, frame)
+
+    monkeypatch.setattr(Server, "handle", handle)
+    yield awake, who
+    over.set()
+    awake.set()
+
+
+def test_who_hangs_is_missed_and_ends_when_it_wakes_up(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: tuple[threading.Event, list[Any]]
+) -> None:
+    awake, who = hung
+    plain = recovery.Comeback._adopt
+
+    def adopt(this: Any, *args: Any) -> None:
+        plain(this, *args)
+        awake.set()
+
+    monkeypatch.setattr(recovery.Comeback, "_adopt", adopt)
+    result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
+    adds_up(result)
+    assert counted(result)["failure"] == "hang"
+    assert counted(result)["detected_s"] > 0.2, "since it was heard of last: two beats of four before the patience ends"
+    assert who[0].stopped and who[0].shard.version < result["global_step"]
+
+
+def test_who_hangs_where_nobody_may_ends_the_run(
+    data: Path, tmp_path: Path, hung: tuple[threading.Event, list[Any]]
+) -> None:
+    with pytest.raises(ClusterError, match=r"S0 has not answered for 0\.4 s .* type checkpoint=cpr"):
+        run_in_memory(config("gba", save="none", hang=0.4), data, tmp_path)
+
+
+# -- and the coordinator ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [1, 3, 8, 40])
+@pytest.mark.parametrize("mode", ["gba", "async", "hop_bw", "sync"])
+def test_the_coordinator_is_killed_soon_after_a_server_came_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
+) -> None:
+    """Within the same phase: some workers know where the shard is now, others do not."""
+    Victim(monkeypatch, Push, 12)
+    orphaned = Orphaned(monkeypatch, Adopt, later)
+    result = run_in_memory(config(mode), data, tmp_path)
+    adds_up(result)
+    assert (orphaned.deaths, {failed["process"] for failed in result["recovery"]}) == (1, {"C", "S0"})
+    assert result["refused_frames"] == 0 and result["gradients"]["applied"] <= SAMPLES // 32 + 1
+    logged(tmp_path, result)
+
+
+def test_the_coordinator_is_killed_and_then_a_server(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits on the shards was announced to the coordinator before."""
+    Victim(monkeypatch, OrderStep, 9)
+    orphaned = Orphaned(monkeypatch, OrderStep, 40)
+    result = run_in_memory(config("gba"), data, tmp_path)
+    adds_up(result)
+    assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
+
+
+@pytest.mark.parametrize("save", ["cpr", "full"])
+def test_who_loses_the_coordinator_before_a_server_is_back_ends(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
+) -> None:
+    Victim(monkeypatch, Push, 12)
+    Orphaned(monkeypatch, Adopt, 0 if save == "cpr" else 4)
+    with pytest.raises(ClusterError, match=r"S0 was lost, and then the coordinator, .* type resume="):
+        run_in_memory(config("gba", save=save), data, tmp_path)
+
+
+# -- exactness --------------------------------------------------------------------------------------
+
+
+def no_mixture_was_saved(run_dir: Path) -> bool:
+    """Where everybody goes back, it is to what was saved before the loss: what one server has afterwards is older."""
+    told = [r.fields for r in event_log.read(run_dir / "events.log") if getattr(r, "kind", 0) == event_log.SERVER]
+    lost, sound = -1, True
+    for each in told:
+        lost = each["step"] if each["state"] == "lost" and lost < 0 else lost
+        if each["state"] == "rewound":
+            sound, lost = sound and each["loaded"] <= lost, -1
+    return sound
+
+
+@pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8), ("cpr_ssu", 16), ("full", 6)])
+def test_every_update_is_there_or_counted_as_lost(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int
+) -> None:
+    """In async Adam counts the gradients that a row has had."""
+    Victim(monkeypatch, Push, 12, lives=2)  # with 47 batches, of which each death may take six along
+    Victim(monkeypatch, OrderStep, 17, index=1)
+    result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
+    adds_up(result)
+    saved = result["checkpoint"]
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    lost = sum(failed["row_updates_undone"] for failed in result["recovery"])
+    assert len(result["recovery"]) == 3 and (lost > 0) == (save != "full")
+    assert no_mixture_was_saved(tmp_path)
+    assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
+
+
+def test_it_is_when_saved_rows_are_rounded(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any]
+) -> None:
+    Victim(monkeypatch, Push, 30)
+    cfg = config("async", save="cpr_mfu", every=8)
+    cfg.checkpoint.dtype = "bf16"
+    result = run_in_memory(cfg, data, tmp_path)
+    adds_up(result)
+    [failed] = result["recovery"]
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    undone = failed["row_updates_undone"]
+    assert there + undone == result["checkpoint"]["row_updates"] and undone > 0
+
+
+@pytest.mark.parametrize("deaths", [(1,), (9,), (60,), (12, 40)])
+@pytest.mark.parametrize(("save", "every"), [("cpr", 3), ("cpr", 1000), ("cpr_mfu", 8)])
+def test_it_is_when_the_coordinator_dies_afterwards(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], save: str, every: int,
+    deaths: tuple[int, ...],
+) -> None:  # fmt: skip
+    """What it had counted is in its notes, and what came behind the last of them in its log."""
+    Victim(monkeypatch, Push, 8)
+    Orphaned(monkeypatch, Adopt, *deaths)
+    result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
+    adds_up(result)
+    saved, failed = result["checkpoint"], {"S0": 0, "C": 0}
+    there = sum(int(shard.rows.counts.sum()) for shard in shards.values())
+    lost = 0
+    for each in result["recovery"]:
+        failed[each["process"]] += 1
+        lost += each["row_updates_undone"]
+    assert failed == {"S0": 1, "C": len(deaths)} and lost > 0
+    assert there + lost == saved["row_updates"] and saved["lost_updates"] == pytest.approx(lost / saved["row_updates"])
+    assert saved["pls"] == pytest.approx(sum(each["pls"] for each in result["recovery"])) != 0
+
+
+@pytest.mark.parametrize("every", [4, 1000])
+def test_samples_are_lost_since_the_checkpoint_and_in_flight(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    Victim(monkeypatch, Push, 30)
+    told: list[Event] = []
+    result = run_in_memory(config("async", every=every), data, tmp_path, told=told)
+    [gone], [joined] = of(told, "lost"), of(told, "joined")
+    in_flight = counted(result)["samples_undone"] - 32 * (gone["step"] - max(0, joined["loaded"]))
+    assert in_flight % 32 == 0 and 0 <= in_flight <= 3 * 2 * 32
+
+
+@pytest.mark.parametrize("save", ["cpr", "full"])
+def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
+) -> None:
+    """As long as it has none of its own."""
+    before = config("gba", save="full", every=5)
+    before.checkpoint.keep = 10  # the first one, whichever of the others came to be
+    run_in_memory(before, data, tmp_path / "first")
+    cut = tmp_path / "first" / "checkpoints" / Folder(tmp_path / "first" / "checkpoints").names()[0]
+    Victim(monkeypatch, Push, 9)
+    told: list[Event] = []
+    cfg = config("gba", save=save, every=1000, resume=str(cut))
+    result = run_in_memory(cfg, data, tmp_path / "second", told=told)
+    adds_up(result)
+    step = result["checkpoint"]["resumed_at"]
+    assert [joined["loaded"] for joined in of(told, "joined")] == [step] and step > 0
+    assert [rewound["to"] for rewound in of(told, "rewound")] == ([step] if save == "full" else [])

@@ -1,0 +1,77 @@
+"""Dense gradients that are gone: told late, told twice, told to the next coordinator, and of no step that was."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from gbactl.coordinator.event_log import DENSE_LOST
+from gbactl.coordinator.server_sums import LostParts
+from gbactl.errors import WireError
+from gbactl.policies import Phase
+from gbactl.wire.auth import Peer
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import PartsLost
+
+DAY = Phase(310, 32, 96, 0, ())  # 10 batches, the last of 22 samples: 4 steps
+NEXT = Phase(64, 32, 64, 4, ())
+SERVER = cast(Any, SimpleNamespace(peer=Peer("server", 0)))
+
+
+class Told:
+    """What a coordinator hears, logs and counts."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.samples = 0
+        self.lost = self.another()
+
+    def another(self) -> LostParts:
+        """A coordinator's, with the same log and account."""
+        times = SimpleNamespace(dense_lost=self._count)
+        own = SimpleNamespace(
+            log=SimpleNamespace(info=lambda kind, fields: self.logged.append((kind, fields))),
+            recovery=SimpleNamespace(times=times), journal=SimpleNamespace(note=lambda: None),
+        )  # fmt: skip
+        return LostParts(cast(Any, own))
+
+    def _count(self, samples: int) -> None:
+        self.samples += samples
+
+    def hears(self, step: int, *parts: int) -> None:
+        self.lost.handlers[PartsLost](SERVER, PartsLost(step, list(parts)), Frame(1, b"", np.empty(0, np.uint8)))
+
+
+def test_what_comes_in_the_next_phase_is_of_the_one_before() -> None:
+    told = Told()
+    told.lost.begins(DAY)
+    told.lost.ends(DAY)
+    told.lost.begins(NEXT)
+    told.hears(3, 0)
+    assert told.logged == [(DENSE_LOST, {"step": 3, "batches": [9]})] and told.samples == 22
+    told.hears(4, 1)
+    assert told.logged[1:] == [(DENSE_LOST, {"step": 4, "batches": [1]})] and told.samples == 54
+
+
+def test_the_next_coordinator_counts_nothing_again() -> None:
+    told = Told()
+    told.lost.begins(DAY)
+    told.hears(1, 2)
+    before, told.lost = told.lost, told.another()
+    told.lost.restore(before.told())
+    told.lost.begins(DAY)
+    told.hears(1, 2)
+    assert told.samples == 32
+    told.hears(1, 0, 2)
+    assert told.samples == 64 and told.logged[-1] == (DENSE_LOST, {"step": 1, "batches": [3]})
+
+
+@pytest.mark.parametrize(("step", "part"), [(-1, 0), (0, 3), (3, 1), (9, 0)])
+def test_what_was_in_no_step_is_refused(step: int, part: int) -> None:
+    told = Told()
+    told.lost.begins(DAY)
+    with pytest.raises(WireError, match="part"):
+        told.hears(step, part)

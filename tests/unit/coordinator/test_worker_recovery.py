@@ -1,0 +1,355 @@
+"""Workers that die or hang on a cluster of threads: others go on, another one comes, nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.config import (
+    ClusterConfig,
+    CollectiveConfig,
+    FaultsConfig,
+    ModeConfig,
+    ModelConfig,
+    RunConfig,
+    SwitchConfig,
+    TrainConfig,
+    check,
+)
+from gbactl.coordinator.handout import Training
+from gbactl.coordinator.worker_recovery import FATES
+from gbactl.errors import ClusterError, PeerGoneError
+from gbactl.faults.message_faults import Weather
+from gbactl.replay.command import replay, sentence
+from gbactl.wire.messages import Event
+from gbactl.wire.reliable import ReliableHub
+from gbactl.worker import main
+from gbactl.worker.client import Exchange
+from tests.support import small_data
+from tests.support.deaths import DyingWorker as Victim
+from tests.support.memory_cluster import Killed, run_in_memory
+
+PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data.prepared(tmp_path_factory.mktemp("cache"), 1500)
+
+
+def config(mode: str, workers: int = 3, lost: str = "replace", hang: float = 10.0, **more: Any) -> RunConfig:
+    return check(
+        RunConfig(
+            mode=ModeConfig(mode),
+            model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
+            cluster=ClusterConfig(workers=workers, servers=2, lost_worker=lost, hang_seconds=hang),
+            collective=CollectiveConfig(name="shm"),
+            train=TrainConfig(global_batch=96, eval_batch=200),
+            seed=5,
+            **more,
+        )
+    )
+
+
+def adds_up(result: dict[str, Any], samples: int = 1500) -> None:
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
+
+
+def names(told: list[Event], name: str) -> list[str]:
+    return [event.fields["process"] for event in told if event.name == name]
+
+
+@pytest.mark.parametrize("mode", PS)
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_the_others_go_on_and_every_sample_counts_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: str
+) -> None:
+    Victim(monkeypatch, 1, 3, when)
+    told: list[Event] = []
+    result = run_in_memory(config(mode), data, tmp_path, told=told)
+    adds_up(result)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("W1", "death") and 0.0 < failed["detected_s"] < 2.0
+    assert (failed["samples_undone"], failed["pls"]) == (0, 0.0)
+    assert names(told, "lost") == ["W1"]
+
+
+@pytest.mark.parametrize("mode", PS)
+def test_the_only_worker_is_waited_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Nobody else can finish the run, so the successor did."""
+    Victim(monkeypatch, 0, 4, "before")
+    told: list[Event] = []
+    options = {"backup": 0} if mode == "hop_bw" else {}
+    cfg = config("async", workers=1)
+    cfg.mode = ModeConfig(mode, options=options)
+    result = run_in_memory(check(cfg), data, tmp_path, told=told)
+    adds_up(result)
+    assert names(told, "joined") == ["W0"]
+    [failed] = result["recovery"]
+    assert 0.0 <= failed["detected_s"] <= failed["loaded_s"] <= failed["useful_s"]
+
+
+def test_who_dies_before_it_has_joined_is_replaced_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection breaks; the run still waits for somebody."""
+    Victim(monkeypatch, 0, 4, "before")
+    plain, tries = main.warm_up, []
+
+    def warm_up(*args: Any) -> None:
+        tries.append(1)
+        plain(*args)
+
+    monkeypatch.setattr(main, "warm_up", warm_up)
+    result = run_in_memory(config("gba", workers=1), data, tmp_path)
+    adds_up(result)
+    assert len(tries) == 1
+
+
+def test_without_replacement_those_left_finish(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Victim(monkeypatch, 2, 2, "before")
+    told: list[Event] = []
+    result = run_in_memory(config("gba", lost="continue"), data, tmp_path, told=told)
+    adds_up(result)
+    assert names(told, "joined") == [] and result["recovery"][0]["loaded_s"] is None
+
+
+@pytest.mark.parametrize(("mode", "lost"), [("gba", "end"), ("sync", "end")])
+def test_where_nobody_may_be_lost_the_run_ends(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, lost: str
+) -> None:
+    Victim(monkeypatch, 1, 3, "before")
+    with pytest.raises(PeerGoneError, match="W1 is gone"):
+        run_in_memory(config(mode, lost=lost), data, tmp_path)
+
+
+# -- sync -------------------------------------------------------------------------------------------
+
+
+def model(result: dict[str, Any]) -> str:
+    total = result["checksums"]["model"]
+    assert isinstance(total, str)
+    return total
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_in_memory(config("sync"), data, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("turn", [1, 3, 16])
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], victim: int, when: str,
+    turn: int, lost: str,
+) -> None:  # fmt: skip
+    """The dead worker's part of the sum is there (it pushes after it): its rows came to no, one or all servers."""
+    Victim(monkeypatch, victim, turn, when)
+    result = run_in_memory(config("sync", lost=lost), data, tmp_path)
+    adds_up(result)
+    assert model(result) == model(undisturbed)
+    assert (result["auc"], result["global_step"]) == (undisturbed["auc"], undisturbed["global_step"])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_where_a_ring_breaks_all_get_the_same_parameters_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], when: str
+) -> None:
+    Victim(monkeypatch, 0, 4, when)
+    cfg = config("sync")
+    cfg.collective.name = "gloo"
+    result = run_in_memory(cfg, data, tmp_path)
+    adds_up(result)
+    assert model(result) == model(undisturbed)
+    assert len(result["phases"]) >= 2
+
+
+@pytest.mark.parametrize("turn", [2, 9])
+def test_sync_where_the_dead_workers_part_of_the_sum_is_missing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
+) -> None:
+    """It dies with a bucket put in and another one not."""
+    from gbactl.collective.in_process import MemoryCollective
+
+    plain, starts = MemoryCollective.start, [0]
+
+    def start(self: Any, name: str, buffer: Any) -> Any:
+        if self.rank == 1 and starts[0] >= 0:
+            starts[0] += 1
+            if starts[0] == 2 * turn:
+                starts[0] = -1
+                raise Killed
+        return plain(self, name, buffer)
+
+    monkeypatch.setattr(MemoryCollective, "start", start)
+    result = run_in_memory(config("sync"), data, tmp_path)
+    adds_up(result)
+    assert model(result) == model(undisturbed) and len(result["recovery"]) == 1
+
+
+def test_a_successor_takes_part_in_sync(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any]
+) -> None:
+    """The others wait for it before they go on, so that it comes in time."""
+    Victim(monkeypatch, 1, 3, "before")
+    there = threading.Event()
+    plain, warm = Exchange.push, main.warm_up
+
+    def warm_up(*args: Any) -> None:
+        warm(*args)
+        there.set()
+
+    def push(self: Any, item: Any, *rest: Any) -> None:
+        if item.grant.token > 5:
+            there.wait(8)
+        plain(self, item, *rest)
+
+    monkeypatch.setattr(main, "warm_up", warm_up)
+    monkeypatch.setattr(Exchange, "push", push)
+    told: list[Event] = []
+    cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
+    result = run_in_memory(cfg, data, tmp_path, told=told)
+    adds_up(result)
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+    assert names(told, "joined") == ["W1"] and model(result) == model(undisturbed)
+    [failed] = result["recovery"]
+    assert failed["useful_s"] is not None
+    assert [phase["mode"] for phase in result["phases"]] == ["sync", "sync"]
+
+
+@pytest.mark.parametrize(("first", "to"), [("sync", "gba"), ("gba", "sync")])
+def test_a_successor_before_a_switch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, to: str
+) -> None:
+    Victim(monkeypatch, 1, 2, "before")
+    cfg = config(first, switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": to}]))
+    adds_up(run_in_memory(cfg, data, tmp_path))
+
+
+# -- messages ---------------------------------------------------------------------------------------
+
+STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+
+
+@pytest.mark.parametrize("mode", PS)
+def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, tmp_path: Path, mode: str) -> None:
+    result = run_in_memory(config(mode, faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+    adds_up(result)
+    assert sum(result["gradients"].values()) == -(-1500 // 32)
+    assert result["refused_frames"] == 0
+    assert set(result["messages"]) == set(FATES)
+
+
+def test_sync_has_the_same_bits_in_a_storm(data: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    result = run_in_memory(config("sync", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+    assert model(result) == model(undisturbed) and set(result["messages"]) == set(FATES)
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_a_storm_begins_at_a_step(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], mode: str
+) -> None:
+    """The servers' end, the workers' and the coordinator's, each by what it hears; none before that step is ordered."""
+    ordered, met, hubs = [0], list[int](), list[ReliableHub]()
+    order, draw, init = Training._order, Weather.draw, ReliableHub.__init__
+
+    def orders(this: Any, step: Any, scale: float) -> None:
+        ordered[0] = step.step + 1
+        order(this, step, scale)
+
+    def draws(this: Any, on: Any) -> Any:
+        now, fate = ordered[0], draw(this, on)
+        met.extend([now] if fate.names else ())
+        return fate
+
+    def made(this: Any, *args: Any) -> None:
+        init(this, *args)
+        hubs.append(this)
+
+    monkeypatch.setattr(Training, "_order", orders)
+    monkeypatch.setattr(Weather, "draw", draws)
+    monkeypatch.setattr(ReliableHub, "__init__", made)
+    result = run_in_memory(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])), data, tmp_path)
+    adds_up(result)
+    assert set(result["messages"]) == set(FATES) and min(met) >= 6
+    ends = {hub.me.role for hub in hubs if hub.counts.total() > hub.counts["retried"]}
+    assert ends == {"coordinator", "server", "worker"}
+    assert mode != "sync" or model(result) == model(undisturbed)
+
+
+def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Victim(monkeypatch, 1, 3, "after")
+    result = run_in_memory(config("gba", faults=FaultsConfig(plans=[STORM])), data, tmp_path)
+    adds_up(result)
+    assert set(result["messages"]) == set(FATES)
+
+
+# -- hanging ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Worker 1 stands still in all its threads, from its third push on, until the event is set."""
+    awake, stopped = threading.Event(), threading.Event()
+    handle, push, count, first = Exchange._handle, Exchange.push, [0], []
+
+    def stands(this: Any) -> None:
+        if this.index == 1 and stopped.is_set() and this is first[0]:
+            awake.wait(12)
+
+    def handles(this: Any, channel: Any, frame: Any) -> None:
+        stands(this)
+        handle(this, channel, frame)
+
+    def pushes(this: Any, *args: Any) -> None:
+        if this.index == 1:
+            first.append(this)
+            count[0] += 1
+            if count[0] == 3:
+                stopped.set()
+        stands(this)
+        push(this, *args)
+
+    monkeypatch.setattr(Exchange, "_handle", handles)
+    monkeypatch.setattr(Exchange, "push", pushes)
+    yield awake
+    awake.set()
+
+
+def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: threading.Event
+) -> None:
+    """It wakes up when its successor works, and pushes what it had: the servers do not take it."""
+    useful = main.warm_up
+
+    def warm_up(*args: Any) -> None:
+        useful(*args)
+        hung.set()
+
+    monkeypatch.setattr(main, "warm_up", warm_up)
+    plain = Exchange.push
+
+    def push(self: Any, item: Any, *rest: Any) -> None:
+        if item.grant.batch > 60:
+            hung.wait(8)  # the run does not end before
+        plain(self, item, *rest)
+
+    monkeypatch.setattr(Exchange, "push", push)
+    result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
+    adds_up(result)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("W1", "hang")
+    assert result["fenced_frames"] + result["refused_frames"] > 0
+
+
+def test_who_hangs_where_nobody_may_ends_the_run(data: Path, tmp_path: Path, hung: threading.Event) -> None:
+    with pytest.raises(ClusterError, match=r"W1 has not answered for 0\.4 s .* type cluster\.hang_seconds=0\.8"):
+        run_in_memory(config("gba", lost="end", hang=0.4), data, tmp_path)

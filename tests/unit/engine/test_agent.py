@@ -1,0 +1,239 @@
+"""A real agent of this machine on a pipe: what it starts, tells and ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.data.prepare import prepare
+from gbactl.engine.agent_link import Link
+from gbactl.engine.agents import Fleet
+from gbactl.engine.bandwidth_probe import Probe, dial
+from gbactl.engine.host_info import free_memory
+from gbactl.engine.ssh_command import AGENT, Reach
+from gbactl.errors import ClusterError
+from tests.support.processes import alive, wait_for
+
+DATA = {"name": "synthetic", "days": 2, "rows_per_day": 300, "max_cardinality": 50, "seed": 1}
+TOKEN = "ab" * 32
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Link]:
+    made = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    yield made
+    made.close()
+
+
+def settle(link: Link, **more: Any) -> dict[str, Any]:
+    fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}, **more}
+    return link.ask("settle", 20.0, **fields)
+
+
+def test_facts_and_addresses(link: Link) -> None:
+    found = link.ask("facts", 30.0)
+    assert found["gbactl"] and found["cores"] >= 1 and found["memory"] > 0
+    answer = settle(link, paths=["/", "/there/is/no/such"])
+    assert (answer["address"], answer["interface"], answer["shared"]) == ("127.0.0.1", "lo", False)
+    assert answer["sees"] == {"/": True, "/there/is/no/such": False}
+
+
+V2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "sys/fs/cgroup/job/step/memory.max": "max\n",
+    "sys/fs/cgroup/job/step/memory.current": "7\n",
+    "sys/fs/cgroup/job/memory.max": "3000000\n",
+    "sys/fs/cgroup/job/memory.current": "1500000\n",
+    "sys/fs/cgroup/job/memory.stat": "anon 4096\ninactive_file 500000\n",
+}
+V1 = {  # as a container sees it: its own group is the mount
+    "proc/self/cgroup": "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1500000\n",
+    "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 500000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 4096000), (V2, 2000000), (V1, 2000000),
+        ({**V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 4096000),
+        ({**V2, "sys/fs/cgroup/job/memory.current": "4000000\n"}, 1),
+        ({**V2, "proc/self/cgroup": "0::/../other\n"}, 4096000),
+    ],
+)  # fmt: skip
+def test_memory_is_what_the_control_groups_leave(files: dict[str, str], free: int, tmp_path: Path) -> None:
+    assert free_memory(tmp_path) == 0, "a system that does not tell"
+    for name, text in {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n", **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory(tmp_path) == free
+
+
+def test_a_question_that_fails_is_answered_with_its_reason(link: Link) -> None:
+    settle(link)
+    with pytest.raises(ClusterError, match=r"Host here: This host has no data yet\."):
+        link.ask("start", 20.0, name="W0", boot={}, environment={}, seat=None)
+
+
+def test_it_ends_with_what_it_started_when_its_input_ends(link: Link, tmp_path: Path) -> None:
+    pid = started(link, tmp_path)
+    assert alive(pid)
+    link.close()
+    wait_for(lambda: not alive(pid), 20)
+
+
+def started(link: Link, tmp_path: Path) -> int:
+    """The pid of a server that looks for a coordinator in vain."""
+    path = prepare({**DATA, "cache": str(tmp_path / "cache")})
+    settle(link, run_dir=str(tmp_path))
+    asked = link.ask("find", 20.0, path=str(path), fingerprint=fingerprint(path), cache=str(tmp_path / "cache"))
+    assert asked["found"]
+    boot = {
+        "role": "server", "index": 0, "key": "00" * 32, "coordinator": "203.0.113.1:9", "run_dir": "", "dataset": "",
+        "config": {"cluster": {"name": "local"}}, "listener": -1, "place": None, "epoch": 0, "host": "",
+        "missed": [0.0, ""],
+    }  # fmt: skip
+    return int(link.ask("start", 20.0, name="S0", boot=boot, environment={}, seat=None)["pid"])
+
+
+def fingerprint(path: Path) -> str:
+    from gbactl.data.dataset import open_dataset
+
+    return open_dataset(path).fingerprint
+
+
+def test_a_process_s_log_and_end_are_told(link: Link, tmp_path: Path) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    link.told = lambda name, fields: told.append((name, fields))
+    pid = started(link, tmp_path)
+    wait_for(lambda: any(name == "log" and f"pid {pid}".encode() in fields["data"] for name, fields in told), 30)
+    link.tell("signal", name="S0", number=int(signal.SIGKILL))
+    wait_for(lambda: ("exited", {"name": "S0", "code": -9}) in told, 20)
+
+
+def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
+    link = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    lost = threading.Event()
+    link.on_lost = lambda why: lost.set()
+    try:
+        settle(link)
+        link.patience = 1.0
+        os.kill(link._process.pid, signal.SIGSTOP)
+        assert lost.wait(20) and link.gone == "it has said nothing for 1 s"
+        with pytest.raises(ClusterError, match="Host here is gone: it has said nothing for 1 s"):
+            link.ask("facts", 5.0)
+    finally:
+        link.close()
+
+
+def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
+    link = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    try:
+        pid = started(link, tmp_path)
+        settle(link, hang_seconds=1.0)
+        link._ending = True  # no more pulses
+        wait_for(lambda: not alive(pid) and link.gone is not None, 20)
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize("name", ["open_shell", "start"])
+def test_nonsense_ends_the_agent(link: Link, name: str) -> None:
+    settle(link)
+    link.tell(name)  # no such question, or one without its fields
+    wait_for(lambda: link.gone is not None, 20)
+
+
+def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
+    dead = Reach("sh -c 'echo the line is dead >&2; exit 255'")
+    fleet = Fleet(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
+    try:
+        fleet.connect()
+        (sentence,) = fleet.faults
+        assert sentence.startswith("Host there-is-no-such-host.invalid cannot be reached (the line is dead); see that")
+    finally:
+        fleet.close()
+
+
+def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
+    path = prepare({**DATA, "cache": str(tmp_path / "own")})
+    fleet = Fleet(["localhost"], Reach(), tmp_path, 30.0)
+    try:
+        fleet.connect()
+        fleet.settle("127.0.0.1", 30.0)
+        other = tmp_path / "elsewhere" / path.name  # as a launcher would have it whose disk nobody shares
+        there, link = tmp_path / "there", fleet.links["localhost"]
+        asked = link.ask("find", 20.0, path=str(other), fingerprint=fingerprint(path), cache=str(there))
+        assert not asked["found"]
+        fleet._send(link, path, lambda text, share: None)
+        assert fingerprint(there / path.name) == fingerprint(path)
+        assert not list(there.glob("*.partial*"))
+        fleet.give_data(other, fingerprint(path), str(there), lambda text, share: None)
+        assert fleet.found["localhost"].data == "the same" and not fleet.faults
+    finally:
+        fleet.close()
+
+
+def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
+    fleet = Fleet(["localhost"], Reach(), tmp_path, 30.0)
+    try:
+        fleet.connect()
+        fleet.settle("127.0.0.1", 30.0)
+        where = str(fleet.links["localhost"].ask("listen", 20.0)["address"])
+        assert dial(where, fleet.token, False).error == ""
+        fleet.lines()
+        assert not fleet.faults and dial(where, fleet.token, False).error != ""
+    finally:
+        fleet.close()
+
+
+def test_damaged_data_are_refused(link: Link, tmp_path: Path) -> None:
+    path = prepare({**DATA, "cache": str(tmp_path / "own")})
+    settle(link)
+    cache = str(tmp_path / "there")
+    link.ask("find", 20.0, path=str(tmp_path / "no" / path.name), fingerprint=fingerprint(path), cache=cache)
+    for file in path.iterdir():
+        data = file.read_bytes()
+        link.tell("piece", name=file.name, data=data[:-1] + b"?" if file.name == "ids.npy" else data, first=True)
+    with pytest.raises(ClusterError, match="is damaged"):
+        link.ask("whole", 20.0)
+    assert not [each for each in (tmp_path / "there").iterdir() if each.is_dir()]
+
+
+def test_no_file_outside_a_cache_is_written(link: Link, tmp_path: Path) -> None:
+    settle(link)
+    link.ask("find", 20.0, path=str(tmp_path / "x"), fingerprint="", cache=str(tmp_path / "there"))
+    link.tell("piece", name="../../evil", data=b"x", first=True)
+    wait_for(lambda: link.gone is not None, 20)
+    assert not (tmp_path / "there").exists() and not (tmp_path / "evil").exists()
+
+
+def test_a_probe_answers_only_who_has_the_token() -> None:
+    probe = Probe("127.0.0.1", bytes.fromhex(TOKEN))
+    try:
+        assert dial(probe.address, bytes.fromhex(TOKEN), False).error == ""
+        assert dial(probe.address, bytes(32), False).error != ""
+    finally:
+        probe.close()
+    assert dial(probe.address, bytes.fromhex(TOKEN), False).error != ""
+
+
+def test_a_line_is_measured() -> None:
+    probe = Probe("127.0.0.1", bytes.fromhex(TOKEN))
+    try:
+        line = dial(probe.address, bytes.fromhex(TOKEN), True)
+    finally:
+        probe.close()
+    assert line.error == "" and line.latency_us > 0 and line.gbit > 0
+
+

@@ -1,0 +1,184 @@
+"""Which child ended a run, in one sentence: the cause before those that only noticed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.config import ModeConfig, RunConfig
+from gbactl.engine.fork_server import thread_environment
+from gbactl.engine.local import MOST_LIVES, Child, Children
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Children]:
+    children = Children(RunConfig(), tmp_path, b"", tmp_path, {})
+    yield children
+    children.stop()
+
+
+def child(family: Children, name: str, code: str, log: str = "") -> Child:
+    path = family.run_dir / f"{name}.log"
+    path.write_text(log)
+    made = Child(name, subprocess.Popen([sys.executable, "-c", code]), path)
+    family.running.append(made)
+    return made
+
+
+def ended(one: Child) -> Child:
+    one.process.wait(60)
+    return one
+
+
+def test_a_child_that_runs_or_ended_well_has_nothing_to_say(family: Children) -> None:
+    assert child(family, "W0", "import time; time.sleep(60)").exit_sentence() is None
+    assert ended(child(family, "W1", "")).exit_sentence() is None
+    assert family.failure() is None
+
+
+def test_a_killed_child(family: Children) -> None:
+    one = child(family, "W2", "import time; time.sleep(60)")
+    one.process.send_signal(signal.SIGKILL)
+    assert ended(one).exit_sentence() == f"W2 (pid {one.process.pid}) was killed by SIGKILL."
+
+
+def test_a_signal_without_a_name(family: Children) -> None:
+    one = child(family, "W2", "import time; time.sleep(60)")
+    one.process.send_signal(40)
+    assert "was killed by signal 40." in (ended(one).exit_sentence() or "")
+
+
+def test_a_failed_child_tells_its_last_reason(family: Children) -> None:
+    log = (
+        "10:00 S0 ERROR failed: An older story.\n10:02 S0 ERROR failed: The table is too large.\nTraceback\n"
+    )
+    one = ended(child(family, "S0", "raise SystemExit(1)", log))
+    assert one.exit_sentence() == f"S0 (pid {one.process.pid}) failed: The table is too large."
+
+
+def test_a_failed_child_without_a_word(family: Children) -> None:
+    one = ended(child(family, "S0", "raise SystemExit(3)"))
+    assert (one.exit_sentence() or "").endswith(f"failed: it left no message; look into {one.log}.")
+    one.log.unlink()
+    assert "it left no message" in (one.exit_sentence() or "")
+
+
+def test_the_cause_comes_before_those_that_noticed(family: Children) -> None:
+    fail = "raise SystemExit(1)"
+    ended(child(family, "C", fail, "C ERROR noticed: W1 is gone.\n"))
+    sentence, is_cause = family.failure() or ("", True)
+    assert "W1 is gone." in sentence and not is_cause
+    ended(child(family, "W0", fail, "W0 ERROR failed: Out of disk.\n"))
+    sentence, is_cause = family.failure() or ("", False)
+    assert "Out of disk." in sentence and is_cause
+    killed = child(family, "W1", "import time; time.sleep(60)")
+    killed.process.kill()
+    ended(killed)
+    assert family.failure() == (f"W1 (pid {killed.process.pid}) was killed by SIGKILL.", True)
+
+
+def test_waiting_and_stopping(family: Children) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(1, flush=True); time.sleep(600)"
+    )
+    made = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+    assert made.stdout is not None and made.stdout.readline()
+    family.running.append(Child("W0", made, family.run_dir / "W0.log"))
+    child(family, "W1", "import time; time.sleep(600)")
+    assert not family.wait(0.05) and not family.ended()
+    began = time.monotonic()
+    family.stop()
+    assert family.ended() and time.monotonic() - began < 30
+    assert made.returncode == -signal.SIGKILL
+    made.stdout.close()
+
+
+class Spawning(Children):
+    """Another coordinator only sleeps."""
+
+    told: tuple[float, str, float] = (0.0, "", 0.0)
+
+    def _spawn(self, role: str, index: int, *rest: Any, **more: Any) -> None:
+        self.told = more["missed"]
+        child(self, "C", "import time; time.sleep(60)")
+
+
+@pytest.fixture
+def reviving(tmp_path: Path) -> Iterator[Spawning]:
+    children = Spawning(RunConfig(mode=ModeConfig("gba")), tmp_path, b"", tmp_path, {})
+    child(children, "C", "import time; time.sleep(60)")
+    child(children, "W0", "import time; time.sleep(60)")
+    children.settled = True
+    (tmp_path / "coordinator.json").touch()
+    yield children
+    children.stop()
+
+
+def kill(family: Children) -> None:
+    family.running[0].process.kill()
+    ended(family.running[0])
+
+
+def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving: Spawning) -> None:
+    assert not reviving.revivable
+    kill(reviving)
+    assert reviving.revivable and reviving.failure() is None
+    reviving.revive("hang", 12.5)
+    assert [one.name for one in reviving.running] == ["C", "W0"] and len(reviving.buried) == 1
+    assert not reviving.revivable and reviving.told[1:] == ("hang", 12.5) and 0 < reviving.told[0] <= time.monotonic()
+
+
+def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
+    reviving: Spawning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Child.exit_sentence
+
+    def sentence(this: Child) -> str | None:
+        if this.name == "C":
+            kill(reviving)
+        return plain(this)
+
+    monkeypatch.setattr(Child, "exit_sentence", sentence)
+    assert reviving.running[0].process.poll() is None and reviving.failure() is None
+    assert reviving.revivable
+
+
+def test_one_that_dies_before_it_goes_on_is_replaced_a_few_times(reviving: Spawning) -> None:
+    for _ in range(MOST_LIVES):
+        kill(reviving)
+        reviving.revive("death", 0.0)
+    kill(reviving)
+    assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
+    reviving.revived()
+    assert reviving.revivable
+
+
+@pytest.mark.parametrize("obstacle", ["unsettled", "no journal", "failed", "not wanted"])
+def test_where_no_other_coordinator_can_go_on_it_is_a_failure(reviving: Spawning, obstacle: str) -> None:
+    if obstacle == "unsettled":
+        reviving.settled = False
+    elif obstacle == "no journal":
+        (reviving.run_dir / "coordinator.json").unlink()
+    elif obstacle == "failed":
+        reviving.stop()
+        reviving.running.clear()
+        ended(child(reviving, "C", "raise SystemExit(1)", "C ERROR failed: The model diverged.\n"))
+    else:
+        reviving.cfg.cluster.lost_coordinator = "end"
+    if obstacle != "failed":
+        kill(reviving)
+    assert not reviving.revivable and "C (pid " in (reviving.failure() or ("",))[0]
+
+
+def test_threads_are_fixed_and_wait_passively() -> None:
+    environment = thread_environment(3)
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"

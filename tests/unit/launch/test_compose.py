@@ -1,0 +1,122 @@
+"""The conf tree: every file composes, and what is mistyped is answered with what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.errors import UsageError
+from gbactl.launch.compose import compose, known_keys
+from gbactl.paths import conf_dir
+
+FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
+NEEDED = {"cluster/hosts.yaml": ("cluster.hosts=[a:2,b:2]",)}  # what only a user can know
+GROUPS = [path for path in FILES if len(path.parts) == 2]
+
+
+def test_the_tree_is_where_it_is_looked_for() -> None:
+    assert Path("train.yaml") in FILES
+    assert {path.parts[0] for path in GROUPS} == {
+        "checkpoint", "cost", "faults", "switch",
+        "mode", "data", "model", "optim", "cluster", "collective", "tracking", "experiment",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=str)
+def test_every_file_of_a_group_composes(path: Path) -> None:
+    group, option = path.parts[0], path.stem
+    cfg = compose([f"{group}={option}", *NEEDED.get(str(path), ())])
+    assert isinstance(cfg, RunConfig)
+    own = yaml.safe_load((conf_dir() / path).read_text()) or {}
+    if group in ("mode", "model", "optim", "cluster", "collective", "data", "switch", "checkpoint"):
+        chosen = getattr(cfg, group)
+        chosen = chosen if isinstance(chosen, dict) else dataclasses.asdict(chosen)
+        assert chosen["name"] == own["name"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "gba"])
+@pytest.mark.parametrize("experiment", sorted(p.stem for p in GROUPS if p.parts[0] == "experiment"))
+def test_every_experiment_runs_in_every_mode(experiment: str, mode: str) -> None:
+    cfg = compose([f"experiment={experiment}", f"mode={mode}"])
+    assert cfg.mode.name == mode
+
+
+def test_without_a_word_it_is_the_default_of_the_schema() -> None:
+    ours, schema = flatten(to_dict(compose([]))), flatten(to_dict(RunConfig()))
+    data = {key for key in ours if key.startswith("data")}
+    assert {key: ours[key] for key in set(ours) - data} == {
+        key: schema[key] for key in set(schema) - {"data"}
+    }
+
+
+def test_every_file_of_faults_has_its_name_which_is_logged_with_the_run() -> None:
+    for path in sorted((conf_dir() / "faults").glob("*.yaml")):
+        assert flatten(to_dict(compose([f"faults={path.stem}"])))["faults.name"] == path.stem
+
+
+def test_every_key_of_the_schema_can_be_typed() -> None:
+    """Those of gba's decay only where mode=gba is chosen."""
+    files = {path: yaml.safe_load((conf_dir() / path).read_text()) for path in FILES}
+    typed = set(
+        flatten({k: v for k, v in files[Path("train.yaml")].items() if k not in ("defaults", "hydra")})
+    )
+    for path, values in files.items():
+        if path.parts[0] not in ("train.yaml", "experiment", "data"):
+            everywhere = "@package _global_" in (conf_dir() / path).read_text()
+            own = {key: value for key, value in values.items() if key != "defaults"}
+            typed |= set(flatten(own, "" if everywhere else f"{path.parts[0]}."))
+    assert typed == set(known_keys()) - {"data.*"}
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=str)
+def test_every_file_says_what_it_is(path: Path) -> None:
+    lines = (conf_dir() / path).read_text().splitlines()
+    comments = [line for line in lines[:3] if line.startswith("# ") and "@package" not in line]
+    assert comments
+
+
+def test_experiments_open_with_the_command_that_runs_them() -> None:
+    for path in GROUPS:
+        if path.parts[0] == "experiment":
+            second = (conf_dir() / path).read_text().splitlines()[1]
+            assert "gbactl train" in second and f"experiment={path.stem}" in second
+
+
+def test_overrides() -> None:
+    cfg = compose(
+        ["mode=gba", "mode.iota=inf", "model.hidden=[32]", "cluster.workers=2", "+tracking.tags.study=a"]
+    )
+    assert cfg.mode.options["iota"] == float("inf")
+    assert (cfg.model.hidden, cfg.local_batch, cfg.tracking.tags) == ([32], 1024, {"study": "a"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["mode=turbo"], r"Could not find 'mode/turbo' Available options in 'mode': async bsp fr_bmuf .* gba .* sync"),
+        (["experiment=nope"], r"Available options in 'experiment': .*smoke"),
+        (["modee=gba"], r"no key modee\. Keys there are: .*mode\.name.*train\.global_batch"),
+        (
+            ["train.global_bach=1"],
+            r"no key train\.global_bach\. Keys there are: train\.checksum_every.*train\.global_batch",
+        ),
+        (["optim.schedule.tot=1"], r"Keys there are: .*optim\.schedule\.total"),
+        (["data.rows=1"], r"Keys there are: .*data\.rows_per_day"),
+        (["mode.iota=4"], r"mode\.iota does not belong to the chosen mode; type mode= one of: gba\."),
+        (["tracking.tags.study=a"], r"type \+tracking\.tags\.study=VALUE"),
+        (["mode=null"], "type GROUP=OPTION"),
+        (["seed"], "missing EQUAL"),
+        (["+foo=1"], "has no key foo; keys are: mode, data"),
+        (["seed=x"], "seed='x' is not a whole number"),
+        (["train.global_batch=1001"], r"type train\.global_batch=1004"),
+        (["seed=${nowhere}"], "nowhere"),
+    ],
+)
+def test_what_is_mistyped_lists_what_there_is(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        compose(overrides)
+    assert "\n" not in str(caught.value)

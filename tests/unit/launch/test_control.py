@@ -1,0 +1,153 @@
+"""The door of a running job: who may knock, what is answered, what is said when nobody is at home."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.errors import GbactlError, UsageError
+from gbactl.launch import rundir
+from gbactl.launch.control import FILE, Control
+from gbactl.launch.switch_client import Asking, mode_with
+from gbactl.launch.switch_command import ask
+from gbactl.wire.auth import Peer
+from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.frames import CLOSED
+from gbactl.wire.messages import Event, Take
+
+PROGRESS = {"mode": "gba", "step": 7}
+
+
+@pytest.fixture
+def wishes() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def control(tmp_path: Path, wishes: list[Event]) -> Iterator[Control]:
+    """Its coordinator answers at once: accepted, done."""
+
+    def forward(event: Event) -> None:
+        wishes.append(event)
+        told = {"id": event.fields["id"], "from": "sync", "to": event.fields["mode"]["name"], "step": 7}
+        if event.fields["mode"]["name"] == "silent":
+            return
+        for state in ("accepted", "done"):
+            made.heard(Event("switch", {**told, "state": state, "pause_ms": 5.0}))
+
+    made = Control(tmp_path, forward)
+    yield made
+    made.close()
+
+
+def test_a_wish_is_handed_on_and_answered(tmp_path: Path, control: Control, wishes: list[Event]) -> None:
+    with Asking(tmp_path) as asking:
+        assert asking.switch({"name": "gba", "iota": float("inf")}, wait=False)["state"] == "accepted"
+    with Asking(tmp_path) as asking:
+        assert asking.switch({"name": "gba"}, wait=True)["state"] == "done"
+    assert [wish.fields["id"] for wish in wishes] == [1, 2]
+    assert wishes[0].fields["mode"] == {"name": "gba", "iota": float("inf")}
+
+
+def test_a_machine_reads_json_and_a_person_the_sentence_beside_it(
+    tmp_path: Path, control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").touch()
+    ask(str(tmp_path), "gba", (), wait=True, as_json=False, uri=None)
+    told = capsys.readouterr()
+    assert json.loads(told.out)["state"] == "done"
+    assert told.err == "The run goes on in gba from step 7 on, after a pause of 5 ms.\n"
+
+
+def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: Control) -> None:
+    with Asking(tmp_path) as asking:
+        assert asking.status() == {"switches": []}
+        control.heard(Event("progress", PROGRESS))
+        asking.switch({"name": "gba"}, wait=True)
+        found = asking.status()
+    assert found["mode"] == "gba" and [each["to"] for each in found["switches"]] == ["gba"]
+    assert "id" not in found["switches"][0]
+
+
+def test_who_waits_for_a_run_that_ends_is_told(tmp_path: Path, control: Control, wishes: list[Event]) -> None:
+    def end() -> None:
+        while not wishes:
+            time.sleep(0.01)
+        control.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(GbactlError, match="ended before it answered"), Asking(tmp_path) as asking:
+        asking.switch({"name": "silent"}, wait=True)
+    thread.join()
+
+
+def test_the_file_is_its_owner_s_and_goes_with_the_run(tmp_path: Path, wishes: list[Event]) -> None:
+    control = Control(tmp_path, wishes.append)
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    control.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="is not running"):
+        Asking(tmp_path)
+
+
+def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_path: Path, wishes: list[Event]) -> None:
+    control = Control(tmp_path, wishes.append)
+    left = (tmp_path / FILE).read_text()
+    control.close()
+    (tmp_path / FILE).write_text(left)
+    with pytest.raises(UsageError, match="is not running"):
+        Asking(tmp_path)
+    held = rundir.lock(tmp_path)
+    with pytest.raises(UsageError, match="is about to start; ask again"):
+        Asking(tmp_path)
+    (tmp_path / rundir.LOG).touch()
+    with pytest.raises(UsageError, match=r"has trained and writes its result; wait for .*result\.json\.$"):
+        Asking(tmp_path)
+    held.release()
+    (tmp_path / "config.yaml").write_text("cluster: {name: virtual}\n")
+    with pytest.raises(UsageError, match="is virtual"):
+        Asking(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(UsageError, match="has ended"):
+        Asking(tmp_path)
+    (tmp_path / FILE).write_text("{}")
+    with pytest.raises(UsageError, match="cannot be read"):
+        Asking(tmp_path)
+
+
+@pytest.mark.parametrize("role", ["worker", "launcher", "coordinator"])
+def test_other_roles_are_turned_away(tmp_path: Path, control: Control, wishes: list[Event], role: str) -> None:
+    fields = json.loads((tmp_path / FILE).read_text())
+    hub = SocketHub(bytes.fromhex(fields["key"]), Peer(role, 0))
+    hub.connect(fields["address"], peer=Peer("launcher", 0)).send(Event("switch", {"mode": {"name": "gba"}}))
+    assert [frame.kind for _, frame in hub.poll(5)] == [CLOSED]
+    assert not wishes
+    hub.close()
+
+
+@pytest.mark.parametrize("message", [Take(0), Event("result", {})])
+def test_what_is_no_question_does_nothing(tmp_path: Path, control: Control, wishes: list[Event], message: Any) -> None:
+    with Asking(tmp_path) as asking:
+        asking.channel.send(message)
+    with Asking(tmp_path) as asking:
+        assert asking.status() == {"switches": []}
+    assert not wishes
+
+
+def test_a_mode_is_its_file_and_what_is_set() -> None:
+    found = mode_with("gba", ("iota=inf", "mode.decay=exp", "local_batch=256", "decay_rate=0.25"))
+    assert (found["name"], found["iota"], found["decay"], found["local_batch"]) == ("gba", float("inf"), "exp", 256)
+    assert found["prefetch"] == 1 and found["decay_rate"] == 0.25
+    with pytest.raises(UsageError, match=r"^--to gbaa is no mode; type --to one of: async, bsp, .*gba, "):
+        mode_with("gbaa", ())
+    for change in ("iota", "=4", "iota={"):
+        with pytest.raises(UsageError, match=r"--set "):
+            mode_with("gba", (change,))

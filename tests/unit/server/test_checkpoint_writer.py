@@ -1,0 +1,199 @@
+"""A server's saver: the moment it was told at, bounded memory, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gbactl.checkpoint.tensor_file import widened
+from gbactl.errors import WireError
+from gbactl.server.checkpoint_writer import PIECES_AHEAD, Chooser, Saver
+from gbactl.store.gradient_slice import Order, Part
+from gbactl.store.shard import Shard
+from gbactl.wire.messages import Save, Saved
+from tests.support.checkpoint_files import fill, spec
+
+ROWS = 3000
+
+
+def step(shard: Shard, rows: np.ndarray) -> None:
+    """Train one gradient that carries these rows."""
+    grad = np.ones((len(rows), 3), np.float32)
+    dense = np.ones(9, np.float32)
+    shard.stage(shard.version, Part(rows.astype(np.int32), grad, dense))
+    shard.apply(Order(shard.version, ((shard.version, 1.0),), 1.0, 1.0))
+
+
+def saver_of(folder: Path, most_kept: int = 1 << 30, inline: bool = False) -> tuple[Shard, Saver, list[Saved]]:
+    shard, told = Shard(spec(0, 1, ROWS)), []
+    fill(shard)
+    return shard, Saver(shard, folder, Chooser(shard, None, (), 1.0), most_kept, told.append, inline), told
+
+
+def ended(saver: Saver, told: list[Saved]) -> Saved:
+    deadline = time.monotonic() + 20
+    while not told:
+        assert time.monotonic() < deadline
+        saver.advance()
+    return told[0]
+
+
+@pytest.mark.parametrize("most_kept", [1 << 30, 0])
+def test_what_is_saved_is_the_moment_of_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_kept: int
+) -> None:
+    monkeypatch.setattr("gbactl.server.checkpoint_writer.COPY", 4000)
+    shard, saver, told = saver_of(tmp_path, most_kept)
+    (tmp_path / "cut-000001").mkdir()
+    assert saver.patience is None
+    step(shard, np.arange(50))
+    before = {name: array.copy() for name, array in {**shard.rows.moments, "rows": shard.table}.items()}
+    dense = shard.dense_state()
+    saver.begin(Save(1, 1, "cut-000001", "whole", True, 0.0), True)
+    for number in range(40):
+        step(shard, np.arange(number * 60, number * 60 + 100))
+        if number % 3 == 0:
+            saver.advance()
+    if not most_kept:
+        assert saver._snapshot is None, "it did not hold more than it may"
+    found = ended(saver, told)
+    saved = load_file(tmp_path / "cut-000001" / "S0.safetensors")
+    assert (found.error, found.rows, found.number) == ("", ROWS, 1)
+    assert set(found.sums) == {"", *saved}
+    np.testing.assert_array_equal(saved["rows"], before["rows"])
+    np.testing.assert_array_equal(saved["row_moment.first"], before["first"])
+    np.testing.assert_array_equal(saved["dense.value"], dense["value"])
+    assert saver.patience is None and shard.watcher is None
+
+
+def test_rows_and_moments_take_half_the_bytes(tmp_path: Path) -> None:
+    """And no more is rounded than them."""
+    shard, told = Shard(spec(0, 2, ROWS)), list[Saved]()
+    fill(shard)
+    chain = []
+    for number, dtype in enumerate(("fp32", "bf16")):
+        saver = Saver(shard, tmp_path, Chooser(shard, None, (), 1.0), 1 << 30, told.append, dtype=dtype)
+        (tmp_path / f"cut-00000{number}").mkdir()
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
+        ended(saver, told)
+        chain.append(told.pop())
+    plain, small = (load_file(tmp_path / f"cut-00000{number}" / "S0.safetensors") for number in (0, 1))
+    rows = 4 * 3 * 3 * len(shard.table)
+    assert not chain[1].error and 0 <= chain[0].bytes - chain[1].bytes - rows // 2 < 64  # the header is shorter, too
+    for name, values in plain.items():
+        if name in ("rows", "row_moment.first", "row_moment.second"):
+            np.testing.assert_allclose(widened(small[name]), values, rtol=2**-8)
+            assert (widened(small[name]) != values).any()
+        else:
+            np.testing.assert_array_equal(small[name], values)
+
+
+SLOW = 20_000.0  # bytes a second: what it has takes longer than a test
+
+
+@pytest.mark.parametrize(("pieces", "most"), [(1000, 1000), (12, 12), (0, PIECES_AHEAD)])
+def test_it_copies_ahead_of_the_disk_as_much_as_it_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int, most: int
+) -> None:
+    """So rows that change are copied once; and it can be given up with all that waits."""
+    monkeypatch.setattr("gbactl.server.checkpoint_writer.COPY", 4000)
+    shard, saver, told = saver_of(tmp_path, 4000 * pieces)
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
+    waiting = 0
+    while saver.room:
+        assert saver.patience == 0.0
+        saver.advance()
+        assert saver._writing is not None
+        waiting = max(waiting, saver._writing.waiting)
+    assert saver.patience and not told
+    if pieces == 1000:
+        assert saver._snapshot is None and shard.watcher is None, "all is copied, and steps cost nothing more"
+    else:
+        assert most - 1 <= waiting <= most and saver._snapshot is not None
+    saver.give_up()
+    assert not list((tmp_path / "cut-000001").iterdir()) and shard.watcher is None
+
+
+def test_before_it_holds_too_much_it_writes_as_fast_as_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And serves on; past that it does not."""
+    monkeypatch.setattr("gbactl.server.checkpoint_writer.COPY", 4000)
+    row = 4 * (3 * 3 + 1)
+    shard, saver, told = saver_of(tmp_path, 200 * row)
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, SLOW), True)
+    writing = saver._writing
+    assert writing is not None
+    step(shard, np.arange(ROWS - 100, ROWS))
+    assert writing.pace == SLOW
+    step(shard, np.arange(ROWS - 110, ROWS - 90))
+    assert writing.pace == 0 and saver._snapshot is not None
+    step(shard, np.arange(ROWS - 300, ROWS - 100))
+    assert saver._snapshot is None, "it did not hold more than it may"
+    assert ended(saver, told).error == ""
+
+
+def test_a_folder_that_is_not_there_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    shard, saver, told = saver_of(tmp_path)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    step(shard, np.arange(10))
+    assert "No such file" in ended(saver, told).error
+    step(shard, np.arange(10))
+    (tmp_path / "cut-000002").mkdir()
+    told.clear()
+    saver.begin(Save(2, 2, "cut-000002", "whole", True, 0.0), True)
+    assert ended(saver, told).error == ""
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_rows_that_are_not_finite_leave_no_file(tmp_path: Path, inline: bool) -> None:
+    shard, saver, told = saver_of(tmp_path, inline=inline)
+    shard.rows.moments["first"][ROWS - 1, 0] = np.nan
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    found = ended(saver, told)
+    assert not found.finite and "S0.safetensors is not finite: row_moment.first holds" in found.error
+    assert not list((tmp_path / "cut-000001").iterdir())
+
+
+def test_an_order_that_comes_too_early_gives_up_the_one_before(tmp_path: Path) -> None:
+    _, saver, told = saver_of(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"cut-00000{number}").mkdir()
+        saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
+    assert ended(saver, told).number == 2
+    assert not list((tmp_path / "cut-000001").iterdir())
+
+
+def test_in_line_it_is_done_at_once(tmp_path: Path) -> None:
+    _, saver, told = saver_of(tmp_path, inline=True)
+    (tmp_path / "cut-000001").mkdir()
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, 0.0), True)
+    assert told[0].error == ""
+
+
+CASES = [(5, "cut-000001", "whole"), (0, "../x", "whole"), (0, "cut-000001", "x")]
+
+
+@pytest.mark.parametrize(("step", "name", "kind"), CASES)
+def test_orders_that_cannot_be(tmp_path: Path, step: int, name: str, kind: str) -> None:
+    with pytest.raises(WireError, match="at version 0"):
+        saver_of(tmp_path)[1].begin(Save(1, step, name, kind, True, 0.0), True)
+
+
+@pytest.mark.parametrize(("pace", "seconds"), [(0.0, 0.005), (20e6, 0.03), (4e8, 0.00524288), (1e9, 0.005)])
+def test_a_server_looks_as_often_as_the_pace_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: float, seconds: float
+) -> None:
+    (tmp_path / "cut-000001").mkdir()
+    _, saver, told = saver_of(tmp_path)
+    saver.begin(Save(1, 0, "cut-000001", "whole", True, pace), True)
+    assert saver.patience == 0.0, "there is room for a piece"
+    with monkeypatch.context() as full:
+        full.setattr("gbactl.server.checkpoint_writer.Saver.room", False)
+        assert saver.patience == pytest.approx(seconds)
+    ended(saver, told)

@@ -1,0 +1,32 @@
+"""Makes this folder's helpers importable; the data of its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gbactl.data.prepare import prepare
+from gbactl.policies import base as policies
+from tests.support.lock_step import LockStepAsync, LockStepGba
+from tests.support.simulated_runs import DATA
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny synthetic set whose rows are no multiple of the batch."""
+    return prepare({**DATA, "cache": str(tmp_path_factory.mktemp("cache"))})
+
+
+@pytest.fixture(scope="session")
+def four_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four days to train on and one to judge the last by."""
+    return prepare({**DATA, "days": 5, "rows_per_day": 600, "cache": str(tmp_path_factory.mktemp("cache"))})
+
+
+@pytest.fixture
+def lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `gba` and `async` run in lock-step."""
+    policies.names()
+    monkeypatch.setitem(policies._MODES, "gba", LockStepGba)
+    monkeypatch.setitem(policies._MODES, "async", LockStepAsync)

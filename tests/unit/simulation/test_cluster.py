@@ -1,0 +1,163 @@
+"""What a modelled cluster does: who waits for whom, what saturates, and that a thousand workers fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.data.dataset import open_dataset
+from gbactl.data.prepare import prepare
+from gbactl.simulation.cluster import VirtualCluster, place, run_virtual
+from gbactl.simulation.worker import VirtualWorker
+from gbactl.wire.messages import Granted
+from gbactl.worker.loop import DataSource
+from tests.support.simulated_runs import adds_up, config, run
+
+# computing takes 1 ms a batch and nothing else takes any time worth mention
+FREE: dict[str, Any] = {
+    "cores": 64, "batch_us": 1000.0, "sample_us": 0.0, "server_message_us": 0.0, "row_pull_ns": 0.0,
+    "row_apply_ns": 0.0, "dense_pull_ns": 0.0, "dense_apply_ns": 0.0, "dense_step_ns": 0.0,
+    "coordinator_message_us": 0.0, "local_latency_us": 0.0, "latency_us": 0.0, "local_bandwidth_gbit": 1e6,
+    "bandwidth_gbit": 1e6, "allreduce_us": 0.0,
+}  # fmt: skip
+BATCH = 10
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A day of 4,000 samples."""
+    data = {"name": "synthetic", "rows_per_day": 4000, "days": 2, "numeric": 2, "fields": 3, "max_cardinality": 50}
+    rest = {"skew": 1.05, "signal": 1.6, "noise": 0.3, "drift": 0.1, "ctr": 0.3, "seed": 1}
+    return prepare({**data, **rest, "cache": str(tmp_path_factory.mktemp("cache"))})
+
+
+def eps(mode: str, data: Path, folder: Path, workers: int, cost: dict[str, Any], **more: Any) -> float:
+    """Samples per virtual second with local batches of BATCH."""
+    cfg = config(mode, workers=workers, global_batch=BATCH * workers, hard=False, cost={**FREE, **cost}, **more)
+    result = run(cfg, data, folder / f"{mode}-{workers}-{len(list(folder.iterdir())) if folder.exists() else 0}")
+    adds_up(result, 4000)
+    rate = result["eps"]
+    assert isinstance(rate, float)
+    return rate
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "gba", "bsp", "hop_bs", "hop_bw", "shadow_easgd"])
+def test_where_only_computing_takes_time_workers_add_up(long: Path, tmp_path: Path, mode: str) -> None:
+    """And no more than that is counted, however early batches are handed out: the clock ends with the last gradient."""
+    more = {"options": {"backup": 0}} if mode == "hop_bw" else {}
+    for workers, prefetch in ((1, 1), (4, 0), (8, 1)):
+        rate = eps(mode, long, tmp_path, workers, {}, prefetch=prefetch, **more)
+        without_pause = workers * BATCH / 1e-3
+        assert without_pause * 0.99 <= rate <= without_pause
+
+
+def test_eight_workers_on_two_cores_are_as_fast_as_two(long: Path, tmp_path: Path) -> None:
+    two, eight = (eps("async", long, tmp_path, workers, {"cores": 2}) for workers in (2, 8))
+    assert eight == pytest.approx(two, rel=0.03)
+
+
+def test_a_saturated_server_flattens_eps_as_workers_grow(long: Path, tmp_path: Path) -> None:
+    """1 ms of computing against .2 ms of serving a batch: five workers keep one server busy."""
+    cost = {"server_message_us": 200.0 / 3, "servers_on": "own"}  # pull, push and order
+    rates = {n: eps("async", long, tmp_path, n, cost, servers=1) for n in (1, 2, 8, 16, 32)}
+    assert rates[2] > 1.7 * rates[1]
+    limit = BATCH / 200e-6
+    assert all(0.9 * limit < rates[n] < 1.15 * limit for n in (8, 16))
+    assert rates[32] < 1.1 * rates[16]
+
+
+def test_a_saturated_interface_flattens_eps_and_own_hosts_for_workers_do_not_help(long: Path, tmp_path: Path) -> None:
+    cost = {"bandwidth_gbit": 0.02, "workers_per_host": 1, "servers_on": "own", "batch_us": 100.0}
+    rates = [eps("async", long, tmp_path, n, cost, servers=1) for n in (1, 8, 16)]
+    assert rates[1] > 1.2 * rates[0]
+    assert rates[2] < 1.1 * rates[1]
+
+
+def test_latency_is_waited_for_where_rows_are_not_prefetched(long: Path, tmp_path: Path) -> None:
+    late = {"local_latency_us": 500.0}
+    plain = eps("gba", long, tmp_path, 2, late, prefetch=0)
+    ahead = eps("gba", long, tmp_path, 2, late, prefetch=1)
+    assert ahead > 1.5 * plain
+    assert ahead <= 2 * BATCH / 1e-3 * 1.02
+
+
+@pytest.mark.parametrize(("prefetch", "backup", "late"), [(0, 1, 4000 / 32), (1, 1, 4), (1, 0, 5)])
+def test_backup_workers_have_the_data_of_their_next_batch_before_it_is_granted(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int, backup: int, late: int
+) -> None:
+    """All but the first, and the last of all, for which all ask. Rows are pulled when the step has
+    begun: no gradient is stale."""
+    calls: Counter[str] = Counter()
+    granted, prepared = VirtualWorker._granted, DataSource.prepare
+
+    def counted(self: DataSource, grant: Any) -> Any:
+        assert self.phase is not None
+        calls["prepared"] += self.phase.training
+        return prepared(self, grant)
+
+    def timed(self: VirtualWorker, grant: Granted) -> None:
+        before = calls["prepared"]
+        granted(self, grant)
+        calls["late"] += calls["prepared"] > before
+
+    monkeypatch.setattr(DataSource, "prepare", counted)
+    monkeypatch.setattr(VirtualWorker, "_granted", timed)
+    slow = [{"kind": "constant", "workers": [0], "factor": 4.0}] if backup else []
+    cfg = config("hop_bw", faults=slow, hard=False, prefetch=prefetch, options={"backup": backup})
+    result = run(cfg, long, tmp_path)
+    adds_up(result, 4000)
+    assert result["staleness"]["mean"] == 0
+    assert calls["late"] == late
+
+
+def test_one_slow_worker_holds_up_sync_and_not_gba(long: Path, tmp_path: Path) -> None:
+    faults = [{"kind": "constant", "workers": [0], "factor": 4.0}]
+    sync, gba = (eps(mode, long, tmp_path, 8, {}, faults=faults) for mode in ("sync", "gba"))
+    assert sync == pytest.approx(8 * BATCH / 4e-3, rel=0.05)
+    assert gba == pytest.approx(7.25 * BATCH / 1e-3, rel=0.05)
+
+
+def test_a_slowed_worker_does_as_much_less(long: Path, tmp_path: Path) -> None:
+    faults = [{"kind": "constant", "workers": [1], "factor": 3.0}]
+    result = run(config("async", workers=4, global_batch=40, faults=faults, cost=FREE), long, tmp_path)
+    workers = result["per_worker"]
+    assert workers["W0"]["compute_eps"] == pytest.approx(3 * workers["W1"]["compute_eps"])
+    assert workers["W0"]["batches"] == pytest.approx(3 * workers["W1"]["batches"], abs=4)
+
+
+def test_who_runs_where() -> None:
+    from gbactl.simulation.clock import Events
+
+    shared = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 2}), Events())
+    assert len({id(h) for h in shared.workers}) == 4
+    assert [shared.workers.index(h) for h in shared.servers] == [0, 4]
+    own = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 8, "servers_on": "own"}), Events())
+    assert len({id(h) for h in (*own.workers, *own.servers, own.coordinator)}) == 4
+    one = place(config("gba", workers=8, servers=2), Events())
+    assert len({id(h) for h in (*one.workers, *one.servers, one.coordinator)}) == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "gba", "async"])
+def test_a_thousand_workers_run_and_nothing_of_theirs_is_left(long: Path, tmp_path: Path, mode: str) -> None:
+    cfg = config(mode, workers=1000, global_batch=2000, cost={"workers_per_host": 1, "spread": "lognormal"})
+    results: list[dict[str, Any]] = []
+    cluster = VirtualCluster(
+        cfg, open_dataset(long), tmp_path, lambda e: results.append(e.fields) if e.name == "result" else None
+    )
+    cluster.run()
+    adds_up(results[0], 4000)
+    assert len(results[0]["per_worker"]) == 1000
+    assert all(server.shard.staged == () for server in cluster.servers)
+    assert all(not worker._queue and not worker._tickets for worker in cluster.workers)
+
+
+def test_progress_is_told_by_samples_and_ends_at_all_of_them(long: Path, tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    cfg = config("gba", global_batch=40)
+    run_virtual(cfg, open_dataset(long), tmp_path, lambda e: told.append(e.fields) if e.name == "progress" else None)
+    samples = [fields["samples"] for fields in told]
+    assert samples == sorted(samples) and samples[-1] == 4000
+    assert 40 <= len(samples) <= 52

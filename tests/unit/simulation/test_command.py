@@ -1,0 +1,75 @@
+"""`gbactl train cluster=virtual` as a user types it: tracked, reported, stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gbactl.coordinator import event_log
+from gbactl.processor import SLOW_BF16, lacks_bf16
+from tests.support.processes import Launcher, environment, wait_for
+
+SMALL = (
+    "cluster=virtual", "experiment=smoke", "data.days=3", "data.rows_per_day=4000", "data.max_cardinality=300",
+    "model.dim=4", "model.hidden=[32]", "train.global_batch=256", "train.eval_batch=1024",
+)  # fmt: skip
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    made = Launcher(tmp_path, environment(tmp_path_factory.getbasetemp() / "virtual-cache"))
+    yield made
+    left = [what for launched in made.started for what in launched.reap()]
+    assert not left, f"left behind: {left}"
+
+
+def test_a_virtual_run_is_tracked_and_reported_like_any_other(launcher: Launcher) -> None:
+    keys = (*SMALL, "mode=gba", "cluster.workers=8", "cost=cluster_10gbe", "faults=one_slow")
+    result = launcher.train(*keys, small=False, tracking=True)
+    assert (result["status"], result["clock"]) == ("FINISHED", "virtual")
+    assert 0 < result["phases"][0]["seconds"] < result["virtual_seconds"] < result["wall_seconds"]
+    assert result["samples"]["read"] == result["samples"]["trained"] + result["samples"]["decayed"] == 8000
+    assert [phase["day"] for phase in result["phases"]] == ["day 0", "day 1"]
+    run_dir = Path(result["run_dir"])
+    assert result["event_log_bytes"] <= (run_dir / "events.log").stat().st_size
+    assert next(iter(event_log.read(run_dir / "events.log"))).fields["threads"] == 1
+    again = launcher.train(*keys, small=False)
+    for name in ("checksums", "auc", "virtual_seconds", "curve", "phases", "per_worker"):
+        assert again[name] == result[name], name
+    report = subprocess.run(
+        [sys.executable, "-m", "gbactl", "report", "--format", "md"],
+        cwd=launcher.cwd, env=launcher.environment, capture_output=True, text=True, timeout=120, check=True,
+    ).stdout  # fmt: skip
+    assert "virtual s" in report and "wall s" in report and f"{result['virtual_seconds']:.2f}" in report
+
+
+def test_ctrl_c_ends_it_and_keeps_what_was_logged(launcher: Launcher) -> None:
+    launched = launcher.start(*SMALL, "mode=async", "data.rows_per_day=400000", small=False)
+    log = launched.run_dir / "events.log"
+    wait_for(lambda: launched.process.poll() is not None or (log.exists() and log.stat().st_size > 4000))
+    os.kill(launched.process.pid, signal.SIGINT)
+    done = launched.finish(60)
+    assert done.code == 130 and "Traceback" not in done.err
+    assert done.result["status"] == "KILLED" and done.result["stopped"]["state"] == "saved"
+    assert list(launched.run_dir.glob("checkpoints/cut-000001/manifest.json"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_processor_without_bf16_is_told(launcher: Launcher, precision: str) -> None:
+    done = launcher.start(*SMALL, f"precision={precision}", "data.rows_per_day=512", small=False).finish()
+    assert done.result["status"] == "FINISHED"
+    assert (SLOW_BF16 in done.err) is (precision == "bf16" and lacks_bf16())
+
+
+def test_what_only_real_processes_have_is_not_taken(launcher: Launcher) -> None:
+    for key in ("cluster.transport=tcp", "cluster.pin=off"):
+        done = launcher.start(*SMALL, key, small=False).finish()
+        assert done.code == 2 and "not belong to the chosen cluster; type cluster= one of: hosts, local." in done.err
+    done = launcher.start(*SMALL, "faults=hog", small=False).finish()
+    assert done.code == 2 and "type cluster=local" in done.err

@@ -1,0 +1,254 @@
+"""Workers and coordinators that disappear or stand still in virtual time: the same plan, the same run, every sample
+once."""
+
+from __future__ import annotations
+
+import math
+import threading
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gbactl.config import RunConfig, check
+from gbactl.coordinator.worker_recovery import FATES
+from gbactl.errors import ClusterError, PeerGoneError
+from gbactl.faults.message_faults import Storms, Weather
+from tests.support.failures import logged
+from tests.support.simulated_runs import adds_up, config, run
+
+PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
+CRASH = {"kind": "kill", "coordinator": True}
+
+
+def failing(
+    mode: str, *plans: dict[str, Any], lost: str = "replace", hang: float = 0.02, restart: float = 50_000.0, **more: Any
+) -> RunConfig:
+    cfg = config(mode, faults=list(plans), cost={"restart_us": restart}, **more)
+    cfg.cluster.lost_worker, cfg.cluster.hang_seconds = lost, hang
+    return check(cfg)
+
+
+@pytest.mark.parametrize("mode", PS)
+def test_a_worker_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
+    kill = {"kind": "kill", "workers": [1], "step": 2}
+    result = run(failing(mode, kill, global_batch=64), data, tmp_path / "run")
+    adds_up(result, 1500)
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"]) == ("W1", "kill")
+    assert 0 < failed["detected_s"] < 0.001
+    assert failed["loaded_s"] == pytest.approx(0.05, abs=0.01) and failed["useful_s"] > failed["loaded_s"]
+    again = run(failing(mode, kill, global_batch=64), data, tmp_path / "again")
+    assert again["recovery"] == result["recovery"] and again["checksums"] == result["checksums"]
+
+
+def test_without_replacement(data: Path, tmp_path: Path) -> None:
+    kill = {"kind": "kill", "workers": [0, 2], "time": 0.01}
+    result = run(failing("gba", kill, lost="continue"), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert [failed["process"] for failed in result["recovery"]] == ["W0", "W2"]
+    assert all(failed["loaded_s"] is None for failed in logged(tmp_path / "run", result))
+
+
+def test_failures_that_come_by_a_distribution(data: Path, tmp_path: Path) -> None:
+    kill = {"kind": "kill", "workers": "all", "mtbf": 0.01, "distribution": "weibull", "shape": 0.7}
+    result = run(failing("gba", kill, restart=1000.0, global_batch=64), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert len(result["recovery"]) > 2
+
+
+@pytest.mark.parametrize("mode", ["gba", "hop_bw"])
+@pytest.mark.parametrize("seconds", [0.01, 0.2, None])
+def test_a_worker_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
+    """For less than the patience it is only late; for longer, what it says when it wakes up is refused."""
+    hang = {"kind": "hang", "workers": [1], "step": 2, **({} if seconds is None else {"seconds": seconds})}
+    result = run(failing(mode, hang, global_batch=64), data, tmp_path / "run")
+    counted = result["samples"]
+    assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == 1500
+    assert len(result["recovery"]) == (seconds != 0.01)
+    if seconds != 0.01:
+        assert result["recovery"][0]["detected_s"] == pytest.approx(0.02, abs=0.015)
+
+
+@pytest.mark.parametrize("lost", ["continue", "replace"])
+@pytest.mark.parametrize("when", [{"step": 0}, {"step": 3}, {"time": 0.0123}, {"time": 0.0371}])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
+    data: Path, tmp_path: Path, lost: str, when: dict[str, Any], prefetch: int
+) -> None:
+    plain = run(failing("sync"), data, tmp_path / "plain")
+    kill = {"kind": "kill", "workers": [1, 3], **when}
+    result = run(failing("sync", kill, lost=lost, restart=2000.0, prefetch=prefetch), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["checksums"]["model"] == plain["checksums"]["model"] and result["auc"] == plain["auc"]
+    assert [failed["process"] for failed in result["recovery"]] == ["W1", "W3"]
+    if lost == "replace":
+        assert all(failed["loaded_s"] is not None for failed in result["recovery"])
+
+
+def test_sync_where_a_worker_stands_still(data: Path, tmp_path: Path) -> None:
+    plain = run(failing("sync"), data, tmp_path / "plain")
+    hang = {"kind": "hang", "workers": [1], "step": 2, "seconds": 1.0}
+    result = run(failing("sync", hang), data, tmp_path / "run")
+    assert result["checksums"]["model"] == plain["checksums"]["model"] and len(result["recovery"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync", "hop_bs"])
+def test_messages_that_are_lost_late_doubled_or_overtaken(data: Path, tmp_path: Path, mode: str) -> None:
+    plain = run(failing(mode), data, tmp_path / "plain")
+    result = run(failing(mode, STORM), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert set(result["messages"]) == set(FATES) and result["virtual_seconds"] > plain["virtual_seconds"]
+    assert "messages" not in plain and (mode != "sync" or result["checksums"] == plain["checksums"])
+
+
+def storming(
+    monkeypatch: pytest.MonkeyPatch, mode: str, when: dict[str, Any], data: Path, tmp_path: Path
+) -> list[tuple[int, float, bool]]:
+    """Of every transmission of a run of three seconds: step, seconds of training, whether anything happened to it.
+
+    It has one thread; what other tests have left in theirs may still transmit."""
+    told, seen, own = list[tuple[int, float]](), list[tuple[int, float, bool]](), threading.get_ident()
+    on, draw = Storms.on, Weather.draw
+
+    def asks(this: Any, step: int, seconds: float) -> Any:
+        if threading.get_ident() == own:
+            told.append((step, seconds))
+        return on(this, step, seconds)
+
+    def draws(this: Any, storms: Any) -> Any:
+        fate = draw(this, storms)
+        if threading.get_ident() == own:
+            seen.append((*told[-1], bool(fate.names)))
+        return fate
+
+    def trained(*plans: dict[str, Any]) -> dict[str, Any]:
+        cfg = failing(mode, *plans)
+        cfg.cost.batch_us = 200_000.0
+        return run(cfg, data, tmp_path / f"run{len(plans)}")
+
+    plain = trained()
+    with monkeypatch.context() as patched:
+        patched.setattr(Storms, "on", asks)
+        patched.setattr(Weather, "draw", draws)
+        result = trained({**STORM, **when})
+    adds_up(result, 1500)
+    assert set(result["messages"]) == set(FATES) and (mode != "sync" or result["checksums"] == plain["checksums"])
+    return seen
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync", "hop_bw"])
+@pytest.mark.parametrize(
+    "when", [{"step": 6}, {"step": 3, "seconds": 1.0}, {"time": 0.7}, {"time": 0.7, "seconds": 1.0}], ids=str
+)
+def test_a_storm_has_a_beginning_and_an_end(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: dict[str, Any]
+) -> None:
+    seen = storming(monkeypatch, mode, when, data, tmp_path)
+    begin = when.get("time") or next(seconds for step, seconds, _ in seen if step >= when["step"])
+    end = begin + when.get("seconds", math.inf)
+    assert {met for _, seconds, met in seen if seconds < begin} == {False}
+    assert {met for _, seconds, met in seen if begin <= seconds < end} == {False, True}
+    assert {met for _, seconds, met in seen if seconds >= end} == ({False} if "seconds" in when else set())
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync"])
+def test_storms_that_come_by_a_distribution(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    when = {"mtbf": 0.5, "distribution": "gamma", "shape": 4.0, "seconds": 0.25}
+    seen = storming(monkeypatch, mode, when, data, tmp_path)
+    calm = [sum(1 for _ in each) for met, each in groupby(met for _, _, met in seen) if not met]
+    assert sum(length > 25 for length in calm) > 3  # one in 40,000 is so long in a storm
+    assert seen == storming(monkeypatch, mode, when, data, tmp_path / "again")
+
+
+@pytest.mark.parametrize("mode", ["gba", "async"])
+def test_where_nobody_may_be_lost(data: Path, tmp_path: Path, mode: str) -> None:
+    kill = {"kind": "kill", "workers": [1], "step": 2}
+    with pytest.raises(PeerGoneError, match="W1 is gone"):
+        run(failing(mode, kill, lost="end"), data, tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", [*PS, "sync", "shadow_easgd", "shadow_ma", "fr_ma"])
+def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
+    """The run takes as much longer as nobody was there; workers have something to do for a part of that."""
+    own = {"options": {"k": 3}} if mode.startswith("fr") else {}
+    plain = run(failing(mode, global_batch=64, **own), data, tmp_path / "plain")
+    cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, **own)
+    result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
+    adds_up(result, 1500)
+    assert (result["samples"]["lost"] > 0) == (plain["samples"]["lost"] > 0) == (mode == "hop_bw")
+    [failed] = result["recovery"]
+    assert (failed["process"], failed["failure"], failed["samples_undone"]) == ("C", "kill", 0)
+    assert 0 < failed["detected_s"] < 0.001 and failed["loaded_s"] == pytest.approx(0.05 + failed["detected_s"])
+    assert failed["loaded_s"] < failed["useful_s"] < failed["loaded_s"] + 0.01
+    longer = result["virtual_seconds"] - plain["virtual_seconds"]
+    assert longer == pytest.approx(failed["loaded_s"], abs=0.01)
+    assert mode != "sync" or (result["checksums"], result["auc"]) == (plain["checksums"], plain["auc"])
+    for key in ("checksums", "recovery", "auc", "virtual_seconds"):
+        assert again[key] == result[key]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95, 0.99])
+def test_whenever_the_coordinator_disappears_sync_has_the_same_bits(
+    data: Path, tmp_path: Path, share: float, prefetch: int
+) -> None:
+    """In training, in an evaluation, and twice, unless the second time comes when the others are being sent home."""
+    plain = run(failing("sync", prefetch=prefetch), data, tmp_path / "plain")
+    seconds = share * plain["virtual_seconds"]
+    plans = [{**CRASH, "time": seconds}, {**CRASH, "time": seconds + 0.0502}]
+    result = run(failing("sync", *plans, prefetch=prefetch), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["checksums"] == plain["checksums"] and result["auc"] == plain["auc"]
+    assert [failed["process"] for failed in result["recovery"]] == ["C"] * (1 if share == 0.99 else 2)
+
+
+@pytest.mark.parametrize("mode", ["gba", "sync", "shadow_easgd"])
+def test_a_worker_that_dies_with_the_coordinator_is_waited_for(data: Path, tmp_path: Path, mode: str) -> None:
+    """The other coordinator misses it when it has said nothing for as long as anybody may."""
+    both = {**CRASH, "workers": [1], "step": 4}
+    result = run(failing(mode, both, global_batch=64), data, tmp_path / "run")
+    adds_up(result, 1500)
+    found = {failed["process"]: failed for failed in result["recovery"]}
+    assert set(found) == {"C", "W1"} and found["C"]["loaded_s"] == pytest.approx(0.05 + 0.02, abs=0.001)
+    assert found["C"]["loaded_s"] < found["W1"]["detected_s"] < found["W1"]["loaded_s"]
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.2, None])
+def test_a_coordinator_that_stands_still(data: Path, tmp_path: Path, seconds: float | None) -> None:
+    """For less than the patience everybody only waits for it."""
+    plain = run(failing("sync"), data, tmp_path / "plain")
+    hang = {**CRASH, "kind": "hang", "step": 2, **({} if seconds is None else {"seconds": seconds})}
+    result = run(failing("sync", hang), data, tmp_path / "run")
+    assert result["checksums"] == plain["checksums"]
+    longer = result["virtual_seconds"] - plain["virtual_seconds"]
+    assert longer == pytest.approx(0.01 if seconds == 0.01 else 0.07, abs=0.005)
+    found = [(failed["process"], failed["failure"], failed["detected_s"]) for failed in result["recovery"]]
+    assert found == ([] if seconds == 0.01 else [("C", "hang", pytest.approx(0.02))])
+
+
+def test_a_switch_that_drains_waits_for_another_coordinator(data: Path, tmp_path: Path) -> None:
+    """What came while nobody was there is not too late."""
+    switches = [{"at": {"samples": 640}, "to": "sync"}]
+    cfg = failing("gba", {**CRASH, "step": 4}, switches=switches)
+    cfg.switch.drain_seconds = 0.02
+    result = run(check(cfg), data, tmp_path / "run")
+    adds_up(result, 1500)
+    assert result["samples"]["trained"] == 1500 and [phase["mode"] for phase in result["phases"]] == ["gba", "sync"]
+
+
+@pytest.mark.parametrize(("fault", "why"), [("kill", "C was killed by SIGKILL"), ("hang", "C stands still for ever")])
+def test_where_no_other_coordinator_is_wanted(data: Path, tmp_path: Path, fault: str, why: str) -> None:
+    cfg = failing("gba", {**CRASH, "kind": fault, "step": 2})
+    cfg.cluster.lost_coordinator = "end"
+    with pytest.raises(ClusterError, match=f"{why}; type cluster.lost_coordinator=replace"):
+        run(check(cfg), data, tmp_path / "run")
+
+
+def test_nobody_takes_the_place_of_a_server_of_which_nothing_is_saved(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"The fault plan hit S0 \(kill\): the run cannot go on"):
+        run(failing("gba", {"kind": "kill", "step": 2, "servers": [0]}), data, tmp_path / "run")

@@ -1,0 +1,85 @@
+"""A running job asked at any moment, on virtual time: within a switch, between phases, at the very end."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_switch_within_a_day import no_sample_twice, unchanged
+
+from gbactl.config import check
+from gbactl.data.dataset import open_dataset
+from gbactl.replay.command import replay
+from gbactl.simulation.cluster import VirtualCluster
+from gbactl.wire.messages import Event
+from tests.support.simulated_runs import adds_up, config
+
+UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
+SERVED = ("async", "gba", "bsp", "hop_bs", "hop_bw")
+
+
+def ask_at_random(
+    data: Path, folder: Path, seed: int, modes: tuple[str, ...], drain: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The result, and what was said of switches."""
+    draw = random.Random(seed)
+    cfg = config(draw.choice(modes), cost=UNEVEN, prefetch=draw.randint(0, 1), servers=draw.randint(1, 3))
+    switch = dataclasses.replace(cfg.switch, prepare="all", drain_seconds=drain)
+    told: list[Event] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = VirtualCluster(check(dataclasses.replace(cfg, switch=switch)), open_dataset(data), folder, told.append)
+
+    def ask(fields: dict[str, Any]) -> None:
+        told.append(Event("switch", {"id": fields["id"], "state": "asked"}))
+        cluster.coordinator.switcher.ask(fields)
+
+    for number in range(1, 16):
+        mode = {"name": draw.choice(modes), "prefetch": draw.randint(0, 1), "local_batch": draw.choice([32, 32, 64])}
+        if mode["name"] == "sync":
+            del mode["local_batch"]
+        cluster.events.at(draw.uniform(0.0, 0.09), ask, {"id": number, "mode": mode})
+    cluster.run()
+    [result] = [event.fields for event in told if event.name == "result"]
+    return result, [event.fields for event in told if event.name == "switch"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("drain", [30.0, 0.0])
+def test_any_wish_at_any_time_is_answered_and_loses_nothing(
+    four_days: Path, tmp_path: Path, seed: int, drain: float
+) -> None:
+    result, said = ask_at_random(four_days, tmp_path, seed, ("sync", *SERVED), drain)
+    adds_up(result, 4 * 600)
+    assert drain == 0.0 or result["samples"]["decayed"] < 600
+    if drain:
+        no_sample_twice(tmp_path, [600] * 4)
+    done = [each for each in said if each["state"] == "done"]
+    assert unchanged(tmp_path) == len(done)
+    asked = {each["id"] for each in said if each["state"] == "asked"}
+    assert len(asked) > 8 and result["refused_frames"] == 0
+    for number in asked:
+        _, *states = [each["state"] for each in said if each["id"] == number]
+        assert states in (["same"], ["refused"], ["accepted", "done"], ["accepted", "stayed"])
+
+
+def test_wishes_are_met(four_days: Path, tmp_path: Path) -> None:
+    """The test above would not notice if all were refused."""
+    count = [len([s for s in ask_at_random(four_days, tmp_path / str(seed), seed, ("sync", *SERVED), 30.0)[1]
+                  if s["state"] == "done"]) for seed in range(3)]  # fmt: skip
+    assert min(count) >= 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("drain", [30.0, 0.0])
+def test_what_was_asked_comes_out_again(
+    four_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, drain: float
+) -> None:
+    result, said = ask_at_random(four_days, tmp_path, 100 + seed, SERVED, drain)
+    assert any(each["state"] == "done" for each in said)
+    monkeypatch.setattr("gbactl.replay.command.prepare", lambda *_: four_days)
+    verdict = replay(tmp_path)
+    assert verdict["identical"], verdict["divergence"]
+    assert verdict["steps"] == result["global_step"]

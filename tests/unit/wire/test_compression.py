@@ -1,0 +1,161 @@
+"""transport.wire_dtype: values take half the bytes and arrive rounded; everything else arrives as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
+from gbactl.errors import ConfigError
+from gbactl.kernels.halves import CODECS, rounded
+from gbactl.nodes.bootstrap import dressed
+from gbactl.replay.command import replay, sentence
+from gbactl.wire import frames
+from gbactl.wire.auth import Peer
+from gbactl.wire.compression import NarrowHub, narrowed
+from gbactl.wire.in_memory import MemoryHub
+from gbactl.wire.messages import Centre, DenseState, Elastic, Predictions, Pull, Push, PutDense, Rows, SumPart, unpack
+from gbactl.wire.reconnecting import LastingHub
+from tests.support.recorded import MODES, config, record, splits
+
+TOLD = (0.5, 0.1, 1.0, 0, 0)
+FLOATS = np.random.default_rng(0).normal(size=24).astype(np.float32)
+IDS = np.array([3, 1, 4], np.int32)
+
+
+def with_dtype(cfg: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(cfg, transport=TransportConfig(wire_dtype=name))
+
+
+def joined(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate([part.view(np.uint8) for part in parts])
+
+
+class Narrow:
+    """A worker that speaks narrowly with a server, and with one that hears what is on the wire."""
+
+    def __init__(self, name: str, to: str = "server") -> None:
+        network: dict[str, MemoryHub] = {}
+        self.raw = MemoryHub(network, Peer(to, 0))
+        self.far = NarrowHub(self.raw, CODECS[name])
+        self.near = NarrowHub(MemoryHub(network, Peer("worker", 0)), CODECS[name])
+        self.channel = self.near.connect(self.raw.address, peer=Peer(to, 0))
+
+    def arrives(self, message: Any, payload: np.ndarray, hub: Any) -> np.ndarray:
+        out = self.channel.reserve(payload.size)
+        out[:] = payload
+        self.channel.send(message, out)
+        [(_, frame)] = hub.poll(1)
+        assert unpack(frame.kind, frame.descriptor) == message
+        found: np.ndarray = frame.payload.copy()
+        frame.release()
+        return found
+
+
+def test_what_goes_as_it_is_keeps_no_memory() -> None:
+    narrow = Narrow("fp16")
+    for number in range(1, 4):
+        message = SumPart(0, "d", number, len(FLOATS), 0, 1, 1, [], 0)
+        assert (narrow.arrives(message, FLOATS.view(np.uint8), narrow.far) == FLOATS.view(np.uint8)).all()
+        assert not narrow.channel._lent
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_a_gradient(name: str) -> None:
+    push, payload = Push(1, 2, 3, 12, *TOLD), joined(IDS, FLOATS)
+    wire = Narrow(name)
+    assert wire.arrives(push, payload, wire.raw).size == IDS.nbytes + FLOATS.nbytes // 2
+    assert np.array_equal(wire.arrives(push, payload, wire.far), joined(IDS, rounded(CODECS[name], FLOATS)))
+
+
+@pytest.mark.parametrize("message", [Rows(1, 2, 4, 12), Elastic(1, 0.5), Centre(1)])
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_rows_and_dense_values(name: str, message: Any) -> None:
+    wire = Narrow(name)
+    assert wire.arrives(message, joined(FLOATS), wire.raw).size == FLOATS.nbytes // 2
+    assert np.array_equal(wire.arrives(message, joined(FLOATS), wire.far), joined(rounded(CODECS[name], FLOATS)))
+
+
+@pytest.mark.parametrize(
+    "message", [Pull(1, 2, 24, True, 0, -1), DenseState(3), PutDense(3), Predictions(1, 0, 0, 0, 24)]
+)
+def test_what_must_not_be_rounded(message: Any) -> None:
+    wire = Narrow("bf16")
+    assert np.array_equal(wire.arrives(message, joined(FLOATS), wire.raw), joined(FLOATS))
+    assert np.array_equal(wire.arrives(message, joined(FLOATS), wire.far), joined(FLOATS))
+
+
+def test_nothing_is_changed_between_a_worker_and_the_coordinator() -> None:
+    wire = Narrow("fp16", "coordinator")
+    assert wire.channel.__class__.__name__ == "MemoryChannel"
+    wire.channel.send(Rows(1, 2, 4, 12), joined(FLOATS))
+    [(_, frame)] = wire.raw.poll(1)
+    assert frame.payload.size == FLOATS.nbytes
+
+
+@pytest.mark.parametrize("payload", [b"", b"12345", b"123456789012345"])
+def test_what_cannot_have_been_narrowed_arrives_as_it_is(payload: bytes) -> None:
+    """Whoever gets it finds that its size is wrong."""
+    wire = Narrow("fp16")
+    data = np.frombuffer(payload, np.uint8)
+    wire.channel.inner.send(Push(1, 2, 3, 12, *TOLD), data)  # type: ignore[attr-defined]
+    [(_, frame)] = wire.far.poll(1)
+    assert np.array_equal(frame.payload, data)
+
+
+def test_a_lost_connection_is_told_of_the_same_channel() -> None:
+    wire = Narrow("fp16")
+    wire.channel.send(Elastic(1, 0.5), joined(FLOATS))
+    [(channel, _)] = wire.far.poll(1)
+    wire.channel.close()
+    [(gone, frame)] = wire.far.poll(1)
+    assert gone is channel and frame.kind == frames.CLOSED and not wire.far._channels
+
+
+def test_fp32_is_the_hub_itself() -> None:
+    hub = MemoryHub({}, Peer("worker", 0))
+    assert narrowed(hub, RunConfig()) is hub
+    assert isinstance(narrowed(hub, with_dtype(RunConfig(), "bf16")), NarrowHub)
+    lasting = dressed(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
+    assert isinstance(lasting, LastingHub) and isinstance(lasting.hub, NarrowHub)
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"transport\.wire_dtype=int8 is not known"):
+        check(with_dtype(RunConfig(), "int8"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return splits(tmp_path_factory.mktemp("narrow"))
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+@pytest.mark.parametrize("mode", [*MODES, "sync"])
+def test_a_run_comes_out_of_its_log_again(data: dict[str, Any], tmp_path: Path, mode: str, name: str) -> None:
+    """What is applied is what arrived, and a replay knows it."""
+    cfg = config(mode, data)
+    if mode == "sync":
+        cfg = dataclasses.replace(cfg, collective=CollectiveConfig(name="shm"))
+    record(with_dtype(cfg, name), tmp_path)
+    verdict = replay(tmp_path)
+    assert verdict["identical"], sentence(verdict)
+
+
+def test_it_does_round(data: dict[str, Any], tmp_path: Path) -> None:
+    sums = set()
+    for name in ("fp32", *CODECS):
+        cfg = with_dtype(config("sync", data, local_batch=16), name)
+        sums.add(record(cfg, tmp_path / name)["checksums"]["model"])
+    assert len(sums) == 3
+
+
+@pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_ma"])
+def test_modes_without_a_replay_train_on_it(data: dict[str, Any], tmp_path: Path, mode: str) -> None:
+    cfg = with_dtype(config(mode, data), "bf16")
+    result = record(cfg, tmp_path)
+    assert result["refused_frames"] == 0 and result["samples"]["trained"] == 1460

@@ -1,0 +1,110 @@
+"""A worker's side of the wire, without servers: what comes in which order, and what is forgotten."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gbactl.wire.auth import Peer
+from gbactl.wire.in_memory import MemoryChannel, MemoryHub
+from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, Prepare, Stop, Take, decode
+from gbactl.worker.client import Exchange, Item, Source
+
+
+class Nothing:
+    """Batches of no rows."""
+
+    def begin(self, phase: BeginPhase) -> None:
+        pass
+
+    def __init__(self) -> None:
+        self.prepared: list[Any] = []
+
+    def prepare(self, grant: Granted | Prepare) -> tuple[Any, Any]:
+        self.prepared.append(grant)
+        return None, SimpleNamespace(shares=list)
+
+
+class Setting:
+    """A worker and its coordinator, who has said some things before the worker listens."""
+
+    def __init__(self, *messages: Any) -> None:
+        network: dict[str, MemoryHub] = {}
+        self.coordinator = MemoryHub(network, Peer("coordinator", 0))
+        hub = MemoryHub(network, Peer("worker", 0))
+        channel = hub.connect("C")
+        assert isinstance(channel.other, MemoryChannel)
+        for message in (phase(1), *messages):
+            channel.other.send(message)
+        self.source = Nothing()
+        self.exchange = Exchange(hub, channel, [], 0, cast(Source, self.source))
+        self.exchange.start(0)
+        self.worked: list[Any] = []
+
+    def _answer(self, question: Inspect) -> Inspected:
+        self.worked.append(question.what)
+        return Inspected("W0", "", "", {}, {})
+
+    def takes(self) -> int:
+        return sum(isinstance(decode(frame), Take) for _, frame in self.coordinator.poll(0))
+
+
+def phase(number: int) -> BeginPhase:
+    return BeginPhase(number, True, "gba", 0, 0, 100, 10, 0, True, True)
+
+
+def grant(batch: int, number: int = 1) -> Granted:
+    return Granted(number, batch, 0, 0, 0, 0, 1.0, 1.0)
+
+
+def read_all(at: Setting) -> None:
+    at.exchange._thread.join(10)
+
+
+def test_a_question_waits_for_the_batches_granted_before_it() -> None:
+    """One of no samples, which only joins an all-reduce, is waited for by nobody else."""
+    at = Setting(grant(0), grant(1), Inspect("dense"), grant(2), Inspect("checksum"), grant(3))
+    found = []
+    for _ in range(4):
+        item = at.exchange.next(at._answer)
+        assert isinstance(item, Item)
+        found.append(item.grant.batch)
+        at.worked.append(item.grant.batch)
+    assert found == [0, 1, 2, 3]
+    assert at.worked == [0, 1, "dense", 2, "checksum", 3]
+
+
+def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_it_is_granted() -> None:
+    early, other = Prepare(1, 4, 0, 10), Prepare(1, 9, 0, 10)
+    at = Setting(early, Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early] and not at.exchange._queue and not at.exchange._tickets
+    at = Setting(early, grant(4), grant(5), Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early, grant(5)]
+    assert [item.grant for item in at.exchange._queue] == [grant(4), grant(5)]
+    at = Setting(early, other, grant(4), grant(9, number=2), Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [early, other, grant(4), grant(9, number=2)], "the last one told of, of that phase"
+
+
+def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there() -> None:
+    early = Prepare(1, 4, 0, 10)
+    at = Setting(grant(0), early, Stop("done"))
+    read_all(at)
+    assert at.source.prepared == [grant(0)]
+    at.exchange._tickets.clear()
+    at.exchange._prepare()
+    assert at.source.prepared == [grant(0), early]
+
+
+@pytest.mark.parametrize("of", [1, 2])
+def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int) -> None:
+    """The batches of the phase that was given up, of no other."""
+    at = Setting(grant(0), grant(1), Abandon(of), Inspect("dense"), Stop("done"))
+    read_all(at)
+    assert at.takes() == 1 + (2 if of == 1 else 0)
+    assert [item.grant.batch for item in at.exchange._queue] == ([] if of == 1 else [0, 1])
+    assert at.exchange._asked() == (of == 1)

@@ -228,7 +228,7 @@ class Cuts:
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
-            training.parts = Parts(self.stakes.updates.applied, self.c.returns.missed)
+            training.phase.slices = Parts(self.stakes.updates.applied, self.c.returns.missed)
 
     def _is_due(self, step: int) -> bool:
         if self._open is not None or self._planned is not None or not self.c.returns.sound:

@@ -25,6 +25,7 @@ from gbactl.coordinator.journal import EVALUATE, OVER, TRAIN, Found, Journal
 from gbactl.coordinator.membership import Members
 from gbactl.coordinator.mode_switch import Switcher
 from gbactl.coordinator.norm_log import NormLog
+from gbactl.coordinator.phase import TrainingPhase
 from gbactl.coordinator.replica_phases import Trainers
 from gbactl.coordinator.schedule import Round, rounds
 from gbactl.coordinator.server_recovery import GoBack, Returns
@@ -239,11 +240,10 @@ class Coordinator:
         self.trainers.open(cfg, self._phase_number, self._waiting, began)
         self.record.statistics.pulled.clear()
         done = self.record.ledger.finished
+        fold = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), self.record.statistics)
         training = Training(
-            self._phase_number, policy, self.members, self.log, self.record.statistics,
-            lambda finished: self._lr_scale(done + finished), self._waiting,
-            self.hub.now, cfg.train.checksum_every,
-        )  # fmt: skip
+            self._phase_number, fold, self.members, self.log, self._waiting, self.hub.now, cfg.train.checksum_every
+        )
         training.stop_at, training.ranges, self._training = stop_at, rest, training
         training.told_loss = self._on_loss
         self.cuts.watch(training)
@@ -281,7 +281,7 @@ class Coordinator:
         """A gradient comes with this loss. Raises DivergedError where that ends the run."""
         limit, training = self.record.statistics.limit, self._training
         if limit.passed(loss) and self.cfg.train.on_divergence == "stop" and training is not None:
-            rate = self.cfg.optim.lr * training.lr_scale(training.policy.ledger.finished)
+            rate = self.cfg.optim.lr * training.phase.lr_scale(training.policy.ledger.finished)
             raise DivergedError(limit.sentence(worker, training.policy.step, loss, rate))
 
     def evaluate(self, split: int) -> dict[str, float]:

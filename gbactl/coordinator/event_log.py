@@ -27,15 +27,15 @@ import msgpack
 from gbactl.errors import EventLogError, TornLogError
 
 MAGIC = b"gbaclog\0"
-FORMAT = 14
+FORMAT = 16
 # 4 has notes, and when the dense part was moved for a successor; 6 rows of gradients; 8 tells of dense gradients that
-# are gone; 13 times failures (5, 7 and 9 to 12 are a bit off others); in 14 rows are divided by shares and weights of
-# their own, and hop_bw chooses batches ahead: what decides is of another rule, the records are those of 13
-READ = (3, 4, 6, 8, 13, 14)
+# are gone; 13 times failures (5, 7, 9 to 12 and 15 are a bit off others); in 14 rows are divided by weights of their
+# own, and hop_bw chooses batches ahead; 16 has hand-outs of no samples and ends of phases: it alone can be replayed
+READ = (3, 4, 6, 8, 13, 14, 16)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
 HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH, STOP, FORGO = range(1, 14)
-SERVER, NOTE, MOVED, DENSE_LOST, FAILURE = 14, 15, 16, 17, 18
+SERVER, NOTE, MOVED, DENSE_LOST, FAILURE, FINISH = 14, 15, 16, 17, 18, 19
 INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED, DENSE_LOST, FAILURE)
 FLUSH_BYTES = 1 << 16
 _GRADIENT_BYTES, _SHARD_BYTES = 100, 16  # of all records that tell of a gradient, and for each shard
@@ -93,6 +93,10 @@ class ForgoRecord(NamedTuple):
     batches: int
 
 
+class FinishRecord(NamedTuple):
+    """Nothing is in flight any more: what is left over in a phase is applied."""
+
+
 class OrderRecord(NamedTuple):
     """A step was ordered: the journal."""
 
@@ -113,8 +117,10 @@ class InfoRecord:
     fields: dict[str, Any]
 
 
-Event = GrantRecord | AnnounceRecord | DropRecord | LeftRecord | JoinedRecord | StopRecord | ForgoRecord
-Record = Event | OrderRecord | InfoRecord
+Record = (
+    GrantRecord | AnnounceRecord | DropRecord | LeftRecord | JoinedRecord | StopRecord | ForgoRecord | FinishRecord
+    | OrderRecord | InfoRecord
+)  # fmt: skip
 
 
 def most_bytes(gradients: int, shards: int) -> int:
@@ -206,6 +212,10 @@ class EventLog:
         """Note that the policy gave up what was in flight."""
         self._tell(FORGO, (_in(batches, _NUMBERS),))
 
+    def finish(self) -> None:
+        """Note that nothing is in flight in a phase any more."""
+        self._tell(FINISH, ())
+
     def flush(self) -> None:
         """Hand what is buffered to the operating system. Raises OSError, with the log's name."""
         view = memoryview(bytes(self._buffer))
@@ -234,37 +244,24 @@ def _short(number: float) -> float | int:
     return int(number) if 0 < number < _WHOLE and number == int(number) else float(number)
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
     """The records of a log. Raises EventLogError with the offset where it is damaged, TornLogError where it ends within
     a record."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise EventLogError(f"{path} cannot be read ({error.strerror}).") from error
-    _format(path, data)
+    if len(data) < _START.size or data[:8] != MAGIC:
+        raise EventLogError(f"{path} is not an event log.")
+    version = _START.unpack_from(data)[1]
+    if version not in formats:
+        known = ", ".join(map(str, formats))
+        raise EventLogError(f"{path} has format {version}, this gbactl reads {known} here; use the one that wrote it.")
     offset = _START.size
     while offset < len(data):
         kind, body, after = _record(path, data, offset)
         yield _decode(path, kind, body, offset)
         offset = after
-
-
-def format_of(path: Path) -> int:
-    """The format of a log. Raises EventLogError where it is none, or none that this gbactl reads."""
-    try:
-        with path.open("rb") as file:
-            return _format(path, file.read(_START.size))
-    except OSError as error:
-        raise EventLogError(f"{path} cannot be read ({error.strerror}).") from error
-
-
-def _format(path: Path, data: bytes) -> int:
-    if len(data) < _START.size or data[:8] != MAGIC:
-        raise EventLogError(f"{path} is not an event log.")
-    version: int = _START.unpack_from(data)[1]
-    if version not in READ:
-        raise EventLogError(f"{path} has format {version}, this gbactl reads {', '.join(map(str, READ))}.")
-    return version
 
 
 def tail(path: Path, offset: int) -> tuple[list[Record], int]:
@@ -299,7 +296,7 @@ def _record(path: Path, data: bytes, offset: int) -> tuple[int, bytes, int]:
 
 
 def _decode(path: Path, kind: int, body: bytes, offset: int) -> Record:
-    if kind not in range(HEADER, FAILURE + 1):
+    if kind not in range(HEADER, FINISH + 1):
         raise EventLogError(f"{path} has a record of unknown kind {kind} at byte {offset}.")
     try:
         values = msgpack.unpackb(body)
@@ -344,6 +341,6 @@ def _decode_order(values: Any) -> OrderRecord:
 
 _DECODERS: dict[int, Callable[[Any], Record]] = {
     GRANT: _plain(GrantRecord), DROP: _plain(DropRecord), LEFT: _plain(LeftRecord), JOINED: _plain(JoinedRecord),
-    STOP: _plain(StopRecord), FORGO: _plain(ForgoRecord),
+    STOP: _plain(StopRecord), FORGO: _plain(ForgoRecord), FINISH: _plain(FinishRecord),
     ANNOUNCE: _decode_announce, ORDER: _decode_order,
 }  # fmt: skip

@@ -10,7 +10,8 @@ and a checkpoint under way will not be. Costs a message to and from every node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.ranges import Range
@@ -19,7 +20,8 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
 from gbactl.coordinator.handout import Training
 from gbactl.coordinator.journal import EVALUATE, OVER, TRAIN, Found
-from gbactl.coordinator.phase_rebuild import Rebuilt
+from gbactl.coordinator.phase import Apply, Command, HandOut
+from gbactl.coordinator.phase_log import LoggedPhase
 from gbactl.coordinator.position import Position
 from gbactl.coordinator.recovery_times import Failed
 from gbactl.coordinator.worker_recovery import NO_TURN
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from gbactl.coordinator.core import Coordinator
 
 log = logging.getLogger(__name__)
+MOST_JOINS = 4  # more than a worker may have at once
 
 
 class Revival:
@@ -65,6 +68,7 @@ class Revival:
         self.begun = BeginPhase(**phases[-1]) if phases and found.stood["stage"] == TRAIN else None
         self.told = [record.fields for record in infos if record.kind == event_log.SERVER]
         self.failures = [record.fields for record in infos if record.kind == event_log.FAILURE]
+        self.announced = any(isinstance(record, AnnounceRecord) for record in found.records)
         self._standing: dict[int, Standing] = {}
         self._holding: dict[int, Holding] = {}
         self._staged: list[tuple[Channel, Staged]] = []
@@ -152,8 +156,7 @@ class Revival:
         c.step, c._phase_number, c.started = position.step, self.number, True
         if stood["position"]["mode"] != mode_values(c.now):
             c.now = c.cfg.in_mode(stood["position"]["mode"])
-        announced = any(isinstance(record, AnnounceRecord) for record in self.found.records)
-        c.switcher.restore(stood["round"], position.switches, stood["switch"], announced)
+        c.switcher.restore(stood["round"], position.switches, stood["switch"], self.announced)
         c.journal.epochs = dict(self.epochs)
         c.recovery.restore(notes["struck"], notes["broken"])
         c.record.statistics.restore_acted(notes["acted"])
@@ -186,27 +189,41 @@ class Revival:
         assert begun is not None
         if (policy.phase.samples, policy.step, training.number) != (begun.samples, begun.first_step, begun.number):
             raise ClusterError(f"The event log has a phase {begun.number} that this run cannot have had.")
-        rebuilt = Rebuilt(policy, training.lr_scale, self.c.record.statistics)
-        for record in self.found.records:
-            rebuilt.feed(record)
+        logged = LoggedPhase(training.phase)
+        commands = self._fed(logged)
         clock = training.clock
-        if rebuilt.begun:
+        if any(isinstance(command, HandOut) for command in commands):
             clock.first, clock.last = self.found.stood["at"], self.c.hub.now()
-        if rebuilt.announced:  # the last time by which they can have been: the log has no times
+        if self.announced:  # the last time by which they can have been: the log has no times
             clock.gradients = (self.found.missed, self.found.missed)
         for shard, standing in sorted(self._standing.items()):
-            self._tell_server(training, self.c.members.of("server")[shard], standing, rebuilt)
-        training.take_up(rebuilt, set(self._holding))
-        self._go_on(training, {worker: self._missing(rebuilt, each) for worker, each in self._holding.items()})
+            self._tell_server(training, self.c.members.of("server")[shard], standing, commands)
+        training.take_up(logged.due, set(self._holding))
+        joins = [each for each in commands if isinstance(each, HandOut) and not each.grant.samples]
+        missing = {worker: self._missing(training, each, joins) for worker, each in self._holding.items()}
+        self._go_on(training, missing)
 
-    def _tell_server(self, training: Training, channel: Channel, standing: Standing, rebuilt: Rebuilt) -> None:
+    def _fed(self, logged: LoggedPhase) -> list[Command]:
+        """Apply the log to a phase. Returns the commands that it confirms."""
+        commands: list[Command] = []
+        slices = logged.phase.slices
+        with nullcontext(list[Any]()) if slices is None else slices.held() as counted:
+            for record in self.found.records:
+                if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
+                    counted.clear()  # a note tells of all row updates before it
+                commands += logged.feed(record)
+        return commands
+
+    def _tell_server(
+        self, training: Training, channel: Channel, standing: Standing, commands: Sequence[Command]
+    ) -> None:
         """The phase and the orders that a server has not heard of."""
         assert self.begun is not None
         if standing.phase != training.number:
             channel.send(self._begun_for_servers)
-        for step, scale in rebuilt.orders:
-            if step.step >= standing.version:
-                channel.send(training.told(step, scale))
+        for command in commands:
+            if isinstance(command, Apply) and command.step.step >= standing.version:
+                channel.send(training.told(command))
 
     @property
     def _begun_for_servers(self) -> BeginPhase:
@@ -214,12 +231,12 @@ class Revival:
         assert self.begun is not None
         return self.begun._replace(served_dense=self.c.now.home != "workers")
 
-    def _missing(self, rebuilt: Rebuilt, holding: Holding) -> list[Grant]:
-        """What a worker was granted and never heard of."""
+    def _missing(self, training: Training, holding: Holding, joins: Sequence[HandOut]) -> list[Grant]:
+        """What a worker was granted and never heard of; of hand-outs of no samples, the last few."""
         heard = set(_groups(holding.granted, 2))
-        leases = [grant for owner, grant in rebuilt.policy.leases.values() if owner == holding.worker]
-        mine = [*leases, *rebuilt.joins.get(holding.worker, ())]
-        return [grant for grant in mine if (self.number, grant.batch) not in heard]
+        leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
+        joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
+        return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
 
     # -- from here on -------------------------------------------------------------------------------
 
@@ -257,7 +274,7 @@ class Revival:
         if holding.phase != training.number:
             self.c.members.of("worker")[holding.worker].send(self.begun)
         for grant in missing:
-            training.hand(holding.worker, grant)
+            training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
     def _waits(self, training: Training | None, holding: Holding, missing: list[Grant]) -> int:
         """For how many batches a worker waits: for as many as it may have, less those that it has."""

@@ -1,28 +1,25 @@
-"""One training phase, driven by its policy: grants out, announcements in, steps ordered and journaled.
+"""The live shell of a training phase: batches out, announcements in, steps ordered and journaled.
 
-The only place where a policy meets the world. A gradient costs the coordinator about 60 us.
+What is decided is decided by the phase (phase.py). Here each event and each command is written into the event log,
+and then carried out on the channels to workers and servers. A gradient costs the coordinator about 60 us.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gbactl.checkpoint.ranges import Finished, Ranges
-from gbactl.coordinator.event_log import EventLog, OrderRecord
-from gbactl.coordinator.gradient_slices import Parts
+from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, JoinedRecord, LeftRecord, StopRecord
 from gbactl.coordinator.membership import Members
-from gbactl.coordinator.statistics import Statistics
+from gbactl.coordinator.phase import Apply, Command, Discard, Forgo, GiveUp, HandOut, Take, TrainingPhase
+from gbactl.coordinator.phase_log import order_record
 from gbactl.errors import WireError
-from gbactl.policies import Decision, Drop, Grant, Policy, Step
+from gbactl.policies import Grant, Policy, Step
 from gbactl.store.schedule import due
 from gbactl.wire.messages import DropPart, Granted, OrderStep, Prepare, Staged
-
-if TYPE_CHECKING:
-    from gbactl.coordinator.phase_rebuild import Rebuilt
 
 
 @dataclass
@@ -51,19 +48,15 @@ class Clock:
 
 
 class Training:
-    """`progress` maps samples finished in this phase to the learning-rate factor of the step at hand."""
+    """`number` of the phase; `waiting`: workers that ask for a batch and get none yet."""
 
     def __init__(
-        self, number: int, policy: Policy, members: Members, log: EventLog, statistics: Statistics,
-        lr_scale: Callable[[int], float], waiting: deque[int],
+        self, number: int, phase: TrainingPhase, members: Members, log: EventLog, waiting: deque[int],
         now: Callable[[], float] = time.monotonic, checksum_every: int = 0,
     ) -> None:  # fmt: skip
-        self.number, self.policy, self.members, self.log = number, policy, members, log
-        self.statistics, self.lr_scale, self.waiting = statistics, lr_scale, waiting
+        self.number, self.phase, self.members, self.log, self.waiting = number, phase, members, log, waiting
         self.clock, self.checksum_every = Clock(now), checksum_every
-        self.reissued = 0
-        self.finished = Finished()
-        self.ranges: Ranges = ((0, policy.phase.samples),)
+        self.ranges: Ranges = ((0, self.policy.phase.samples),)
         self.granted: Callable[[int, int], None] = lambda worker, token: None
         self.ordered: Callable[[int], None] = lambda steps: None
         self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # before its gradient is logged
@@ -72,14 +65,23 @@ class Training:
         self.one_each = False  # whether a worker that asks early has to wait: without prefetch in this phase
         self._flying: Counter[int] = Counter()  # batches of each worker
         self._openings = -1
-        self._parts: dict[int, dict[int, Staged]] = {}
+        self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its slice of the gradient is there
         self._leaving: set[int] = set()
         self._untold: set[int] = set()  # workers that have not heard of the phase yet
         self._unasked: set[int] = set()
-        self.parts: Parts | None = None  # what is known of gradients on shards that may be lost
         self.shards = members.expected["server"]
         self._reach_servers()
         self.workers = members.of("worker")
+
+    @property
+    def policy(self) -> Policy:
+        """The phase's."""
+        return self.phase.policy
+
+    @property
+    def finished(self) -> Finished:
+        """Batches of the phase that have a fate."""
+        return self.phase.finished
 
     def _reach_servers(self) -> None:
         """Those that are there; what concerns one that is not, its successor has no use for."""
@@ -88,15 +90,14 @@ class Training:
     def server_gone(self, shard: int) -> None:
         """A server is gone: no gradient is announced before another one has a part of it."""
         self._reach_servers()
-        for told in self._parts.values():
+        for told in self._staged.values():
             told.pop(shard, None)
-        if self.parts is not None:
-            self.parts.gone(shard)
+        self.phase.server_lost(shard)
 
     def server_back(self) -> list[int]:
         """Another one is there. Returns the batches, announced and open, of which it has no part."""
         self._reach_servers()
-        return [] if self.parts is None else self.parts.waiting
+        return [] if self.phase.slices is None else self.phase.slices.waiting
 
     def owed(self, worker: int) -> list[int]:
         """The batches that a worker has and that are not announced."""
@@ -115,19 +116,14 @@ class Training:
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
         absent = worker not in self.workers or worker in self._untold  # another coordinator's, not brought up yet
-        grant = None if absent or (self.one_each and self._flying[worker]) else self.policy.take(worker)
-        if grant is None:
+        if absent or (self.one_each and self._flying[worker]):
             return False
-        if not asked:
-            self._unasked.add(grant.batch)
-        self.clock.tick()
-        self._flying[worker] += grant.samples > 0
-        if grant.samples or self.log.ahead:
-            self.log.grant(worker, grant.batch, grant.token)
-        self.hand(worker, grant)
-        self._tell_ahead()
-        self.granted(worker, grant.token)
-        return True
+        commands = self.phase.apply(Take(worker))
+        for command in commands:
+            if not asked and isinstance(command, HandOut):
+                self._unasked.add(command.grant.batch)
+            self._carry_out(command)
+        return bool(commands)
 
     def _tell_ahead(self) -> None:
         """Tell workers which batches they will get next, if that was settled with a hand-out."""
@@ -137,38 +133,25 @@ class Training:
                 message = Prepare(self.number, batch, batch * phase.local_batch, phase.size(batch))
                 self.workers[worker].send(message)
 
-    def hand(self, worker: int, grant: Grant) -> None:
+    def hand(self, worker: int, grant: Grant, lr_scale: float) -> None:
         """Tell a worker of a batch that is its own."""
-        scale = self.lr_scale(grant.progress) if grant.divisor else 0.0
         self.workers[worker].send(
             Granted(
                 self.number, grant.batch, grant.token, grant.start, grant.samples,
-                grant.after, grant.divisor, scale, self.statistics.usual(worker, grant.samples),
+                grant.after, grant.divisor, lr_scale, self.phase.statistics.usual(worker, grant.samples),
             )
         )
 
-    def take_up(self, rebuilt: Rebuilt, untold: set[int]) -> None:
-        """Go on where another coordinator's log ends; `policy` is there already. What it had decided is carried out.
+    def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
+        """Go on with a phase that another coordinator's log has brought to its end; `due` was decided there.
 
         Workers that are `untold` get nothing before `tell` is called."""
         self._untold = untold
-        if self.parts is not None:
-            self.parts.take_up(rebuilt.parts)
-            for shard, rows in rebuilt.applied.items():
-                self.parts.hit(shard, rows)
-            for missed in rebuilt.missed:
-                self.parts.missed(*missed)
-        self.finished, self.reissued = rebuilt.finished, rebuilt.reissued
         self._flying.update(owner for owner, _ in self.policy.leases.values())
-        if rebuilt.stopped:
+        if self.phase.stopped:
             self.stop_at, self.stopped = None, self.clock.now()
-        for each in rebuilt.decided:
-            if isinstance(each.decision, Drop):
-                self._drop(each.worker, each.decision)
-                self.finished.drop(each.decision)
-            else:
-                self._order(each.decision, each.lr_scale)
-                self.finished.settle(each.decision)
+        for command in due:
+            self._carry_out(command)
 
     def tell(self) -> None:
         """Everybody has heard of the phase."""
@@ -186,12 +169,12 @@ class Training:
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
             return False
-        parts = self._parts.setdefault(message.batch, {})
-        parts[message.shard] = message
-        if len(parts) < self.shards:
+        staged = self._staged.setdefault(message.batch, {})
+        staged[message.shard] = message
+        if len(staged) < self.shards:
             return False
-        del self._parts[message.batch]
-        self._announce([parts[shard] for shard in sorted(parts)], grant.samples)
+        del self._staged[message.batch]
+        self._announce([staged[shard] for shard in sorted(staged)], grant.samples)
         return True
 
     def leaving(self, worker: int) -> list[int]:
@@ -199,7 +182,7 @@ class Training:
         self._leaving.add(worker)
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
         for batch in mine:
-            self._parts.pop(batch, None)
+            self._staged.pop(batch, None)
         self._flying.pop(worker, None)  # one in its place has none
         return mine
 
@@ -209,9 +192,7 @@ class Training:
             return
         self._leaving.add(worker)
         self.log.left(worker)
-        before = self.policy.ledger.finished
-        self.reissued += len(self.policy.lost_worker(worker))
-        self._carry_out(self.policy.poll(), before, -1)
+        self._do(LeftRecord(worker))
         self.serve()
         self._hand_out_unasked()
 
@@ -235,100 +216,103 @@ class Training:
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
             return
         self.log.joined(worker)
-        before = self.policy.ledger.finished
-        self.policy.joined_worker(worker)
-        self._carry_out(self.policy.poll(), before, -1)
+        self._do(JoinedRecord(worker))
         self.serve()
 
-    def _announce(self, parts: list[Staged], samples: int) -> None:
-        """A gradient is on every shard: let the policy decide, order what it decides."""
-        one = parts[0]
-        rows, dense = [part.row_version for part in parts], [part.dense_version for part in parts]
-        pulled = self._pulled(rows, dense)
-        self.statistics.announced(one.worker, one.batch, samples, one.loss, one.seconds, pulled, one.slowdown)
+    def _announce(self, slices: list[Staged], samples: int) -> None:
+        """A gradient is on every shard: write it down, order what the phase decides."""
+        one = slices[0]
+        rows, dense = tuple(each.row_version for each in slices), tuple(each.dense_version for each in slices)
+        self._check(rows, dense)
         self.told_loss(one.worker, one.loss)
-        part_rows = [] if self.parts is None else [part.rows for part in parts]
-        self.log.announce(one.worker, one.batch, rows, dense, part_rows if self.log.ahead else ())
-        if self.parts is not None:
-            self.parts.announced(one.batch, part_rows)
+        counted = () if self.phase.slices is None else tuple(each.rows for each in slices)
+        self.log.announce(one.worker, one.batch, rows, dense, counted if self.log.ahead else ())
         self._flying[one.worker] -= 1
         self.clock.announced()
-        before = self.policy.ledger.finished
-        self._carry_out(self.policy.announce(one.worker, one.batch), before, one.worker)
+        commands = self.phase.apply(AnnounceRecord(one.worker, one.batch, rows, dense, counted))
+        self.phase.statistics.timed(one.worker, samples, one.loss, one.seconds, one.slowdown)
+        for command in commands:
+            self._carry_out(command)
         if self.stop_at is not None and self.policy.step >= self.stop_at:
             self.stop()
         self.serve()
 
-    def _pulled(self, rows: list[int], dense: list[int]) -> int:
-        """The oldest version a gradient was computed from. Raises WireError for what cannot be."""
+    def _check(self, rows: tuple[int, ...], dense: tuple[int, ...]) -> None:
+        """Raise WireError for versions that a gradient cannot have been computed from."""
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
-            raise WireError(f"versions {rows} and {dense} at step {self.policy.step}")
-        return min(version for version in rows + dense if version >= 0)
+            raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 
     def stop(self, batch: int = 0) -> None:
-        """The phase ends at a batch, or as soon as it can: a switch comes (see Policy.stop)."""
-        self.policy.stop(batch)
-        self.log.stop(self.policy.phase.batches)  # where it is depends on who has begun a step, which no log tells
+        """End the phase at a batch, or as soon as it can be: a switch comes (see Policy.stop)."""
+        self.log.stop(batch)
+        self._do(StopRecord(batch))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 
     def forgo(self) -> list[tuple[int, int, set[int]]]:
-        """Give up what is in flight: (worker, batch, shards that have their part) of what is still to come."""
-        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
-        parts = self._parts
-        decayed = self.policy.ledger.decayed
-        given_up = self.policy.forgo()
-        self.finished.forgo(given_up, self.policy.ledger.decayed - decayed)
-        self.log.forgo(len(given_up))
-        for batch in given_up:
-            for channel in self.servers:
-                channel.send(DropPart(self.number, batch))
-        return [(owners[batch], batch, set(parts.pop(batch, ()))) for batch in given_up if batch in owners]
+        """Give up what is in flight: (worker, batch, shards that have their slice) of what is still to come."""
+        commands = self.phase.apply(Forgo())
+        self.log.forgo(len(commands))
+        for command in commands:
+            self._carry_out(command)
+        staged = {each.batch: set(self._staged.pop(each.batch, ())) for each in commands if isinstance(each, GiveUp)}
+        given_up = [each for each in commands if isinstance(each, GiveUp) and each.worker >= 0]
+        return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
 
     def finish(self) -> None:
         """Nothing is in flight: apply what is left over and check the accounting."""
-        before = self.policy.ledger.finished
-        self._carry_out(self.policy.finish(), before, -1)
+        if not self.phase.closed:
+            self.log.finish()
+            self._do(FinishRecord())
         self.policy.ledger.check()
 
-    def _carry_out(self, decisions: Sequence[Decision], finished: int, worker: int) -> None:
-        """Order steps, discard the worker's drops; `finished`: samples with a fate before the first of them."""
-        for decision in decisions:
-            if isinstance(decision, Drop):
-                finished += decision.samples
-                self._drop(worker, decision)
-                self.finished.drop(decision)
-            else:
-                self._order(decision, self.lr_scale(finished))
-                finished += sum(m.samples for m in decision.members)
-                self.finished.settle(decision)
-                self.ordered(decision.step + 1)
+    def _do(self, event: LeftRecord | JoinedRecord | StopRecord | FinishRecord) -> None:
+        for command in self.phase.apply(event):
+            self._carry_out(command)
 
-    def _drop(self, worker: int, drop: Drop) -> None:
-        self.log.drop(worker, drop.batch)
-        if self.parts is not None:
-            self.parts.dropped(drop.batch)
+    def _carry_out(self, command: Command) -> None:
+        """Write a command into the log, let it take effect, and tell whom it concerns."""
+        if isinstance(command, HandOut):
+            self._hand_out(command)
+        elif isinstance(command, Apply):
+            self._order(command)
+        else:
+            self._drop(command)
+
+    def _hand_out(self, command: HandOut) -> None:
+        worker, grant = command.worker, command.grant
+        self.clock.tick()
+        self._flying[worker] += grant.samples > 0
+        self.log.grant(worker, grant.batch, grant.token)
+        self.phase.settle(command)
+        self.hand(worker, grant, command.lr_scale)
+        self._tell_ahead()
+        self.granted(worker, grant.token)
+
+    def _drop(self, command: Discard | GiveUp) -> None:
+        batch = command.drop.batch if isinstance(command, Discard) else command.batch
+        if isinstance(command, Discard):
+            self.log.drop(command.worker, batch)
+        self.phase.settle(command)
         for channel in self.servers:
-            channel.send(DropPart(self.number, drop.batch))
-        self.statistics.dropped(drop.batch)
+            channel.send(DropPart(self.number, batch))
 
-    def _order(self, step: Step, scale: float) -> None:
-        members = tuple((m.batch, m.weight) for m in step.members)
-        self.log.order(OrderRecord(step.step, step.divisor, step.weight_sum, scale, members))
-        order = self.told(step, scale)
+    def _order(self, command: Apply) -> None:
+        self.log.order(order_record(command))
+        order = self.told(command)
         for channel in self.servers:
             channel.send(order)
-        self.statistics.applied(step)
-        if self.parts is not None:
-            for member in step.members:
-                self.parts.applied(member.batch, member.samples, member.weight)
+        self.phase.settle(command)
+        self.ordered(command.step.step + 1)
 
-    def told(self, step: Step, scale: float) -> OrderStep:
+    def told(self, command: Apply) -> OrderStep:
         """A step as servers are told of it."""
+        step = command.step
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
         return OrderStep(
-            self.number, step.step, batches, weights, step.divisor, step.weight_sum, scale, *_row_weights(step),
-            due(self.checksum_every, step.step), step.accepted, list(step.shares(self.policy.phase.local_batch)),
+            self.number, step.step, batches, weights, step.divisor, step.weight_sum, command.lr_scale,
+            *_row_weights(step), due(self.checksum_every, step.step), step.accepted,
+            list(step.shares(self.policy.phase.local_batch)),
         )  # fmt: skip
 
 

@@ -61,11 +61,19 @@ class Statistics:
     heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
-    def announced(
-        self, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int, slowdown: float = 1.0
-    ) -> None:
-        """A gradient of `samples`, computed in `seconds` from version `pulled`."""
-        self._count(worker, batch, samples, pulled).seconds += seconds
+    def announced(self, worker: int, batch: int, samples: int, pulled: int) -> None:
+        """Count a gradient of `samples`, computed from version `pulled`; `timed` tells of the seconds it took."""
+        rate = self.workers.setdefault(worker, WorkerRate())
+        rate.batches += 1
+        rate.samples += samples
+        rate.untimed += samples
+        self.pulled[batch] = pulled
+
+    def timed(self, worker: int, samples: int, loss: float, seconds: float, slowdown: float = 1.0) -> None:
+        """Add what no event log tells of an announced gradient: its loss, and the seconds that it took."""
+        rate = self.workers[worker]
+        rate.untimed -= samples
+        rate.seconds += seconds
         self.loss_sum += loss * samples
         self.loss_samples += samples
         if self.observed is not None:
@@ -87,17 +95,6 @@ class Statistics:
         """Go on with what another one told."""
         if self.observed is not None:
             self.observed.acted.restore(told)
-
-    def noted(self, worker: int, batch: int, samples: int, pulled: int) -> None:
-        """A gradient of which only the event log tells."""
-        self._count(worker, batch, samples, pulled).untimed += samples
-
-    def _count(self, worker: int, batch: int, samples: int, pulled: int) -> WorkerRate:
-        rate = self.workers.setdefault(worker, WorkerRate())
-        rate.batches += 1
-        rate.samples += samples
-        self.pulled[batch] = pulled
-        return rate
 
     def usual(self, worker: int, samples: int) -> float:
         """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""

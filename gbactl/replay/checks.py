@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gbactl.coordinator.phase_log import Divergence, DivergenceError, named
 from gbactl.errors import EventLogError
 from gbactl.policies import Step
-from gbactl.replay.divergence import Divergence, DivergenceError, named
 from gbactl.replay.recording import PhaseRecord, Recording
 from gbactl.replay.replica import Replica
 from gbactl.store.checksum import MODULUS

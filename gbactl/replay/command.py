@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gbactl.coordinator.phase_log import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.launch.find_run import LOG
 from gbactl.nodes.bootstrap import header
 from gbactl.replay import machine, model_file
-from gbactl.replay.divergence import Divergence, DivergenceError
 from gbactl.replay.recording import Recording, scan
 from gbactl.replay.replayer import Replayer
 

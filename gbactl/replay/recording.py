@@ -41,7 +41,6 @@ class Recording:
     path: Path
     header: dict[str, Any]
     cfg: RunConfig
-    format: int = event_log.FORMAT
     phases: list[PhaseRecord] = field(default_factory=list)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     steps: int = 0
@@ -69,13 +68,12 @@ class Recording:
 
 def scan(path: Path) -> Recording:
     """Read a log to its end, or to where it is cut. Raises EventLogError where it is damaged or says what cannot be."""
-    records = event_log.read(path)
+    records = event_log.read(path, (event_log.FORMAT,))
     first = next(records, None)
     if not isinstance(first, InfoRecord) or first.kind != event_log.HEADER:
         raise EventLogError(f"{path} has no header.")
     cfg = _config(path, first.fields)
-    recording = Recording(path, first.fields, cfg, event_log.format_of(path), now=cfg)
-    _divided(recording, cfg)
+    recording = Recording(path, first.fields, cfg, now=cfg)
     try:
         for record in records:
             if recording.ended:
@@ -118,18 +116,6 @@ def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
             f"{run.processes} workers in an order of its own; with collective=shm it can, and runs of {REPLAYED} can. "
             "All of a sync run follows from its seed: type the same gbactl train again and compare the checksums in "
             "result.json."
-        )
-
-
-def _divided(recording: Recording, cfg: RunConfig) -> None:
-    """Raise EventLogError for a mode whose rows were divided by another rule when the log was written."""
-    keys = {"mode.sparse_divisor": (cfg.mode.sparse_divisor, "contributors"),
-            "mode.row_staleness": (getattr(cfg.policy_options(), "row_staleness", "token"), "row")}  # fmt: skip
-    other = [f"{key}={chosen}" for key, (chosen, changed) in keys.items() if chosen == changed]
-    if recording.format < 14 and other:
-        raise EventLogError(
-            f"{recording.path} has format {recording.format}: its rows were divided by another rule with "
-            f"{other[0]}; replay it with the gbactl that wrote it."
         )
 
 
@@ -200,7 +186,6 @@ def _switched(recording: Recording, fields: dict[str, Any]) -> RunConfig:
     except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EventLogError(f"{recording.path} switches to {fields.get('mode')}, which cannot be: {error}") from error
     _summed(recording.cfg, cfg)
-    _divided(recording, cfg)
     return cfg
 
 

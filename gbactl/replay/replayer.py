@@ -6,23 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gbactl.coordinator import event_log
-from gbactl.coordinator.event_log import (
-    AnnounceRecord,
-    DropRecord,
-    ForgoRecord,
-    GrantRecord,
-    InfoRecord,
-    JoinedRecord,
-    LeftRecord,
-    OrderRecord,
-    Record,
-    StopRecord,
-)
+from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, Record
+from gbactl.coordinator.phase import Apply, Command, Discard, GiveUp, TrainingPhase
+from gbactl.coordinator.phase_log import LoggedPhase
+from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make
 from gbactl.replay.checks import Checks
-from gbactl.replay.decisions import Decisions
 from gbactl.replay.gradients import Gradients
 from gbactl.replay.pulled_copies import Captures
 from gbactl.replay.recording import PhaseRecord, Recording
@@ -46,10 +37,10 @@ class Replayer:
         self.replica = Replica(self.gradients, self.shards)
         self.checks = Checks(recording, lenient)
         self.computed, self.dropped, self.step = 0, 0, 0
-        self._ledger = Ledger()
+        self._ledger, self._statistics = Ledger(), Statistics()
         self._phases = iter(recording.phases)
         self._phase: PhaseRecord | None = None
-        self._decisions: Decisions | None = None
+        self._logged: LoggedPhase | None = None
         self._captures: Captures | None = None
 
     def run(self) -> None:
@@ -73,16 +64,12 @@ class Replayer:
             if record.kind == event_log.PHASE:
                 self._begin(next(self._phases))
             return
-        decisions = self._decisions
-        assert decisions is not None, "scan() lets no such record pass"
-        if isinstance(record, OrderRecord):
-            self._order(*decisions.order(record))
-        elif isinstance(record, DropRecord):
-            decisions.drop(record)
-            self._drop(record)
-        else:
-            decisions.undisturbed()
-            self._happened(decisions, record)
+        logged = self._logged
+        assert logged is not None, "scan() lets no such record pass"
+        for command in logged.feed(record):
+            self._carry_out(command)
+        if isinstance(record, AnnounceRecord) and not logged.discards(record.batch):
+            self._compute(record)
 
     def _afresh(self) -> None:
         """The optimizer's state begins anew, on the servers."""
@@ -90,26 +77,19 @@ class Replayer:
         for shard in self.shards:
             shard.reset_optimizer()
 
-    def _happened(self, decisions: Decisions, record: Record) -> None:
-        if isinstance(record, GrantRecord):
-            decisions.grant(record)
-        elif isinstance(record, AnnounceRecord):
-            if decisions.announce(record):
-                self._compute(record)
-        elif isinstance(record, LeftRecord):
-            decisions.left(record.worker)
-        elif isinstance(record, JoinedRecord):
-            decisions.joined(record.worker)
-        elif isinstance(record, StopRecord):
-            decisions.policy.stop(record.batch)
-        elif isinstance(record, ForgoRecord):
-            self._forgo(decisions, record)
+    def _carry_out(self, command: Command) -> None:
+        """What the log confirms, done to the replay's own shards."""
+        if isinstance(command, Apply):
+            self._order(command.step, command.lr_scale)
+        elif isinstance(command, Discard):
+            self._drop(command.drop.batch)
+        elif isinstance(command, GiveUp):  # nothing is computed for it
+            self._captured.forget(command.batch)
 
-    def _forgo(self, decisions: Decisions, record: ForgoRecord) -> None:
-        """What was in flight was given up: nothing is computed for it."""
+    @property
+    def _captured(self) -> Captures:
         assert self._captures is not None
-        for batch in decisions.forgo(record):
-            self._captures.forget(batch)
+        return self._captures
 
     def _begin(self, phase: PhaseRecord) -> None:
         begin = phase.begin
@@ -122,11 +102,12 @@ class Replayer:
         shape = Phase(
             begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
             tuple(range(cfg.cluster.workers)), tuple(range(cfg.cluster.workers, processes)),
-            ahead=cfg.mode.prefetch > 0 and self.recording.format >= 14,
+            ahead=cfg.mode.prefetch > 0,
         )
         policy = make(begin.mode, shape, cfg.policy_options())
         done = self._ledger.finished
-        self._phase, self._decisions = phase, Decisions(policy, lambda finished: self._lr_scale(done + finished))
+        lr_scale = lambda finished: self._lr_scale(done + finished)  # noqa: E731
+        self._phase, self._logged = phase, LoggedPhase(TrainingPhase(policy, lr_scale, self._statistics))
         self.replica.move(cfg.home)
         dense = self.replica.block.value if cfg.home == "workers" else None
         self._captures = Captures(self.gradients, self.shards, phase.pulls, self.step, dense)
@@ -152,24 +133,22 @@ class Replayer:
         return factor(self.cfg.optim.schedule, finished / self.cfg.train.global_batch)
 
     def _compute(self, record: AnnounceRecord) -> None:
-        assert self._captures is not None
-        parts = self._captures.gradient(record)
+        parts = self._captured.gradient(record)
         if self.replica.home == "workers":
             self.replica.take(record.batch, parts)
         for shard, part in zip(self.shards, parts, strict=True):
             shard.stage(record.batch, part)
         self.computed += 1
 
-    def _drop(self, record: DropRecord) -> None:
-        assert self._captures is not None
-        self._captures.forget(record.batch)
+    def _drop(self, batch: int) -> None:
+        self._captured.forget(batch)
         for shard in self.shards:
-            shard.drop(record.batch)
+            shard.drop(batch)
         self.dropped += 1
 
     def _order(self, step: Step, lr_scale: float) -> None:
-        assert self._captures is not None and self._phase is not None
-        self._captures.leave()
+        assert self._phase is not None
+        self._captured.leave()
         self.checks.apply(self.shards, store_order(step, lr_scale, self._phase.begin.local_batch), step)
         if self.replica.home == "workers":
             self.replica.step(step, lr_scale, self.cfg.processes)
@@ -179,12 +158,12 @@ class Replayer:
 
     def _close(self) -> None:
         """The end of a training phase, if one is open."""
-        if self._decisions is None or self._phase is None:
+        if self._logged is None or self._phase is None:
             return
-        self._decisions.close()
-        self._ledger.add(self._decisions.policy.ledger)
+        self._logged.close()
+        self._ledger.add(self._logged.phase.policy.ledger)
         self.checks.close(self.shards, self._phase)
-        self._phase = self._decisions = self._captures = None
+        self._phase = self._logged = self._captures = None
 
 
 def store_order(step: Step, lr_scale: float, local_batch: int) -> Order:

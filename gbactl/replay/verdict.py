@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+from gbactl.coordinator.phase_log import Divergence, DivergenceError
 from gbactl.launch.find_run import find
 from gbactl.launch.progress import Show
 from gbactl.replay.command import failed, replay, sentence
-from gbactl.replay.divergence import Divergence, DivergenceError
 
 
 def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:

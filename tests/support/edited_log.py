@@ -11,12 +11,15 @@ from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,
     EventLog,
+    FinishRecord,
+    ForgoRecord,
     GrantRecord,
     InfoRecord,
     JoinedRecord,
     LeftRecord,
     OrderRecord,
     Record,
+    StopRecord,
 )
 
 Edit = Callable[[list[Record]], list[Record]]
@@ -43,6 +46,12 @@ def rewrite(source: Path, target: Path, edit: Edit) -> Path:
                 log.left(*one)
             case JoinedRecord():
                 log.joined(*one)
+            case StopRecord():
+                log.stop(*one)
+            case ForgoRecord():
+                log.forgo(*one)
+            case FinishRecord():
+                log.finish()
             case InfoRecord():
                 log.info(one.kind, one.fields)
     log.flush()

@@ -40,10 +40,9 @@ class Lease:
 
 
 class HandMade:
-    """`write()` makes run_dir/events.log; `reissued` counts batches handed out twice.
-    `ahead`: settle batches ahead where the mode prefetches."""
+    """`write()` makes run_dir/events.log; `reissued` counts batches handed out twice."""
 
-    def __init__(self, cfg: RunConfig, run_dir: Path, seed: int, deaths: int = 2, ahead: bool = True) -> None:
+    def __init__(self, cfg: RunConfig, run_dir: Path, seed: int, deaths: int = 2) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.cfg, self.random, self.deaths = cfg, random.Random(seed), deaths
         self.dataset = open_dataset(prepare(cfg.data))
@@ -51,7 +50,6 @@ class HandMade:
         self.shards = self.gradients.shards()
         self.queues: list[deque[Order]] = [deque() for _ in self.shards]
         self.log = EventLog(run_dir / "events.log", header(cfg, self.dataset))
-        self.ahead = ahead and cfg.mode.prefetch > 0
         self.step, self.reissued, self.done, self.gone = 0, 0, 0, set[int]()
         self.leases: dict[int, Lease] = {}
 
@@ -76,10 +74,11 @@ class HandMade:
             shard.begin_phase()
         self.gradients.begin(begin)
         live = tuple(sorted(set(range(cfg.cluster.workers)) - self.gone))
-        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, ahead=self.ahead)
+        shape = Phase(samples, cfg.local_batch, cfg.train.global_batch, self.step, live, ahead=cfg.mode.prefetch > 0)
         policy = make(cfg.mode.name, shape, cfg.policy_options())
         while not policy.idle:
             self._event(policy)
+        self.log.finish()
         before = policy.ledger.finished
         self._carry_out(policy, policy.finish(), before, -1)
         policy.ledger.check()

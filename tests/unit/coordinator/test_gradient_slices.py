@@ -23,14 +23,20 @@ def test_parts_are_applied_missed_or_forgotten() -> None:
     assert hit == [(0, 5), (1, 7), (0, 3)] and missed == [(1, 32, 4)] and parts.waiting == []
 
 
-def test_what_waits_is_taken_up_by_another() -> None:
+def test_what_is_held_is_told_afterwards_unless_it_was_taken_out() -> None:
     hit: list[tuple[int, int]] = []
-    old = Parts(lambda *_: None, lambda *_: None)
-    new = Parts(lambda *told: hit.append(told), lambda *_: None)
-    old.announced(4, [5, 7])
-    new.take_up(old)
-    new.applied(4, 32, 1.0)
-    assert hit == [(0, 5), (1, 7)]
+    parts = Parts(lambda *told: hit.append(told), lambda *_: None)
+    for batch in range(2):
+        parts.announced(batch, [5 + batch, 7])
+    with parts.held() as counted:
+        parts.applied(0, 32, 1.0)
+        counted.clear()
+        parts.applied(1, 32, 1.0)
+        assert hit == []
+    assert hit == [(0, 6), (1, 7)]
+    parts.announced(2, [1, 1])
+    parts.applied(2, 32, 1.0)
+    assert hit[2:] == [(0, 1), (1, 1)]
 
 
 def test_a_part_without_rows_is_lost_like_any_other() -> None:

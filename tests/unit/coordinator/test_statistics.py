@@ -25,6 +25,13 @@ def test_quantiles_of_a_histogram_are_those_of_the_values(values: list[int]) -> 
     assert found["p99"] == np.quantile(values, 0.99, method="inverted_cdf")
 
 
+def gradient(
+    statistics: Statistics, worker: int, batch: int, samples: int, loss: float, seconds: float, pulled: int
+) -> None:
+    statistics.announced(worker, batch, samples, pulled)
+    statistics.timed(worker, samples, loss, seconds)
+
+
 def test_nothing_is_zero() -> None:
     assert quantiles(Counter()) == {"mean": 0.0, "p50": 0.0, "p99": 0.0}
     assert Statistics().summary()["staleness"]["samples_mean"] == 0.0
@@ -32,11 +39,11 @@ def test_nothing_is_zero() -> None:
 
 def test_staleness_is_what_was_applied_since_the_pull_in_steps_and_samples() -> None:
     statistics = Statistics()
-    statistics.announced(0, 0, 10, 0.5, 0.1, pulled=0)
-    statistics.announced(0, 1, 10, 0.5, 0.1, pulled=0)
+    gradient(statistics, 0, 0, 10, 0.5, 0.1, 0)
+    gradient(statistics, 0, 1, 10, 0.5, 0.1, 0)
     statistics.applied(step(0, (0, 1.0)))
     statistics.applied(step(1, (1, 1.0), token=3))
-    statistics.announced(1, 2, 30, 0.5, 0.1, pulled=1)
+    gradient(statistics, 1, 2, 30, 0.5, 0.1, 1)
     statistics.applied(step(2, (2, 0.0), samples=30))
     summary = statistics.summary()
     assert summary["staleness_histogram"] == {"0": 1, "1": 2}
@@ -50,15 +57,22 @@ def test_staleness_is_what_was_applied_since_the_pull_in_steps_and_samples() -> 
 def test_a_workers_rate_is_its_samples_over_its_compute_time() -> None:
     statistics = Statistics()
     for batch in range(3):
-        statistics.announced(2, batch, 100, 1.0, 0.5, 0)
+        gradient(statistics, 2, batch, 100, 1.0, 0.5, 0)
     assert statistics.summary()["per_worker"] == {"W2": {"batches": 3, "samples": 300, "compute_eps": 200.0}}
-    statistics.announced(1, 9, 100, 1.0, 0.0, 0)
+    gradient(statistics, 1, 9, 100, 1.0, 0.0, 0)
     assert statistics.summary()["per_worker"]["W1"]["compute_eps"] == 0.0
+
+
+def test_gradients_of_which_only_a_log_tells_count_in_no_rate() -> None:
+    statistics = Statistics()
+    gradient(statistics, 2, 0, 100, 1.0, 0.5, 0)
+    statistics.announced(2, 1, 100, 0)
+    assert statistics.summary()["per_worker"] == {"W2": {"batches": 2, "samples": 200, "compute_eps": 200.0}}
 
 
 def test_the_loss_is_weighted_by_samples_and_taken_once() -> None:
     statistics = Statistics()
-    statistics.announced(0, 0, 10, 1.0, 0.1, 0)
-    statistics.announced(0, 1, 30, 2.0, 0.1, 0)
+    gradient(statistics, 0, 0, 10, 1.0, 0.1, 0)
+    gradient(statistics, 0, 1, 30, 2.0, 0.1, 0)
     assert statistics.take_loss() == pytest.approx(1.75)
     assert statistics.take_loss() is None

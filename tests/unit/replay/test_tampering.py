@@ -11,7 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.coordinator import event_log
-from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, GrantRecord, LeftRecord, OrderRecord, Record
+from gbactl.coordinator.event_log import (
+    AnnounceRecord,
+    DropRecord,
+    FinishRecord,
+    GrantRecord,
+    LeftRecord,
+    OrderRecord,
+    Record,
+)
 from gbactl.errors import EventLogError, GbactlError
 from gbactl.replay.command import failed, replay, sentence
 from tests.support.edited_log import first, info, nth, rewrite
@@ -86,7 +94,7 @@ def test_any_flipped_byte_is_refused(recorded: Path, tmp_path: Path, data: st.Da
 
 def journal(records: list[Record]) -> list[int]:
     """Places of the records none of which can be missed (to lose a worker that had nothing can)."""
-    kinds = (GrantRecord, AnnounceRecord, OrderRecord, DropRecord)
+    kinds = (GrantRecord, AnnounceRecord, OrderRecord, DropRecord, FinishRecord)
     return [i for i, one in enumerate(records) if isinstance(one, kinds)]
 
 

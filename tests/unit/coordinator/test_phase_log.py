@@ -1,4 +1,4 @@
-"""A phase rebuilt from its log alone: wherever that is cut off, the state is the one that the coordinator was in."""
+"""A phase driven by its log alone: wherever that is cut off, the state is the one that the coordinator was in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from gbactl.coordinator.event_log import (
 from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.handout import Training
 from gbactl.coordinator.membership import Members
-from gbactl.coordinator.phase_rebuild import Rebuilt
+from gbactl.coordinator.phase import Apply, Command, TrainingPhase
+from gbactl.coordinator.phase_log import LoggedPhase
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Phase, Policy, make
 from gbactl.policies.async_ps import AsyncPolicy
@@ -73,11 +74,11 @@ class Run:
                 members.hello(Ear(role, index), Hello(role, index, "", 1))
         self.statistics = Statistics()
         self.statistics.samples_at = [0] * 6
-        self.training = Training(
-            NUMBER, policy_of(mode, samples), members, self.log, self.statistics, lr_scale, deque()
-        )
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
-        self.training.parts = Parts(self._hit, lambda *told: self.missed.append(told))
+        slices = Parts(self._hit, lambda *told: self.missed.append(told))
+        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
+        self.training = Training(NUMBER, self.phase, members, self.log, deque())
+        self.reissued = 0
 
     def _hit(self, shard: int, rows: int) -> None:
         self.applied[shard] += rows
@@ -97,7 +98,9 @@ class Run:
         elif disturb and draw < 0.02:
             self.lose_server(rng.randrange(SERVERS))
         elif disturb and draw < 0.06 and len(policy.live) > 1:
-            self.training.left(rng.choice(sorted(policy.live)))
+            worker = rng.choice(sorted(policy.live))
+            self.reissued += sum(owner == worker for owner, _ in policy.leases.values())
+            self.training.left(worker)
         elif disturb and draw < 0.10:
             for worker in set(range(WORKERS)) - policy.live:
                 self.training.joined(worker)
@@ -133,14 +136,37 @@ class Run:
             self.act(rng, disturb=False)
         self.training.finish()
 
-    def rebuilt(self, path: Path | None = None) -> Rebuilt:
+    def again(self, path: Path | None = None) -> Again:
         self.log.flush()
-        statistics = Statistics()
-        statistics.samples_at = [0] * 6
-        found = Rebuilt(policy_of(self.mode, self.samples), lr_scale, statistics)
-        for record in list(event_log.read(path or self.path))[1:]:
-            found.feed(record)
-        return found
+        return Again(self.mode, self.samples, list(event_log.read(path or self.path))[1:])
+
+
+class Again:
+    """The phase of a log, driven by it."""
+
+    def __init__(self, mode: str, samples: int, records: list[Any]) -> None:
+        self.statistics = Statistics()
+        self.statistics.samples_at = [0] * 6
+        self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
+        slices = Parts(self._hit, lambda *told: self.missed.append(told))
+        self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
+        self.logged = LoggedPhase(self.phase)
+        self.commands = fed(self.logged, records)
+
+    def _hit(self, shard: int, rows: int) -> None:
+        self.applied[shard] += rows
+
+
+def fed(logged: LoggedPhase, records: list[Any]) -> list[Command]:
+    """As a coordinator that takes over feeds a phase (see failover.py)."""
+    commands: list[Command] = []
+    assert logged.phase.slices is not None
+    with logged.phase.slices.held() as counted:
+        for record in records:
+            if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
+                counted.clear()
+            commands += logged.feed(record)
+    return commands
 
 
 def inside(value: Any) -> Any:
@@ -164,14 +190,14 @@ def test_the_log_alone_gives_the_state_that_was(tmp_path: Path, mode: str, seed:
     rng, run = random.Random(seed), Run(tmp_path / "events.log", mode, 150)
     for _ in range(events):
         run.act(rng)
-    found, training = run.rebuilt(), run.training
-    assert found.decided == ()
-    assert inside(found.policy) == inside(run.policy)
+    found, training = run.again(), run.training
+    assert not found.logged.due
+    assert inside(found.phase.policy) == inside(run.policy)
     assert counted(found.statistics) == counted(run.statistics)
-    assert found.finished.ledger == training.finished.ledger
-    assert (found.reissued, found.stopped) == (training.reissued, training.stopped is not None)
-    assert [training.told(step, scale) for step, scale in found.orders] == run.orders()
-    assert training.parts is not None and inside(found.parts)["_rows"] == inside(training.parts)["_rows"]
+    assert inside(found.phase.finished) == inside(run.phase.finished)
+    assert found.phase.stopped == run.phase.stopped == (training.stopped is not None)
+    assert [training.told(command) for command in found.commands if isinstance(command, Apply)] == run.orders()
+    assert inside(found.phase.slices)["_rows"] == inside(run.phase.slices)["_rows"]
     assert (found.applied, found.missed) == (run.applied, run.missed)
 
 
@@ -195,11 +221,10 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
 
     again = Run(path, mode, 150, EventLog(path, {}, after=end, ahead=True))
     statistics = again.statistics
-    rebuilt = Rebuilt(again.policy, lr_scale, statistics)
-    for record in records:
-        rebuilt.feed(record)
-    assert [again.training.told(*order) for order in rebuilt.orders] == run.orders()[: len(rebuilt.orders)]
-    again.training.take_up(rebuilt, set())
+    logged = LoggedPhase(again.phase)
+    orders = [again.training.told(each) for each in fed(logged, records) if isinstance(each, Apply)]
+    assert orders == run.orders()[: len(orders)]
+    again.training.take_up(logged.due, set())
     for worker in set(range(WORKERS)) - again.policy.live:
         again.training.joined(worker)
     again.finish(rng)
@@ -214,8 +239,10 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
         elif isinstance(record, DropRecord):
             settled[record.batch] += 1
     assert sorted(settled) == list(range(again.policy.phase.batches)) and set(settled.values()) <= {1}
-    assert inside(again.rebuilt(path).policy.ledger) == inside(ledger)
-    assert counted(again.rebuilt(path).statistics)[1:] == counted(statistics)[1:]
+    whole = again.again(path)
+    assert inside(whole.phase.policy.ledger) == inside(ledger)
+    assert counted(whole.statistics)[1:] == counted(statistics)[1:]
+    whole.logged.close()
 
 
 def test_what_is_given_up_at_a_switch_is_decayed_here_as_there(tmp_path: Path) -> None:
@@ -224,9 +251,9 @@ def test_what_is_given_up_at_a_switch_is_decayed_here_as_there(tmp_path: Path) -
         run.act(rng, disturb=False)
     run.training.stop()
     assert run.policy.leases and run.training.forgo()
-    found = run.rebuilt()
-    assert inside(found.policy) == inside(run.policy) and found.stopped
-    assert found.finished.ledger == run.training.finished.ledger
+    found = run.again()
+    assert inside(found.phase.policy) == inside(run.policy) and found.phase.stopped
+    assert inside(found.phase.finished) == inside(run.phase.finished)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -238,11 +265,10 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
     records = list(event_log.read(run.path))
     place = next(n for n, record in enumerate(records) if isinstance(record, OrderRecord))
     again = Run(tmp_path / "again.log", mode, 150)
-    rebuilt = Rebuilt(again.policy, lr_scale, again.statistics)
-    for record in records[1:place]:
-        rebuilt.feed(record)
-    assert len(rebuilt.decided) == 1 and rebuilt.orders == []
-    again.training.take_up(rebuilt, set())
+    logged = LoggedPhase(again.phase)
+    assert not [each for each in fed(logged, records[1:place]) if isinstance(each, Apply)]
+    assert len(logged.due) == 1
+    again.training.take_up(logged.due, set())
     assert again.orders() == run.orders()
     assert list(event_log.read(again.path))[1:] == [records[place]]
 
@@ -250,7 +276,7 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
 def test_who_has_not_heard_of_the_phase_gets_nothing(tmp_path: Path) -> None:
     """It asks early: what is handed out before it knows the phase it could not understand."""
     again = Run(tmp_path / "events.log", "gba", 150)
-    again.training.take_up(Rebuilt(again.policy, lr_scale, again.statistics), {0, 1})
+    again.training.take_up((), {0, 1})
     again.training.waiting.extend((0, 1))
     again.training.serve()
     assert not again.training.take(0) and again.training.take(2)
@@ -268,7 +294,7 @@ def test_the_driver_of_these_tests_disturbs(tmp_path: Path) -> None:
             run.act(rng)
         records = list(event_log.read(run.path))
         found.update(map(type, records))
-        found[AsyncPolicy] += run.training.reissued
+        found[AsyncPolicy] += run.reissued
         found[Parts] += len(run.missed)
     kinds = (LeftRecord, DropRecord, GrantRecord, OrderRecord, InfoRecord, AsyncPolicy, Parts)
     assert min(found[kind] for kind in kinds) > 2

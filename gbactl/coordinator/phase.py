@@ -1,0 +1,159 @@
+"""A training phase as a fold: `apply(event) -> commands`. No I/O, no channel, no clock.
+
+The same object is driven by a live coordinator (handout.py), which writes each event and each command into the event
+log before it carries the command out; by a coordinator that takes over, which feeds it that log; and by a replay, which
+compares its commands with the log (both by phase_log.py). A command is settled in order, so that a checkpoint between
+two of them finds the state of that moment. An event costs a few microseconds beside the policy's own decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gbactl.checkpoint.ranges import Finished
+from gbactl.coordinator.event_log import AnnounceRecord, FinishRecord, JoinedRecord, LeftRecord, StopRecord
+from gbactl.coordinator.gradient_slices import Parts
+from gbactl.coordinator.statistics import Statistics
+from gbactl.policies import Decision, Drop, Grant, Policy, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Event: a worker asks for its next batch. The log has it as the hand-out that follows."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgo:
+    """Event: nobody waits any longer for what is in flight. The log has it with the number of batches given up."""
+
+
+Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Command: tell a worker of its batch. `lr_scale`: of a step that workers apply themselves (`sync`), else 0."""
+
+    worker: int
+    grant: Grant
+    lr_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Command: every shard applies a step, with this learning-rate factor."""
+
+    step: Step
+    lr_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Command: every shard forgets a gradient. `worker`: who announced it (-1: nobody in particular)."""
+
+    worker: int
+    drop: Drop
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Command: every shard forgets what it has of a batch in flight; `worker`: who has it leased (-1: nobody)."""
+
+    worker: int
+    batch: int
+
+
+Command = HandOut | Apply | Discard | GiveUp
+
+
+class TrainingPhase:
+    """`lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are added to.
+
+    `slices`: gradient slices on shards that may be lost, where they are to be counted."""
+
+    def __init__(
+        self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics, slices: Parts | None = None
+    ) -> None:
+        self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
+        self.finished = Finished()
+        self.stopped = False  # told to end early
+        self.closed = False  # what was left over is applied
+
+    def apply(self, event: Event) -> list[Command]:
+        """Let the policy decide what follows from an event. Each command takes effect when it is settled."""
+        policy, before = self.policy, self.policy.ledger.finished
+        if isinstance(event, Take):
+            return self._take(event.worker)
+        if isinstance(event, AnnounceRecord):
+            self._count(event)
+            return self._decided(policy.announce(event.worker, event.batch), before, event.worker)
+        if isinstance(event, Forgo):
+            return self._forgo()
+        if isinstance(event, FinishRecord):
+            self.closed = True
+            return self._decided(policy.finish(), before, -1)
+        if isinstance(event, StopRecord):
+            self.stopped = True
+            policy.stop(event.batch)
+            return []
+        if isinstance(event, LeftRecord):
+            policy.lost_worker(event.worker)
+        else:
+            policy.joined_worker(event.worker)
+        return self._decided(policy.poll(), before, -1)
+
+    def settle(self, command: Command) -> None:
+        """Count what a command does: fates of samples, staleness, gradient slices that no longer wait."""
+        if isinstance(command, Apply):
+            self.finished.settle(command.step)
+            self.statistics.applied(command.step)
+            if self.slices is not None:
+                for member in command.step.members:
+                    self.slices.applied(member.batch, member.samples, member.weight)
+        elif isinstance(command, Discard):
+            self.finished.drop(command.drop)
+            self.statistics.dropped(command.drop.batch)
+            if self.slices is not None:
+                self.slices.dropped(command.drop.batch)
+        elif isinstance(command, GiveUp):
+            self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
+
+    def server_lost(self, shard: int) -> None:
+        """A shard's server is gone, with every gradient slice that it had not applied."""
+        if self.slices is not None:
+            self.slices.gone(shard)
+
+    def lr_scale_of(self, grant: Grant) -> float:
+        """The learning-rate factor of a step that workers apply to the dense part themselves; else 0."""
+        return self.lr_scale(grant.progress) if grant.divisor else 0.0
+
+    def _take(self, worker: int) -> list[Command]:
+        grant = self.policy.take(worker)
+        if grant is None:
+            return []
+        return [HandOut(worker, grant, self.lr_scale_of(grant))]
+
+    def _count(self, record: AnnounceRecord) -> None:
+        pulled = min(version for version in (*record.row_versions, *record.dense_versions) if version >= 0)
+        self.statistics.announced(record.worker, record.batch, self.policy.phase.size(record.batch), pulled)
+        if self.slices is not None and record.part_rows:
+            self.slices.announced(record.batch, record.part_rows)
+
+    def _forgo(self) -> list[Command]:
+        owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
+        return [GiveUp(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
+
+    def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
+        """Commands of decisions; `finished`: samples of the phase with a fate before the first of them."""
+        commands: list[Command] = []
+        for decision in decisions:
+            if isinstance(decision, Drop):
+                commands.append(Discard(worker, decision))
+                finished += decision.samples
+            else:
+                commands.append(Apply(decision, self.lr_scale(finished)))
+                finished += sum(member.samples for member in decision.members)
+        return commands

@@ -12,7 +12,7 @@ from gbactl.switching.schedule import name
 
 ROW_L2_SCOPES = ("touched", "all")
 SAVED_DTYPES = ("fp32", "bf16")
-LEAST_PATIENCE = 1  # seconds: a heartbeat (coordinator/heartbeat.py)
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:
@@ -132,8 +132,8 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("cluster.lost_coordinator", cfg.cluster.lost_coordinator, ("end", "replace"))
     require(
         cfg.cluster.hang_seconds >= LEAST_PATIENCE or not cfg.real,
-        f"cluster.hang_seconds={cfg.cluster.hang_seconds:g} is too short for processes that tell once a second that "
-        f"they live; type cluster.hang_seconds={LEAST_PATIENCE} or more.",
+        f"cluster.hang_seconds={cfg.cluster.hang_seconds:g} is too short to tell a process that hangs from one that "
+        f"is busy; type cluster.hang_seconds={LEAST_PATIENCE} or more.",
     )
     choice("collective", cfg.collective.name, ("horovod", "gloo", "shm"))
     choice("train.on_divergence", cfg.train.on_divergence, ("stop", "continue"))

@@ -120,7 +120,9 @@ def test_a_disk_that_others_fill_ends_the_run_with_a_sentence(
     run = launcher.start(*SAVING, *more, f"cluster={cluster}", small=False)
     saved = Folder(run.run_dir / "checkpoints")
     wait_for(saved.names)
-    subprocess.run(["sh", "-c", 'cat /dev/zero > "$1"', "sh", str(runs / "other")], check=False, capture_output=True)
+    for _ in range(6):  # a checkpoint that is under way gives its room back
+        fill = ["sh", "-c", 'cat /dev/zero >> "$1"; sleep 0.1', "sh", str(runs / "other")]
+        subprocess.run(fill, check=False, capture_output=True)
     done = run.finish()
     name = saved.newest().last.name
     sentence = (

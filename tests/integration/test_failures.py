@@ -190,13 +190,18 @@ def test_when_the_launcher_is_killed_its_nodes_vanish_and_who_looks_ends_its_run
     assert len(pids) == 5
     pids += children_of(launched.process.pid, FORK_SERVER)
     assert len(pids) == 6
+
+    def stored() -> list[tuple[str]]:
+        with sqlite3.connect(store) as connection:
+            query = "select run_uuid from tags where value = ?"
+            return connection.execute(query, (str(launched.run_dir),)).fetchall()
+
+    wait_for(stored, SECONDS)  # the store is told in the background, and training may begin before
     launched.process.kill()
     launched.process.communicate()
     wait_for(lambda: not any(alive(pid) for pid in pids), SECONDS)
     assert launched.left_behind() == []
-    with sqlite3.connect(store) as connection:
-        found = connection.execute("select run_uuid from tags where value = ?", (str(launched.run_dir),))
-        [(run_id,)] = found.fetchall()
+    [(run_id,)] = stored()
     assert tracked_status(store, run_id) == "RUNNING"
     subprocess.run(
         [sys.executable, "-m", "gbactl", "report", "--uri", f"sqlite:///{store}"],

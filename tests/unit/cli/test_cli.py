@@ -132,7 +132,7 @@ def test_composing_imports_no_torch() -> None:
         (["--nosuch"], 2, "No such option"),
         (["train", "mode=turbo"], 2, "gbactl: In 'train': Could not find 'mode/turbo' Available options"),
         (["train", "train.global_batch=1001"], 2, "gbactl: train.global_batch=1001 cannot be shared"),
-        (["train", "cluster.workers=many"], 2, "gbactl: cluster.workers='many' is not a whole number."),
+        (["train", "cluster.workers=many"], 2, "gbactl: cluster.workers='many' is not a whole number from 1 to 65536;"),
         (["train", "data=criteo"], 2, "gbactl: data.path is not set; type data.path=FILE"),
         (["train", "data=criteo", "data.path=nowhere.gz"], 1, "nowhere.gz"),
     ],

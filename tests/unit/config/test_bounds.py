@@ -27,7 +27,7 @@ EXTREMES = (0, -1, 1e-9, 1e20, 10**20, math.nan, math.inf, -math.inf)
 #: what there is of a group, beside its default; every key is tried with each
 NAMED: dict[str, list[dict[str, Any]]] = {
     "mode": [{"name": name} for name in names()],
-    "cluster": [{"name": "local"}, {"name": "virtual"}, {"name": "hosts", "hosts": ["one", "two"]}],
+    "cluster": [{"name": "local"}, {"name": "virtual"}, {"name": "hosts", "hosts": ["one:4", "two:4"]}],
     "optim": [
         *({"name": name} for name in ("sgd", "adagrad", "rowwise_adagrad", "adam")),
         *({"schedule": {"name": name, "total": 100}} for name in ("linear", "inverse_sqrt", "cosine")),
@@ -60,7 +60,7 @@ PLANS: list[dict[str, Any]] = [
 
 #: keys of which 0 is a value like others, or turns something off
 ZERO = {
-    "seed", "checkpoint.base_every", "checkpoint.load_seconds", "checkpoint.mb_per_second",
+    "seed", "cluster.stop_seconds", "checkpoint.base_every", "checkpoint.load_seconds", "checkpoint.mb_per_second",
     "checkpoint.reschedule_seconds", "checkpoint.save_seconds", "cost.allreduce_rounds", "cost.overlap",
     "cost.spread_scale", "data.drift", "data.max_bad_lines", "data.noise", "data.numeric", "data.seed", "data.signal",
     "data.skew", "faults.seed", "mode.alpha", "mode.backup", "mode.block_momentum", "mode.bound", "mode.decay_rate",

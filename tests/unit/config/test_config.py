@@ -119,8 +119,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"^cluster\.hang_seconds=1e-09 is not a number from 0\.001 to 1e\+09; type for instance .*=10\.0\.$",
     ),
     (
-        {"cluster": {"hang_seconds": 0.5}},
-        r"^cluster\.hang_seconds=0\.5 is too short for processes that .*; type cluster\.hang_seconds=1 or more\.$",
+        {"cluster": {"hang_seconds": 0.05}},
+        r"^cluster\.hang_seconds=0\.05 is too short to tell a .* busy; type cluster\.hang_seconds=0\.1 or more\.$",
     ),
     ({"seed": "abc"}, "seed='abc' is not a whole number"),
     ({"seed": True}, "seed=True is not a whole number"),

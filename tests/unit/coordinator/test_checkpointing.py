@@ -54,7 +54,7 @@ class Cluster:
         self._progress, self.log = lambda: None, SimpleNamespace(flush=lambda: None)
         self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
         self.cuts.begin(1000)
-        self.training = SimpleNamespace()
+        self.training = SimpleNamespace(phase=SimpleNamespace())
         self.cuts.watch(self.training)  # type: ignore[arg-type]
 
     def _tell(self, role: str, message: Any) -> None:

@@ -21,6 +21,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator.handout import Training
+from gbactl.coordinator.phase import Apply
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import Weather
@@ -261,9 +262,9 @@ def test_a_storm_begins_at_a_step(
     ordered, met, hubs = [0], list[int](), list[ReliableHub]()
     order, draw, init = Training._order, Weather.draw, ReliableHub.__init__
 
-    def orders(this: Any, step: Any, scale: float) -> None:
-        ordered[0] = step.step + 1
-        order(this, step, scale)
+    def orders(this: Any, command: Apply) -> None:
+        ordered[0] = command.step.step + 1
+        order(this, command)
 
     def draws(this: Any, on: Any) -> Any:
         now, fate = ordered[0], draw(this, on)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_switch_within_a_day import infos, no_sample_twice, unchanged
 
 from gbactl.config import RunConfig, SwitchConfig, check
 from gbactl.coordinator.auto_switch import NAME
@@ -20,6 +19,7 @@ from gbactl.simulation.cluster import run_virtual
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import DATA, adds_up, config, run
+from tests.unit.simulation.test_switch_within_a_day import infos, no_sample_twice, unchanged
 
 COST: dict[str, Any] = {"workers_per_host": 1, "servers_on": "own", "batch_us": 5000.0, "allreduce_us": 300.0}
 FAST = SwitchConfig(name="auto", every=0.05, window=0.3, minimum_stay=0.1, margin=0.3, hysteresis=0.1)

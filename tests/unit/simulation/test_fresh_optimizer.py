@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_switch_within_a_day import UNEVEN, infos, no_sample_twice
 
 from gbactl.config import RunConfig, check
 from gbactl.errors import ConfigError
 from gbactl.replay.command import replay
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import adds_up, config, model, run
+from tests.unit.simulation.test_switch_within_a_day import UNEVEN, infos, no_sample_twice
 
 MODES = ("sync", "async", "gba")
 

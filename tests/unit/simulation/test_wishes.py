@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_switch_within_a_day import no_sample_twice, unchanged
 
 from gbactl.config import check
 from gbactl.data.dataset import open_dataset
@@ -16,6 +15,7 @@ from gbactl.replay.command import replay
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.wire.messages import Event
 from tests.support.simulated_runs import adds_up, config
+from tests.unit.simulation.test_switch_within_a_day import no_sample_twice, unchanged
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 SERVED = ("async", "gba", "bsp", "hop_bs", "hop_bw")

@@ -6,25 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_switch_within_a_day import at, no_sample_twice, unchanged
 
 from gbactl.coordinator.event_log import GrantRecord, InfoRecord, read
 from gbactl.errors import ConfigError
 from gbactl.replay.command import replay
 from tests.support.memory_cluster import run_in_memory
 from tests.support.simulated_runs import adds_up, config, model, run
+from tests.unit.simulation.test_switch_within_a_day import at, no_sample_twice, unchanged
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 PLAN = [at("samples", 300, "gba", workers=8), at("fraction", 0.5, "sync", workers=2), at("samples", 1500, "async")]
 
 
 def who(folder: Path) -> list[set[int]]:
-    """The workers that were given batches, phase by phase of training."""
+    """The workers that were given batches, not only a place in a step, phase by phase of training."""
     found: list[set[int]] = []
+    batches = 0
     for record in read(folder / "events.log"):
         if isinstance(record, InfoRecord) and record.fields.get("training"):
             found.append(set())
-        elif isinstance(record, GrantRecord):
+            batches = -(-record.fields["samples"] // record.fields["local_batch"])
+        elif isinstance(record, GrantRecord) and record.batch < batches:
             found[-1].add(record.worker)
     return found
 

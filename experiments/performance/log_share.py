@@ -16,7 +16,7 @@ from sides import Bench
 
 def replay(records: list[Any], target: Path) -> float:
     """Seconds that writing these records takes."""
-    from gbactl.coordinator.event_log import AnnounceRecord, EventLog, GrantRecord, OrderRecord
+    from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, GrantRecord, OrderRecord
 
     log = EventLog(target, {})
     began = time.perf_counter()
@@ -27,6 +27,8 @@ def replay(records: list[Any], target: Path) -> float:
             log.announce(*record)
         elif isinstance(record, OrderRecord):
             log.order(record)
+        elif isinstance(record, FinishRecord):
+            log.finish()
         else:
             log.info(record.kind, record.fields)
     log.flush()

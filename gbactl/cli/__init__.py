@@ -53,7 +53,7 @@ def cli(debug: bool) -> None:
     \b
     First steps:
       gbactl doctor                               what this machine can do
-      gbactl train experiment=smoke mode=gba      a first run, 20 seconds
+      gbactl train experiment=smoke mode=gba      a first run, 8 seconds
       gbactl report                               compare what has been run
     """
     if debug:

@@ -1,8 +1,10 @@
-"""What this machine's processor can do, as Linux tells; elsewhere nothing is known. Reads one file."""
+"""What this machine's processor can do, as Linux tells (elsewhere nothing is known), and the cores of a process."""
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from pathlib import Path
 
 TOLD = Path("/proc/cpuinfo")
@@ -49,3 +51,18 @@ def widest(path: Path = TOLD) -> str:
     there = {*features(path)}
     name = "AVX-512" if "avx512f" in there else "AVX2" if "avx2" in there else ""
     return f"{name} with bf16" if name and BF16 & there else name
+
+
+def available_cores() -> list[int]:
+    """The cores this process may run on."""
+    if sys.platform.startswith("linux"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def sharing(workers: int, cores: list[int]) -> list[int]:
+    """The core of each worker; empty where they need not share, or could not share equally."""
+    count = len(cores)
+    if not sys.platform.startswith("linux") or workers <= count or workers % count:
+        return []
+    return [cores[index % count] for index in range(workers)]

@@ -29,7 +29,7 @@ from gbactl.calibration.observe import QUIET, undisturbed  # noqa: E402
 from gbactl.data.dataset import open_dataset  # noqa: E402
 from gbactl.data.prepare import prepare  # noqa: E402
 from gbactl.launch.compose import compose  # noqa: E402
-from gbactl.worker.core_sharing import available_cores  # noqa: E402
+from gbactl.processor import available_cores  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 MODEL = HERE / "calibrated.yaml"

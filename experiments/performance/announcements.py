@@ -24,10 +24,10 @@ from lines import Line
 
 from gbactl.config import to_dict
 from gbactl.launch.compose import compose
-from gbactl.nodes.bootstrap import Bootstrap
 from gbactl.wire import frames
 from gbactl.wire.addresses import address_of, listen
 from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import (

@@ -22,9 +22,9 @@ from sides import Bench, SideError
 
 from gbactl.config import to_dict
 from gbactl.launch.compose import compose
-from gbactl.nodes.bootstrap import Bootstrap
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import (
     Ack,

@@ -24,8 +24,8 @@ from gbactl.engine.network_report import read
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
 from gbactl.launch.compose import compose
+from gbactl.processor import available_cores
 from gbactl.simulation.cost_spec import CostConfig
-from gbactl.worker.core_sharing import available_cores
 
 MODES = ("sync", "async", "gba")
 MESSAGES_US = 500.0  # what a batch costs beside computing, at least

@@ -22,8 +22,8 @@ from gbactl.faults.cpu_hogs import Hogs
 from gbactl.launch import rundir
 from gbactl.launch.progress import Show
 from gbactl.launch.run import Run
+from gbactl.processor import available_cores
 from gbactl.wire.messages import Event
-from gbactl.worker.core_sharing import available_cores
 
 FEWEST_NOTES = 5
 WARM_UP = 1.5  # seconds

@@ -27,7 +27,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a checkpoint.")
 def ls(run: str, as_json: bool) -> None:
     """List a run's checkpoints, oldest first, by their manifests; nothing else is read."""
-    from gbactl.checkpoint.command import show_list
+    from gbactl.launch.checkpoint_command import show_list
 
     show_list(run, as_json)
 
@@ -36,7 +36,7 @@ def ls(run: str, as_json: bool) -> None:
 @click.argument("run")
 def verify(run: str) -> None:
     """Read every byte of every checkpoint and compare checksums. Exit code 1 if one is not good; it is named."""
-    from gbactl.checkpoint.command import verify_all
+    from gbactl.launch.checkpoint_command import verify_all
 
     verify_all(run)
 
@@ -52,6 +52,6 @@ def export(run: str, out: Path | None) -> None:
     model.pt           a state dict: torch.load(path, weights_only=True)
     model.json         what is in them, and the configuration
     """
-    from gbactl.checkpoint.command import export_newest
+    from gbactl.launch.checkpoint_command import export_newest
 
     export_newest(run, out)

@@ -14,7 +14,7 @@ def command() -> None:
 @click.argument("overrides", nargs=-1)
 def prepare(overrides: tuple[str, ...]) -> None:
     """Read or generate the data once, into its cache."""
-    from gbactl.data.commands import run_prepare
+    from gbactl.launch.data_command import run_prepare
 
     run_prepare(list(overrides))
 
@@ -24,6 +24,6 @@ def prepare(overrides: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(overrides: tuple[str, ...], as_json: bool) -> None:
     """Rows, days, CTR, fields with cardinalities and their skew."""
-    from gbactl.data.commands import run_describe
+    from gbactl.launch.data_command import run_describe
 
     run_describe(list(overrides), as_json)

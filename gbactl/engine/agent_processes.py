@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 from gbactl.engine.agent_protocol import PIECE
 from gbactl.engine.fork_server import Started, start_node, tell
 from gbactl.errors import WireError
-from gbactl.worker.core_sharing import available_cores, open_board, places
+from gbactl.processor import available_cores
+from gbactl.worker.core_sharing import open_board, places
 
 NODE = re.compile(r"[SW][0-9]{1,6}(-[0-9]{1,6})?")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)

@@ -17,10 +17,11 @@ from gbactl.coordinator.journal import NAME as JOURNAL
 from gbactl.coordinator.journal import kept
 from gbactl.engine.fork_server import await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import whole
-from gbactl.nodes.bootstrap import Bootstrap
 from gbactl.nodes.process import FAILED_LINE, NOTICED_LINE
+from gbactl.processor import available_cores
 from gbactl.wire.addresses import address_of, listen, local
-from gbactl.worker.core_sharing import available_cores, open_board, places
+from gbactl.wire.bootstrap import Bootstrap
+from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0
 MOST_LIVES = 3  # coordinators one after the other that are killed before they go on

@@ -20,7 +20,7 @@ from gbactl.engine.remote_process import HostChild, HostProcess
 from gbactl.engine.ssh_command import Reach, seats
 from gbactl.errors import ClusterError
 from gbactl.launch.progress import Show
-from gbactl.nodes.bootstrap import Bootstrap
+from gbactl.wire.bootstrap import Bootstrap
 
 CHECKPOINTS = "checkpoint=none"
 

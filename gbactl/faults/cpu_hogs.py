@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gbactl.errors import ConfigError
 from gbactl.faults.plan import FaultPlan
-from gbactl.worker.core_sharing import available_cores, sharing
+from gbactl.processor import available_cores, sharing
 
 if TYPE_CHECKING:
     from gbactl.config import RunConfig
@@ -100,6 +100,6 @@ def _start(hog: Placed) -> subprocess.Popen[bytes]:
     """A session of its own, so that the kernel gives it a full share beside each worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
-        [sys.executable, "-m", "gbactl.faults.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],
+        [sys.executable, "-m", "gbactl.nodes.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

@@ -128,13 +128,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     from gbactl.errors import GbactlError, PeerGoneError
-    from gbactl.nodes import bootstrap
+    from gbactl.nodes import roles
+    from gbactl.wire.bootstrap import Bootstrap
 
-    boot = bootstrap.Bootstrap.loads(line)
+    boot = Bootstrap.loads(line)
     set_up_log(Path(boot.run_dir), boot.log_name)
     log = logging.getLogger("gbactl.process")
     log.info("pid %d, threads %s", os.getpid(), os.environ.get("OMP_NUM_THREADS"))
-    run = {"coordinator": bootstrap.run_coordinator, "server": bootstrap.run_server, "worker": bootstrap.run_worker}
+    run = {"coordinator": roles.run_coordinator, "server": roles.run_server, "worker": roles.run_worker}
     try:
         run[boot.role](boot)
     except PeerGoneError as error:

@@ -12,7 +12,7 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.launch.find_run import LOG
-from gbactl.nodes.bootstrap import header
+from gbactl.nodes.roles import header
 from gbactl.replay import machine, model_file
 from gbactl.replay.recording import Recording, scan
 from gbactl.replay.replayer import Replayer

@@ -22,7 +22,7 @@ from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
-from gbactl.nodes.bootstrap import header
+from gbactl.nodes.roles import header
 from gbactl.server.checkpoint_options import saver_of
 from gbactl.server.checkpoint_writer import Saver
 from gbactl.simulation.clock import Events

@@ -11,30 +11,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from gbactl.processor import sharing
+
 LINE = 64
 PATIENCE_MS = 1000
-
-
-def available_cores() -> list[int]:
-    """The cores this process may run on."""
-    if sys.platform.startswith("linux"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def sharing(workers: int, cores: list[int]) -> list[int]:
-    """The core of each worker; empty where they need not share, or could not share equally."""
-    count = len(cores)
-    if not sys.platform.startswith("linux") or workers <= count or workers % count:
-        return []
-    return [cores[index % count] for index in range(workers)]
 
 
 def open_board(cores: int) -> BinaryIO:

@@ -44,7 +44,7 @@ from gbactl.worker.sum_fallback import ServedSums
 from gbactl.worker.sync_recovery import Survival
 
 if TYPE_CHECKING:
-    from gbactl.nodes.bootstrap import Bootstrap
+    from gbactl.wire.bootstrap import Bootstrap
 
 
 def work(

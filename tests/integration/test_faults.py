@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.worker.core_sharing import available_cores
+from gbactl.processor import available_cores
 from tests.support.processes import Launched, Launcher, alive, children_of, collective, wait_for
 
 # a model of real size: in batches of 2 ms a worker's own network thread weighs as much as what is stretched
@@ -28,7 +28,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 
 def hogs_of(launcher: int) -> list[int]:
     """Pids of the busy processes that a launcher started."""
-    return children_of(launcher, "gbactl.faults.cpu_hog")
+    return children_of(launcher, "gbactl.nodes.cpu_hog")
 
 
 def checked(result: dict[str, Any], worker: str, factor: float, within: float) -> None:

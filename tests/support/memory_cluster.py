@@ -18,9 +18,10 @@ from gbactl.coordinator.journal import Found
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.faults.plan import FaultPlan
-from gbactl.nodes.bootstrap import Bootstrap, dressed, header, serve
+from gbactl.nodes.roles import dressed, header, serve
 from gbactl.server.core import Server
 from gbactl.wire.auth import Peer
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Hub
 from gbactl.wire.frames import CLOSED
 from gbactl.wire.in_memory import MemoryHub

@@ -285,7 +285,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
         path.write_bytes(content)
         return plain(shard, folder, resumed)
 
-    monkeypatch.setattr("gbactl.nodes.bootstrap.load_last", load_last)
+    monkeypatch.setattr("gbactl.nodes.roles.load_last", load_last)
     told: list[Event] = []
     result = run_in_memory(config("async", every=8), data, tmp_path, told=told)
     adds_up(result)

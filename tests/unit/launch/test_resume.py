@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.command import verify_all
 from gbactl.checkpoint.export import whole_rows
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
@@ -20,6 +19,7 @@ from gbactl.coordinator.position import Position
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
+from gbactl.launch.checkpoint_command import verify_all
 from gbactl.launch.continuation import saying
 from gbactl.launch.resume import at
 from gbactl.replay.recording import scan

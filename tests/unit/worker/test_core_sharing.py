@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gbactl.kernels.build import find_library
+from gbactl.processor import sharing
 from gbactl.worker import core_sharing
-from gbactl.worker.core_sharing import AnyTime, Place, Turns, join, open_board, sharing
+from gbactl.worker.core_sharing import AnyTime, Place, Turns, join, open_board
 from tests.support.processes import wait_for
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="turns are for Linux")

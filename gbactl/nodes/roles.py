@@ -1,16 +1,10 @@
-"""How a child process becomes a coordinator, a server or a worker of a run.
-
-The launcher hands it one JSON document on standard input (so that the run's key is on no command line and in
-no environment), and the coordinator its listening socket.
-"""
+"""The roles that a child process can have in a run: coordinator, server, worker. Each gets its bootstrap document."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +12,7 @@ from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import initial_state
 from gbactl.checkpoint.manifest import identity
 from gbactl.checkpoint.restore import chain_at, load_shard
-from gbactl.config import RunConfig, from_dict, to_dict
+from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
 from gbactl.coordinator.journal import Found, kept
 from gbactl.data.dataset import Dataset, open_dataset
@@ -32,54 +26,13 @@ from gbactl.store.from_config import shard_spec
 from gbactl.store.shard import Shard
 from gbactl.wire.addresses import local
 from gbactl.wire.auth import Peer
+from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.compression import narrowed
 from gbactl.wire.messages import Hello, Loaded, Ready
 from gbactl.wire.reconnecting import LastingHub
 from gbactl.wire.reliable import exposed
 from gbactl.wire.startup import await_dense
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """What a child needs to know."""
-
-    role: str
-    index: int
-    key: str
-    coordinator: str
-    run_dir: str
-    dataset: str
-    config: dict[str, Any]
-    listener: int = -1
-    place: tuple[int, int, int] | None = None  # see turns.Place
-    epoch: int = 0  # above 0: it takes the place of one that is gone
-    host: str = ""  # the address of its host, where a run has several
-    missed: tuple[float, str, float] = (0.0, "", 0.0)  # a coordinator: that one was then, as what, last heard of then
-
-    def dumps(self) -> bytes:
-        """One line of JSON."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def loads(cls, line: bytes) -> Bootstrap:
-        """Read what dumps() made."""
-        return cls(**json.loads(line))
-
-    @property
-    def peer(self) -> Peer:
-        """This child's identity."""
-        return Peer(self.role, self.index, self.epoch)
-
-    @property
-    def log_name(self) -> str:
-        """Its log in logs/, without the suffix: W1, and W1-2 for its second successor."""
-        return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
-
-    @property
-    def cfg(self) -> RunConfig:
-        """The run's configuration."""
-        return from_dict(self.config)
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:

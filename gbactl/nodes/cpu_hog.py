@@ -1,4 +1,4 @@
-"""`python -m gbactl.faults.cpu_hog LAUNCHER CORE BEGIN END`: takes one core's CPU for a window of seconds.
+"""`python -m gbactl.nodes.cpu_hog LAUNCHER CORE BEGIN END`: takes one core's CPU for a window of seconds.
 
 Nice 0, pinned, dies with its launcher. It costs exactly what it is for.
 """

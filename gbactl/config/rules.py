@@ -7,6 +7,7 @@ from gbactl.config.build import naming, require
 from gbactl.config.placement import hosts_of, place
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultPlan
+from gbactl.policies.base import policy_class
 from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
 
@@ -33,10 +34,10 @@ def _check_batches(cfg: RunConfig) -> None:
         f"train.global_batch={total} is not a multiple of mode.local_batch={local}; type "
         f"train.global_batch={-(-total // local) * local}.",
     )
-    if cfg.mode.name == "sync":
+    if policy_class(cfg.mode.name).in_step:
         require(
             total == local * workers,
-            f"mode=sync needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
+            f"mode={cfg.mode.name} needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
             f"not {total}; leave mode.local_batch out or type train.global_batch={local * workers}.",
         )
 

@@ -127,7 +127,7 @@ class RunConfig:
     @property
     def home(self) -> str:
         """Who holds the dense parameters in this mode: "servers", "workers" or "replicas"."""
-        return policy_class(self.mode.name).dense_on
+        return policy_class(self.mode.name).home
 
     @property
     def collective_now(self) -> bool:

@@ -13,11 +13,11 @@ from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecor
 from gbactl.errors import ConfigError
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
+from tests.support.modes import WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config, model, run
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
-MODES = ("sync", "async", "gba", "bsp", "hop_bs", "hop_bw")
 
 
 def at(unit: str, value: float, to: str, **changes: Any) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def test_shuffling_stays_that_of_the_whole_day(four_days: Path, tmp_path: Path, 
     assert model(stay) == model(switched) != model(run(config("sync"), four_days, tmp_path / "plain"))
 
 
-@pytest.mark.parametrize("before", MODES)
-@pytest.mark.parametrize("after", MODES)
+@pytest.mark.parametrize("before", WITHOUT_REPLICAS)
+@pytest.mark.parametrize("after", WITHOUT_REPLICAS)
 def test_any_mode_to_any_mode(data: Path, tmp_path: Path, before: str, after: str) -> None:
     """Out of order, with prefetch and a straggler."""
     cfg = config(

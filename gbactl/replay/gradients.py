@@ -9,9 +9,9 @@ import numpy as np
 
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.base import Floats, Ints, Unique
-from gbactl.kernels.halves import codec_of, rounded
+from gbactl.kernels.halves import rounded
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.store.dense import held

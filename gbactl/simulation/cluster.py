@@ -18,9 +18,8 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.server_slowdown import Slowness
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.denormals import flushed
-from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
 from gbactl.nodes.roles import header
 from gbactl.server.checkpoint_options import saver_of

@@ -17,7 +17,8 @@ import numpy as np
 
 from gbactl.config import RunConfig
 from gbactl.errors import WireError
-from gbactl.kernels.halves import Codec, codec_of
+from gbactl.kernels import codec_of
+from gbactl.kernels.halves import Codec
 from gbactl.wire import frames
 from gbactl.wire.channel import COORDINATOR, BufferPool, Channel, Hub
 from gbactl.wire.frames import Bytes, Frame

@@ -19,9 +19,8 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.slowdown import Delay
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.denormals import flush
-from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.models.flat import FlatModel

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from gbactl.checkpoint.intervals import VARIANTS
+from gbactl.checkpoint.intervals import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
 from gbactl.config.placement import hosts_of, place
 from gbactl.config.run import RunConfig
-from gbactl.faults.plan import FaultPlan
+from gbactl.store.spec import ROW_L2_SCOPES
 from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
 
-ROW_L2_SCOPES = ("touched", "all")
-SAVED_DTYPES = ("fp32", "bf16")
 LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
 
 
@@ -42,7 +40,7 @@ def _check_batches(cfg: RunConfig) -> None:
 
 
 def _check_faults(cfg: RunConfig) -> None:
-    plan = FaultPlan.of(cfg)
+    plan = cfg.fault_plan()
     require(
         not plan.hogs or cfg.cluster.name == "local",
         f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "

@@ -27,17 +27,16 @@ from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.publishing import Closing, fits, unpacked
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.replica_mean import Gathering
+from gbactl.checkpoint.restore import BEGINNING
 from gbactl.config import mode_values, to_dict
 from gbactl.coordinator import position as positions
 from gbactl.coordinator.divergence import ADVICE
 from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.position import Position
-from gbactl.coordinator.schedule import EarlyStopping
+from gbactl.coordinator.schedule import EarlyStopping, spare_bytes
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
-from gbactl.server.checkpoint_options import spare_bytes
-from gbactl.server.recovery import BEGINNING
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ class Cuts:
         mode = mode_values(c.now)
         begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
         self.beginning = self.resumed or Position(begun)
-        self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
+        self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, c.dataset)
         if self.on:
             self._due = c.hub.now() + self.rhythm.gap
             sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(c.cfg.checkpoint))

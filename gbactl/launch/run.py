@@ -76,7 +76,8 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         close_fork_server()
     else:
         open_fork_server()
-    show, hogs = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall")), Hogs(cfg)
+    show = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall"))
+    hogs = Hogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)

@@ -17,7 +17,6 @@ from gbactl.collective.factory import connect
 from gbactl.collective.fallback import FallingCollective
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
-from gbactl.faults.plan import FaultPlan
 from gbactl.faults.slowdown import Delay
 from gbactl.kernels import codec_of, load
 from gbactl.kernels.denormals import flush
@@ -171,7 +170,7 @@ class Life:
     def worker(self, computer: GradientComputer, dense: Sides) -> Worker:
         """One that computes on `computer`."""
         cfg = self.cfg
-        delay = Delay(FaultPlan.of(cfg), self.boot.index)
+        delay = Delay(cfg.fault_plan(), self.boot.index)
         return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
 
     def lane(self, thread: int, trainer: TrainerDense) -> Lane:

@@ -13,6 +13,7 @@ from gbactl.checkpoint import initial_state
 from gbactl.checkpoint.manifest import identity
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, to_dict
+from gbactl.config.shards import shard_spec
 from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
 from gbactl.coordinator.journal import Found, kept
 from gbactl.coordinator.schedule import spare_bytes
@@ -22,7 +23,6 @@ from gbactl.kernels.denormals import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_options import saver_of
 from gbactl.server.recovery import load_last
-from gbactl.store.from_config import shard_spec
 from gbactl.store.shard import Shard
 from gbactl.wire.addresses import local
 from gbactl.wire.auth import Peer
@@ -93,7 +93,7 @@ def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """The hub of a server or a worker with all that its configuration does to messages."""
-    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg), cfg, me.epoch)
+    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.epoch)
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -135,7 +135,8 @@ def _first_shard(
 ) -> tuple[Shard, Ready | Loaded] | None:
     """The shard as the run begins, or goes on from a checkpoint. None when it ends before."""
     cfg = boot.cfg
-    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), cfg)
+    momentum = cfg.model.batch_norm_momentum
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), momentum)
     if spec is None:
         return None
     if cfg.server_returns:

@@ -16,6 +16,7 @@ from gbactl.collective.base import ring_item
 from gbactl.collective.factory import connect
 from gbactl.collective.fallback import FallingCollective
 from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import Delay
 from gbactl.kernels import codec_of, load
@@ -24,7 +25,6 @@ from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.models.flat import FlatModel
 from gbactl.store.dense import DenseBlock
-from gbactl.store.from_config import dense_cuts, optimizer, segment_bytes
 from gbactl.store.memory import copied
 from gbactl.trainer.dense_params import TrainerDense
 from gbactl.trainer.hogwild import Lane, start

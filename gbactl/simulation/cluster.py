@@ -15,6 +15,7 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts, optimizer, shard_spec
 from gbactl.coordinator.schedule import spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.server_slowdown import Slowness
@@ -40,7 +41,6 @@ from gbactl.simulation.shared import Crew
 from gbactl.simulation.trainer_params import Sides, TrainerSide
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import DenseBlock
-from gbactl.store.from_config import dense_cuts, optimizer, shard_spec
 from gbactl.store.memory import copied
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec

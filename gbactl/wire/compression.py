@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.config import RunConfig
 from gbactl.errors import WireError
 from gbactl.kernels import codec_of
 from gbactl.kernels.halves import Codec
@@ -133,7 +132,7 @@ class NarrowHub(AroundHub):
         return channel, frame
 
 
-def narrowed(hub: Hub, cfg: RunConfig) -> Hub:
+def narrowed(hub: Hub, wire_dtype: str) -> Hub:
     """A server's or a worker's hub with transport.wire_dtype applied to it."""
-    codec = codec_of(cfg.transport.wire_dtype)
+    codec = codec_of(wire_dtype)
     return hub if codec is None else NarrowHub(hub, codec)

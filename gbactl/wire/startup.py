@@ -18,8 +18,8 @@ INSTALLED = Ack(0, 0)
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
-    """Wait for the first dense values, sent by a worker. `momentum`: of their running statistics. None when the run ends
-    before."""
+    """Wait for the first dense values, sent by a worker. None when the run ends before. `momentum`: of the values'
+    running statistics."""
     while True:
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:

@@ -14,7 +14,7 @@ from gbactl.report.compare import compare
 from gbactl.report.grid import sentences
 from gbactl.report.plots import plot
 from gbactl.report.render import beside, render
-from gbactl.report.runs import read_runs
+from gbactl.tracking.runs import read_runs
 from gbactl.tracking.send import send_backlog
 from gbactl.tracking.store import sqlite_path, tracking_uri
 

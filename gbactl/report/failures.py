@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gbactl.report.columns import Column
-from gbactl.report.runs import Run
 from gbactl.report.stats import Stat, stat
+from gbactl.tracking.runs import Run
 from gbactl.tracking.summary import FAILURE_KINDS
 
 COLUMNS = (

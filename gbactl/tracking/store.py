@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.errors import TrackingError
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient as MlflowClient  # also for who holds a client
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
@@ -75,7 +75,7 @@ def quiet_mlflow() -> None:
 def connect(uri: str) -> MlflowClient:
     """A client whose SQLite connections wait for each other. Raises TrackingError."""
     quiet_mlflow()
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient as MlflowClient  # also for who holds a client
 
     quiet_mlflow()  # importing mlflow sets its own level
     path = sqlite_path(uri)

@@ -123,7 +123,7 @@ class Cuts:
         mode = mode_values(c.now)
         begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
         self.beginning = self.resumed or Position(begun)
-        self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, c.dataset)
+        self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
         if self.on:
             self._due = c.hub.now() + self.rhythm.gap
             sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(c.cfg.checkpoint))

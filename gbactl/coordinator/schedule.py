@@ -55,9 +55,14 @@ def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
     return [Round(day, 0, f"day {day}", (day + 1,), day + 1) for day in range(days)]
 
 
-def spare_bytes(cfg: RunConfig, dataset: Dataset) -> int:
-    """Room on the disk that checkpoints leave: for the event log of the whole run, and what it writes at its end."""
-    samples = sum(dataset.splits[part.split].rows for part in rounds(dataset, cfg.train))
+def samples_of(dataset: Dataset, train: TrainConfig) -> int:
+    """Samples of all rounds of a run."""
+    return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
+
+
+def spare_bytes(cfg: RunConfig, samples: int) -> int:
+    """Room on the disk that checkpoints leave: for the event log of a job of so many samples, and what it writes at its
+    end."""
     gradients = -(-samples // min(phase.local_batch for phase in cfg.possible))
     return event_log.most_bytes(gradients, cfg.cluster.servers) + END_BYTES
 

@@ -16,7 +16,7 @@ from gbactl.config import RunConfig, to_dict
 from gbactl.config.shards import shard_spec
 from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
 from gbactl.coordinator.journal import Found, kept
-from gbactl.coordinator.schedule import spare_bytes
+from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.server_slowdown import Slowness
 from gbactl.kernels.denormals import flush
@@ -120,9 +120,8 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     if found is None:
         return
     shard, ready = found
-    saver = saver_of(
-        cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send, spare_bytes(cfg, dataset)
-    )  # fmt: skip
+    spare = spare_bytes(cfg, samples_of(dataset, cfg.train))
+    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send, spare)
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a run that goes on may switch before its first phase

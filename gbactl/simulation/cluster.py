@@ -16,7 +16,7 @@ from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_sh
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, shard_spec
-from gbactl.coordinator.schedule import spare_bytes
+from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.server_slowdown import Slowness
 from gbactl.kernels import codec_of, load
@@ -167,7 +167,7 @@ class VirtualCluster:
             load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
         def saver(tell: Callable[[Any], None]) -> Saver:
-            spare = spare_bytes(self.cfg, self.dataset)
+            spare = spare_bytes(self.cfg, samples_of(self.dataset, self.cfg.train))
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, spare, inline=True)
 
         server = VirtualServer(

@@ -27,17 +27,16 @@ from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.publishing import Closing, fits, unpacked
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.replica_mean import Gathering
+from gbactl.checkpoint.restore import BEGINNING
 from gbactl.config import mode_values, to_dict
 from gbactl.coordinator import position as positions
 from gbactl.coordinator.divergence import ADVICE
 from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.position import Position
-from gbactl.coordinator.schedule import EarlyStopping
+from gbactl.coordinator.schedule import EarlyStopping, spare_bytes
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
-from gbactl.server.checkpoint_options import spare_bytes
-from gbactl.server.recovery import BEGINNING
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 
 if TYPE_CHECKING:

@@ -94,7 +94,9 @@ class Coordinator:
         )
         self.now = cfg
         self.record = RunRecord(hub.now)
-        self.record.statistics.observed = Observed.of(cfg, lambda: self.record.seconds)
+        self.record.statistics.observed = Observed.of(
+            cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds
+        )  # fmt: skip
         self.journal = Journal(self, run_dir, found)
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.norms = NormLog(run_dir / norm_log.NAME)

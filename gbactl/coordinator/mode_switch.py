@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.config import RunConfig, mode_values
+from gbactl.config.rules import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.auto_switch import Auto
 from gbactl.coordinator.dense_migration import Mover
 from gbactl.coordinator.handout import Training
 from gbactl.coordinator.late_gradients import Late
 from gbactl.coordinator.summary import checksums
+from gbactl.coordinator.switch_plan import Plan, Position
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
 from gbactl.switching.history import switched
-from gbactl.switching.plan import Plan, Position
-from gbactl.switching.requests import obstacle, wished
 from gbactl.wire.messages import Abandon, Afresh, Inspected
 
 if TYPE_CHECKING:

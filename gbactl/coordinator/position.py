@@ -6,10 +6,12 @@ thinned out to MOST_POINTS.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from gbactl.checkpoint.folder import Chain
 from gbactl.checkpoint.ranges import Ranges, merged
 from gbactl.coordinator.schedule import EarlyStopping
 from gbactl.coordinator.statistics import Statistics, WorkerRate
@@ -140,6 +142,18 @@ class Position:
         record.phases, record.curve = list(values["phases"]), list(values["curve"])
         record.go_on(float(values["seconds"]))
         _restore_statistics(record.statistics, values["statistics"], self.step, self.ledger.finished)
+
+
+def config_at(chain: Chain) -> dict[str, Any]:
+    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    config, position = copy.deepcopy(chain.last.config), Position(chain.last.position)
+    mode = dict(position.mode)
+    config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
+    config["mode"], switch = mode, config["switch"]
+    for key in ("schedule", "modes"):
+        switch[key] = switch[key][position.switches :]
+    config["run_dir"] = None
+    return config
 
 
 def _restore_statistics(into: Statistics, values: dict[str, Any], step: int, finished: int) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from gbactl.config import RunConfig
 from gbactl.coordinator.membership import Members
+from gbactl.coordinator.statistics import check_notes, notes_summary, total_notes
 from gbactl.policies import Policy
 from gbactl.policies.base import policy_class
 from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
-from gbactl.trainer.statistics import require, summary, total
 from gbactl.wire.messages import Absent, ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
 
 
@@ -98,10 +98,10 @@ class Trainers:
                 self._late[worker] += 1
         self._give()
         self.members.tell("server", SettleReplicas(self._kind.collective))
-        notes = total(self._notes.values())
+        notes = total_notes(self._notes.values())
         notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
         self._phases.append(notes)
-        self._last = {**self._last, **summary(notes)}
+        self._last = {**self._last, **notes_summary(notes)}
         self._kind = None
 
     def _give(self) -> None:
@@ -145,7 +145,7 @@ class Trainers:
 
     def closed(self, message: ClosedReplicas) -> None:
         """A worker's answer. Raises WireError where its notes are none."""
-        require(message.notes)
+        check_notes(message.notes)
         if message.turn == self._turn:
             self._notes[message.worker] = message.notes
 
@@ -182,4 +182,4 @@ class Trainers:
         """What result.json says of all phases with replicas together."""
         if not self._phases:
             return {}
-        return {"replicas": {**self._of_all, **summary(total(self._phases))}}
+        return {"replicas": {**self._of_all, **notes_summary(total_notes(self._phases))}}

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gbactl.checkpoint.lost_work import Loss
-from gbactl.checkpoint.restore import chain_at
+from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.coordinator import event_log
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.coordinator.position import Position
 from gbactl.errors import CheckpointError, ClusterError
-from gbactl.server.recovery import BEGINNING
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import Adopt, BeginPhase, Inspect, Loaded, Pong, Reload, Relocated, Staged
 

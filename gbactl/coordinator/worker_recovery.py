@@ -19,7 +19,6 @@ from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.coordinator.recovery_times import Failed, Recoveries
 from gbactl.errors import ClusterError
 from gbactl.faults.injector import Injector
-from gbactl.faults.plan import FaultPlan
 from gbactl.faults.process_faults import Hang
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
@@ -39,7 +38,7 @@ class Recovery:
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         cfg, now = coordinator.cfg, coordinator.hub.now
-        plan = FaultPlan.of(cfg)
+        plan = cfg.fault_plan()
         self.injector = Injector(plan)
         self.times = Recoveries(now, self._log)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)

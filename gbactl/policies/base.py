@@ -197,8 +197,7 @@ def register(name: str, number: int | None = None) -> Callable[[type[Policy]], t
 
 
 def _discover() -> None:
-    import gbactl.policies as package
-
+    package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
 

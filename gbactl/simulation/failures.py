@@ -138,8 +138,7 @@ class Failures:
 
 
 class CoordinatorFailures:
-    """Losses of the coordinator, and another one in its place. `server_lost`: the server that was killed last, and when.
-    """
+    """Losses of the coordinator, and another one in its place. `server_lost`: the server killed last, and when."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

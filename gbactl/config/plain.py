@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gbactl.config.build import build, own_keys, require
-from gbactl.config.placement import hosts_of, slots
+from gbactl.config.build import build, own_keys
+from gbactl.config.place import place_of
 from gbactl.config.rules import check
 from gbactl.config.run import RunConfig
 
@@ -38,13 +38,12 @@ def _with_options(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
-    """As many workers as the hosts have slots, where nobody says how many."""
+    """As many workers as the place has, where nobody says how many."""
     cluster = values.get("cluster")
-    if not isinstance(cluster, dict) or cluster.get("name") != "hosts" or cluster.get("workers", 0) is not None:
+    if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
         return values
-    given = cluster.get("hosts")
-    require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
-    return {**values, "cluster": {**cluster, "workers": slots(hosts_of(given or []))}}
+    place = place_of(str(cluster.get("name")))
+    return {**values, "cluster": {**cluster, "workers": place.workers(cluster)}}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

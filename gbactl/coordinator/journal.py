@@ -29,7 +29,7 @@ TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 
 def kept(cfg: RunConfig) -> bool:
     """Whether a run goes on when its coordinator is killed; one in virtual time needs no journal for that."""
-    return cfg.real and cfg.cluster.lost_coordinator == "replace"
+    return cfg.place.real and cfg.cluster.lost_coordinator == "replace"
 
 
 @dataclass

@@ -100,7 +100,7 @@ class Returns:
     def look(self) -> None:
         """Between two messages: miss who is silent; give up where nobody comes."""
         c = self.c
-        if not c.members.settled or c.stopped or not c.cfg.real:
+        if not c.members.settled or c.stopped or not c.cfg.place.real:
             return
         if self._heartbeat.due:
             for shard in self._heartbeat.silent(c.members.of("server")):

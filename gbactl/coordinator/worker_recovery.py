@@ -44,7 +44,7 @@ class Recovery:
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, now)
         self.begun: BeginPhase | None = None  # what workers were told last
         self.struck = (-1, -1.0)  # step and seconds of the last injection
-        self._beats = cfg.real or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._beats = cfg.place.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._storms = plan.storms() if plan.stormy else None
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
@@ -143,7 +143,7 @@ class Recovery:
         """A node that belonged to the run is missed."""
         self.times.detected(str(peer), failure)
         cfg = self.c.cfg
-        ring = cfg.collective.name != fault_tolerant.NAME and cfg.real
+        ring = cfg.collective.name != fault_tolerant.NAME and cfg.place.real
         self.broken |= ring and self.c.now.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
@@ -176,8 +176,8 @@ class Recovery:
         """Whether the mode at hand goes on when a worker dies, who is no member any more."""
         now = self.c.now
         trainers = [worker for worker in self.c.members.of("worker") if worker < now.cluster.workers]
-        if now.home == "workers" and now.real:
-            return now.several_hosts or available()  # else they have nowhere to sum when their ring breaks
+        if now.home == "workers" and now.place.real:
+            return not now.place.one_host or available()  # else they have nowhere to sum when their ring breaks
         return now.home != "replicas" or bool(trainers)
 
     def begin(self) -> None:

@@ -16,7 +16,7 @@ from gbactl.data.dataset import Dataset
 from gbactl.engine import memory_needs, preflight
 from gbactl.engine.agent_processes import NODE, mark
 from gbactl.engine.agents import Fleet
-from gbactl.engine.local import Child, Children
+from gbactl.engine.base import Child, Children
 from gbactl.engine.remote_process import HostChild, HostProcess
 from gbactl.engine.ssh_command import Reach, seats
 from gbactl.errors import ClusterError

@@ -11,7 +11,7 @@ from statistics import fmean
 from gbactl.errors import UsageError
 from gbactl.policies.base import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
-from gbactl.report.configurations import TAGS, Configuration, configuration, differing, mixed, value_of
+from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
 from gbactl.report.failures import Failure, failures
 from gbactl.report.pairs import (
     Key,
@@ -267,10 +267,13 @@ def _evaluated(runs: Sequence[Run]) -> list[str]:
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:
-    """Which all-reduce the runs of sync had: no speed of theirs means anything without it."""
-    real = [run for run in runs if value_of(run, "mode") == "sync" and value_of(run, "cluster") != "virtual"]
-    names = sorted({run.params["collective.name"] for run in real if "collective.name" in run.params})
-    return [f"The all-reduce of sync: {', '.join(names)}."] if names else []
+    """Which all-reduce the runs had whose gradients it sums: no speed of theirs means anything without it."""
+    found = defaultdict(set)
+    for run in runs:
+        if "collective.name" in run.params and not is_modelled(value_of(run, "cluster")):
+            found[value_of(run, "mode")].add(run.params["collective.name"])
+    summed = names(lambda mode: mode.home == "workers")
+    return [f"The all-reduce of {mode}: {', '.join(sorted(found[mode]))}." for mode in summed if mode in found]
 
 
 def _ceiling(runs: Sequence[Run]) -> list[str]:

@@ -7,13 +7,16 @@ processes when it starts them (see engine/base.py), so that every process may as
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from gbactl.config.build import build, require
 from gbactl.config.groups import ClusterConfig
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
@@ -21,8 +24,16 @@ from gbactl.paths import conf_dir
 ENGINES = "gbactl.engine"
 
 
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Keys of conf/cluster/NAME.yaml beside those that all places have. A place with some subclasses this."""
+
+
 class Place:
     """What is so wherever nothing else is said: real processes on this host."""
+
+    #: its own keys
+    Options: ClassVar[type[PlaceOptions]] = PlaceOptions
 
     #: whether its processes are an operating system's; else they are modelled, in this one, and so is their time
     real: ClassVar[bool] = True
@@ -42,6 +53,15 @@ class Place:
     def workers(self, cluster: Mapping[str, Any]) -> int | None:
         """How many there are where the keys of `cluster` do not say; None where they have to."""
         return None
+
+    def options(self, cluster: ClusterConfig) -> PlaceOptions:
+        """Its own keys. Raises ConfigError for one that it does not have or a bad value."""
+        common, own = ([f.name for f in dataclasses.fields(kind)] for kind in (ClusterConfig, self.Options))
+        strange = sorted(set(cluster.options) - set(own))
+        keys = [*(key for key in common if key != "options"), *own]
+        require(not strange, f"cluster={cluster.name} has no key {', '.join(strange)}; keys are: {', '.join(keys)}.")
+        made: PlaceOptions = build(self.Options, cluster.options, "cluster.")
+        return made
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         """Raise ConfigError, with the key to type, on keys that cannot work with so many workers."""

@@ -122,6 +122,7 @@ def _check_checkpoint(cfg: RunConfig) -> None:
 
 
 def _check_place(cfg: RunConfig) -> None:
+    cfg.place.options(cfg.cluster)
     cfg.place.check(cfg.cluster, cfg.processes)
     require(
         cfg.place.one_host or cfg.collective.name == "horovod",

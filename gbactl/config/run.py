@@ -116,7 +116,7 @@ class RunConfig:
         workers = values.get("workers", self.cluster.workers)
         expect("workers", workers, Processes)
         own = {key: value for key, value in values.items() if key != "workers"}
-        mode: ModeConfig = build(ModeConfig, own_keys(own), "mode.")
+        mode: ModeConfig = build(ModeConfig, own_keys(ModeConfig, own), "mode.")
         cluster = dataclasses.replace(self.cluster, workers=workers)
         return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
 

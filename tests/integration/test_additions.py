@@ -43,16 +43,27 @@ NOTED = '''"""`cluster=noted`: processes of this host that are written down as t
 
 from __future__ import annotations
 
-from gbactl.config.place import Place
+from dataclasses import dataclass
+
+from gbactl.config.place import Place, PlaceOptions
+
+
+@dataclass(frozen=True)
+class NotedOptions(PlaceOptions):
+    file: str = "started"
 
 
 class Noted(Place):
+    Options = NotedOptions
+
     def train(self, launch):
         from gbactl.engine.base import Children
 
+        name = self.options(launch.cfg.cluster).file
+
         class NotedChildren(Children):
             def _begin(self, boot, environment, log):
-                with (self.run_dir / "started").open("a") as file:
+                with (self.run_dir / name).open("a") as file:
                     print(boot.peer, file=file)
                 super()._begin(boot, environment, log)
 
@@ -63,7 +74,7 @@ PLACE = Noted()
 '''
 ENGINE = {
     "gbactl/engine/noted.py": NOTED,
-    "conf/cluster/noted.yaml": "name: noted\nworkers: 2\nservers: 1\ntransport: shm\nthreads: null\n",
+    "conf/cluster/noted.yaml": "name: noted\nworkers: 2\nservers: 1\ntransport: shm\nthreads: null\nfile: started\n",
 }
 SHORT = ("data.rows_per_day=2000", "mode.local_batch=128", "collective=shm")
 
@@ -124,16 +135,17 @@ def test_two_files_make_a_mode_and_no_other_is_touched(launcher: Launcher, check
 
 def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
     add(checkout, ENGINE)
-    result = launcher.train(*SHORT, "mode=gba", "cluster=noted", tracking=True)
+    result = launcher.train(*SHORT, "mode=bsp", "cluster=noted", "cluster.file=begun", tracking=True)
     assert (result["clock"], result["samples"]["trained"]) == ("wall", 2000)
     run_dir = launcher.started[0].run_dir
-    assert (run_dir / "started").read_text().split() == ["C", "S0", "W0", "W1"]
+    assert (run_dir / "begun").read_text().split() == ["C", "S0", "W0", "W1"]
     assert launcher.replayed(run_dir)["identical"]
     assert "has ended" in said(launcher, "switch", "--run", str(run_dir), "--to", "async", code=2)
     assert "noted" in said(launcher, "train", "cluster=none", code=2)
+    assert "type cluster= one of: noted" in said(launcher, "train", "cluster=local", "cluster.file=begun", code=2)
 
     remove(checkout, ENGINE)
     assert "cluster/noted" in said(launcher, "train", "cluster=noted", code=2)
     why = "cluster=noted is not known; type cluster= one of: hosts, local, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
-    assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"] == ["gba"]
+    assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"] == ["bsp"]

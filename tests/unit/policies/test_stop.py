@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.policies import GbaOptions, HopBwOptions, Phase, Policy, make
+from gbactl.policies.base import policy_class
 from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.policy_driver import Driver
 
@@ -54,7 +55,7 @@ def test_stopped_on_its_way_it_ends_with_whole_steps(
     assert driver.policy.ledger.read == driver.policy.ledger.trained == end
     batches = sorted(member.batch for step in driver.steps for member in step.members)
     assert batches == list(range(-(-end // 4)))
-    if end < samples and mode not in ("async", "hop_bs", "hop_bw"):
+    if end < samples and policy_class(mode).global_step and mode != "hop_bw":
         assert all(len(step.members) == 3 for step in driver.steps)
 
 
@@ -92,7 +93,7 @@ def test_backup_workers_stop_between_two_steps_at_once() -> None:
 
 @pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 def test_how_many_batches_make_a_step(mode: str) -> None:
-    expected = {"async": 2, "hop_bs": 2, "hop_bw": None}.get(mode, 6)
+    expected = None if mode == "hop_bw" else 6 if policy_class(mode).global_step else 2
     assert policy(mode, 100).batches_of(2) == expected
 
 

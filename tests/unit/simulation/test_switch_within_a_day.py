@@ -13,7 +13,7 @@ from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecor
 from gbactl.errors import ConfigError
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
-from tests.support.modes import WITHOUT_REPLICAS
+from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config, model, run
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
@@ -151,7 +151,7 @@ def test_a_point_before_the_last_whole_global_batch_of_a_day_waits_for_the_next_
     adds_up(result, 2400)
 
 
-@pytest.mark.parametrize("mode", ["gba", "async", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", SERVED)
 def test_without_prefetch_a_worker_holds_one_batch_whatever_it_asked_for_before(
     data: Path, tmp_path: Path, mode: str
 ) -> None:
@@ -183,7 +183,7 @@ def test_the_schedule_of_the_learning_rate_does_not_jump(data: Path, tmp_path: P
     assert model(stay) == model(switched)
 
 
-@pytest.mark.parametrize("mode", ["async", "gba", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", sorted(set(SERVED) - {"bsp"}))
 @pytest.mark.parametrize("after", ["bsp", "sync"])
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_what_has_not_come_by_the_deadline_is_decayed(

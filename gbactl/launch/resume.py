@@ -17,7 +17,7 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import CUT
 from gbactl.config.groups import ClusterConfig
-from gbactl.coordinator.position import Position
+from gbactl.coordinator.state import Position
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 
 KEY = "resume"
@@ -133,7 +133,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 def at(chain: Chain) -> dict[str, Any]:
     """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
-    config, position = copy.deepcopy(chain.last.config), Position(chain.last.position)
+    config, position = copy.deepcopy(chain.last.config), Position.read(chain.last.position)
     mode = dict(position.mode)
     config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
     config["mode"], switch = mode, config["switch"]
@@ -161,6 +161,6 @@ def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> No
     if manifests.identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
-    position = Position(last.position)
+    position = Position.read(last.position)
     if position.round >= rounds or (position.ended and position.stopped_early):
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")

@@ -118,8 +118,8 @@ class VirtualCluster:
             self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failing, self.comebacks = Failing(self), Comebacks(self, before)
-        self.coordinator.told = self.comebacks.told
-        self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
+        self.coordinator.spent(self.comebacks.told)
+        self.coordinator.context.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
         self.comebacks.begin()
@@ -136,7 +136,7 @@ class VirtualCluster:
         self.coordinator.run()
 
     def _storms_on(self) -> frozenset[int]:
-        return self.storms.on(*self.coordinator.recovery.so_far)
+        return self.storms.on(*self.coordinator.core.workers.so_far)
 
     @property
     def ahead(self) -> int:

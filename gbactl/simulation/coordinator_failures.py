@@ -51,22 +51,15 @@ class Outages:
     def _missed(self) -> None:
         """The launcher starts another one, which waits for workers as long as one may say nothing."""
         cluster, seconds = self.cluster, self.cluster.cost.restart
-        if any(cluster.workers[index].dead for index in cluster.coordinator.members.of("worker")):
+        if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.of("worker")):
             seconds += cluster.cfg.cluster.hang_seconds
         cluster.events.after(seconds, self._back, cluster.events.clock)
 
     def _back(self, missed: float) -> None:
         """It goes on."""
         c = self.cluster.coordinator
-        self._forget_cut()
-        if c.switcher.auto is not None and c._training is not None:
-            c.switcher.auto.begin(c.now.mode.name, c._training.policy)
-        c.recovery.reborn("death", missed, missed)
+        c.core.checkpoints.taken_over()
+        if c.core.switch.auto is not None and c.context.training is not None:
+            c.core.switch.auto.begin(c.context.current.mode.name, c.context.training.policy)
+        c.core.took_over("death", missed, missed)
         self.cluster.hub.come_back()
-
-    def _forget_cut(self) -> None:
-        """What was being saved will not be; the last one of a run would be begun anew, so it goes on."""
-        cuts = self.cluster.coordinator.cuts
-        if cuts._open is None or not cuts._open.manifest.position["ended"]:
-            cuts._forget()
-            cuts.restore(cuts.told())

@@ -64,7 +64,7 @@ class Failing:
     def _server(self, shard: int, kind: str, seconds: float | None) -> None:
         """A server disappears, or stands still: that counts as its death when it lasts too long."""
         cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
-        if not cluster.coordinator.cuts.on:
+        if not cluster.coordinator.core.checkpoints.on:
             why = f"The fault plan hit S{shard} ({kind})"
             raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
         if kind == "kill":

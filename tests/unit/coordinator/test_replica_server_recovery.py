@@ -26,8 +26,8 @@ from gbactl.config import (
     check,
     from_dict,
 )
-from gbactl.coordinator.checkpointing import Cuts
-from gbactl.coordinator.core import Coordinator
+from gbactl.coordinator.checkpointing import Checkpointing
+from gbactl.coordinator.shell import Coordinator
 from gbactl.launch.resume import at
 from gbactl.server.core import Server
 from gbactl.server.easgd_center import CentreSide
@@ -106,7 +106,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training does not go beyond a day's 20th batch before there is a checkpoint, however slow the disk is."""
-    saved, count, push = threading.Event(), Cuts._count_saved, Exchange.push
+    saved, count, push = threading.Event(), Checkpointing._count_saved, Exchange.push
 
     def count_saved(this: Any, cut: Any) -> None:
         saved.set()
@@ -117,7 +117,7 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
             assert saved.wait(50.0), "no checkpoint came to be"
         push(this, item, *rest)
 
-    monkeypatch.setattr(Cuts, "_count_saved", count_saved)
+    monkeypatch.setattr(Checkpointing, "_count_saved", count_saved)
     monkeypatch.setattr(Exchange, "push", pushes)
 
 

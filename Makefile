@@ -27,9 +27,10 @@ test-slow: install ## the tests marked slow: quality gates, wheel, long runs
 	$(BIN)/python -m pytest -m "beside and slow" -n 2 --dist loadfile tests/integration
 	$(BIN)/python -m pytest -m "not beside and slow" tests/integration
 
-check: install ## ruff and mypy --strict
+check: install ## ruff, mypy --strict, and import-linter: which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: install ## the speed ratios of the README, measured here (1.5 hours; the machine should do nothing else)
 	$(BIN)/python experiments/performance/run.py --out experiments/performance
@@ -87,7 +88,7 @@ ui: install ## open the MLflow UI on the store of this directory
 	$(BIN)/gbactl ui
 
 clean: ## remove .venv, builds and caches (runs/ and mlflow.db stay)
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f gbactl/kernels/_native*.so
 	find gbactl tests experiments -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gbactl.config import RunConfig
+from gbactl.config.shards import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import Unique
@@ -17,7 +18,6 @@ from gbactl.launch.compose import compose
 from gbactl.models import build
 from gbactl.models.compute import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.from_config import optimizer, shard_spec
 from gbactl.store.optim import OptimizerSpec
 from gbactl.store.rows import RowBlock
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig, from_dict
+from gbactl.config.shards import dense_cuts
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, OrderRecord
 from gbactl.data.dataset import open_dataset
@@ -21,7 +22,6 @@ from gbactl.kernels import load
 from gbactl.models import build, row_width
 from gbactl.models.flat import FlatModel
 from gbactl.policies.base import policy_class
-from gbactl.store.from_config import dense_cuts
 from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.loop import DataSource
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from gbactl.checkpoint.export import whole_rows
 from gbactl.checkpoint.folder import NAME, Chain, Folder
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import from_dict
 from gbactl.errors import GbactlError
+from gbactl.launch.export import whole_rows
 from gbactl.store.checksum import MODULUS, row_sum
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 

@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 
 from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
@@ -19,7 +20,6 @@ from gbactl.models import build, row_width
 from gbactl.simulation.batch import Item
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.server import Answer
-from gbactl.store.from_config import dense_cuts
 from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.loop import DataSource
 

@@ -18,6 +18,7 @@ from gbactl.calibration.fit import Fit, fit
 from gbactl.calibration.observe import WARM_UP, Observation, undisturbed
 from gbactl.calibration.simulate import predict
 from gbactl.config import RunConfig
+from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.engine.network_report import read
@@ -25,7 +26,6 @@ from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
 from gbactl.launch.compose import compose
 from gbactl.processor import available_cores
-from gbactl.simulation.cost_spec import CostConfig
 
 MODES = ("sync", "async", "gba")
 MESSAGES_US = 500.0  # what a batch costs beside computing, at least

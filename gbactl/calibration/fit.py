@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.calibration.observe import Observation
+from gbactl.config.cost import CostConfig
 from gbactl.policies.base import policy_class
-from gbactl.simulation.cost_spec import CostConfig
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("batch_us", "sample_us"),

@@ -95,7 +95,7 @@ class ObservedRun(Run):
     """A run that is listened to; over after `seconds` of notes, if given, wherever it is then."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
-        super().__init__(cfg, dataset, run_dir, Quiet(), Hogs(cfg))
+        super().__init__(cfg, dataset, run_dir, Quiet(), Hogs(cfg.fault_plan(), cfg.pinned))
         self.notes, self.seconds = Notes(seconds=WARM_UP), seconds
         self._marks: list[Mark] = []
 

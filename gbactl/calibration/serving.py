@@ -14,10 +14,10 @@ import numpy as np
 
 from gbactl.calibration.alone import Alone
 from gbactl.config import RunConfig
+from gbactl.config.shards import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
 from gbactl.kernels.denormals import flushed
-from gbactl.store.from_config import shard_spec
 from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.shard import Shard
 

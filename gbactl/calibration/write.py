@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.calibration.fit import Fit
+from gbactl.config.cost import CostConfig
 from gbactl.errors import UsageError
 from gbactl.paths import conf_dir
-from gbactl.simulation.cost_spec import CostConfig
 
 KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 

@@ -12,9 +12,8 @@ from gbactl.checkpoint.intervals import Rhythm
 from gbactl.checkpoint.overheads import Costs
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.time_spent import Spent
-from gbactl.config.groups import FaultsConfig
 from gbactl.faults.injector import Injector
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.plan import FaultPlan, FaultsConfig
 
 SAMPLES = 10**12  # of a job: fine enough to count lost ones in
 

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
 from gbactl.checkpoint.overheads import Costs, bases, best_full_interval, expected_pls, full, interval_for, partial
-
-if TYPE_CHECKING:
-    from gbactl.config.groups import CheckpointConfig
+from gbactl.typed import Count, Interval, Natural, Seconds, SomeShare, Within
 
 PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
 VARIANTS = ("none", "full", *PARTIAL)
+SAVED_DTYPES = ("fp32", "bf16")
+
+
+@dataclass
+class CheckpointConfig:
+    """What is saved, how often, and what a lost server costs. Times in seconds; T, T_f, O_s, O_l and O_r of the
+    equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
+
+    name: str = "none"
+    target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
+    interval_seconds: Interval | None = None
+    interval_steps: Count | None = None
+    job_seconds: Interval = 201600.0
+    mtbf_seconds: Interval = 100800.0
+    save_seconds: Seconds = 324.0
+    load_seconds: Seconds = 120.0
+    reschedule_seconds: Seconds = 60.0
+    share: Annotated[float, Within(at_least=0.001, at_most=1)] = 0.125
+    large_tables: SomeShare = 0.9
+    base_every: Natural = 8
+    keep: Count = 2
+    memory_mb: Count = 256
+    mb_per_second: Literal[0] | Annotated[float, Within(at_least=0.01, at_most=1e6)] = 10.0
+    dtype: str = "fp32"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gbactl.store.spec import ShardSpec
 
 State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
+BEGINNING = -1  # the step of what no checkpoint has
 
 
 def chain_at(cut: Path) -> Chain:

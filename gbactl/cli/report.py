@@ -63,10 +63,11 @@ def command(
     gbactl report --format md --plots plots/
     gbactl report --send runs/RUN_DIR
     """
+    from gbactl.launch.orphans import end_orphans
     from gbactl.report.command import Options, report, send
 
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
     options = Options(uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots)
-    report(options, click.echo, lambda line: click.echo(line, err=True))
+    report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

@@ -3,26 +3,25 @@
 Only the launcher composes and checks; every other process reads the resolved result.
 """
 
+from gbactl.checkpoint.intervals import CheckpointConfig
 from gbactl.config.groups import (
-    CheckpointConfig,
     ClusterConfig,
     CollectiveConfig,
-    FaultsConfig,
     ModeConfig,
-    ModelConfig,
     OptimConfig,
-    ScheduleConfig,
     SwitchConfig,
     TrackingConfig,
     TrainConfig,
     TransportConfig,
 )
 from gbactl.config.plain import flatten, from_dict, mode_values, to_dict
-from gbactl.config.rules import ROW_L2_SCOPES, check, check_switch
+from gbactl.config.rules import check, check_switch
 from gbactl.config.run import RunConfig
+from gbactl.faults.plan import FaultsConfig
+from gbactl.models.options import ModelConfig
+from gbactl.store.schedule import ScheduleConfig
 
 __all__ = [
-    "ROW_L2_SCOPES",
     "CheckpointConfig",
     "ClusterConfig",
     "CollectiveConfig",

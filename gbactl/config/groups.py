@@ -1,11 +1,16 @@
-"""The groups of a run's configuration, as conf/ has them."""
+"""Groups of a run's configuration, as conf/ has them.
+
+The group of a part that takes it whole stands beside that part: faults/plan.py, checkpoint/intervals.py,
+models/options.py, store/schedule.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from gbactl.typed import Count, Interval, Natural, Processes, Seconds, Seed, Share, ShareBelowOne, SomeShare, Within
+from gbactl.store.schedule import ScheduleConfig
+from gbactl.typed import Count, Interval, Natural, Processes, Seconds, ShareBelowOne, Within
 
 
 @dataclass
@@ -67,29 +72,6 @@ class CollectiveConfig:
 
 
 @dataclass
-class ModelConfig:
-    """A click model over looked-up rows."""
-
-    name: str = "deepfm"
-    dim: Annotated[int, Within(at_least=1, at_most=65_536)] = 16
-    hidden: list[Count] = field(default_factory=lambda: [400, 400, 400])
-    dropout: ShareBelowOne = 0.0
-    batch_norm: bool = False
-    batch_norm_momentum: SomeShare = 0.1
-    init_scale: Annotated[float, Within(at_least=0, at_most=1000)] = 0.01
-
-
-@dataclass
-class ScheduleConfig:
-    """Learning rate as a function of progress p (global batches finished), never of k."""
-
-    name: str = "constant"
-    warmup: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
-    total: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
-    floor: Share = 0.0
-
-
-@dataclass
 class OptimConfig:
     """One optimizer for dense block and rows; `row_lr` overrides the rate of rows."""
 
@@ -131,39 +113,6 @@ class TrackingConfig:
     run_name: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     enabled: bool = True
-
-
-@dataclass
-class FaultsConfig:
-    """Faults on purpose: a list of plans (see faults/spec.py), drawn with `seed` (null: the run's). `name` is for
-    people: plans that are typed beside `none` have none."""
-
-    seed: Seed | None = None
-    plans: list[dict[str, Any]] = field(default_factory=list)
-    name: str = "none"
-
-
-@dataclass
-class CheckpointConfig:
-    """What is saved, how often, and what a lost server costs. Times in seconds; T, T_f, O_s, O_l and O_r of the
-    equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
-
-    name: str = "none"
-    target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
-    interval_seconds: Interval | None = None
-    interval_steps: Count | None = None
-    job_seconds: Interval = 201600.0
-    mtbf_seconds: Interval = 100800.0
-    save_seconds: Seconds = 324.0
-    load_seconds: Seconds = 120.0
-    reschedule_seconds: Seconds = 60.0
-    share: Annotated[float, Within(at_least=0.001, at_most=1)] = 0.125
-    large_tables: SomeShare = 0.9
-    base_every: Natural = 8
-    keep: Count = 2
-    memory_mb: Count = 256
-    mb_per_second: Literal[0] | Annotated[float, Within(at_least=0.01, at_most=1e6)] = 10.0
-    dtype: str = "fp32"
 
 
 @dataclass

@@ -1,17 +1,19 @@
-"""The rules between the fields of a configuration, each with the sentence that says what to type."""
+"""The rules between the fields of a configuration, and what may be asked of a running job, each with the sentence that
+says what to type."""
 
 from __future__ import annotations
 
-from gbactl.checkpoint.intervals import VARIANTS
+from typing import Any
+
+from gbactl.checkpoint.intervals import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
 from gbactl.config.placement import hosts_of, place
 from gbactl.config.run import RunConfig
-from gbactl.faults.plan import FaultPlan
+from gbactl.errors import ConfigError
+from gbactl.store.spec import ROW_L2_SCOPES
 from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
 
-ROW_L2_SCOPES = ("touched", "all")
-SAVED_DTYPES = ("fp32", "bf16")
 LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
 
 
@@ -42,7 +44,7 @@ def _check_batches(cfg: RunConfig) -> None:
 
 
 def _check_faults(cfg: RunConfig) -> None:
-    plan = FaultPlan.of(cfg)
+    plan = cfg.fault_plan()
     require(
         not plan.hogs or cfg.cluster.name == "local",
         f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
@@ -57,6 +59,30 @@ def check_switch(cfg: RunConfig, to: RunConfig) -> None:
         to.mode.sparse_divisor == cfg.mode.sparse_divisor,
         f"A run has one mode.sparse_divisor; add sparse_divisor: {cfg.mode.sparse_divisor} to what is `set`.",
     )
+
+
+def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
+    """The run `cfg`, which is `now`, in the mode whose keys `mode` are. Raises ConfigError where it cannot be."""
+    if not isinstance(mode, dict):
+        raise ConfigError("A switch needs a mode; type --to MODE.")
+    to = now.in_mode({str(key): value for key, value in mode.items()})
+    check_switch(cfg, to)
+    return to
+
+
+def obstacle(cfg: RunConfig, to: RunConfig) -> str:
+    """Why a run that was started as `cfg` cannot go on as `to`; empty if it can."""
+    if (to.home == "workers" and to.home not in cfg.homes) or (to.collective_now and not cfg.collects):
+        return (
+            f"this run was not started for mode={to.mode.name}, whose workers need an all-reduce; type "
+            "switch.prepare=all when starting one"
+        )
+    if to.cluster.workers > cfg.processes:
+        return f"this run was started with {cfg.processes} workers; type --set workers={cfg.processes} or less"
+    rows = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
+    if getattr(to.policy_options(), "row_staleness", "token") == "row" and "row" not in rows:
+        return "this run was not started with mode.row_staleness=row, which has to be counted from the start"
+    return ""
 
 
 def _check_switches(cfg: RunConfig) -> None:

@@ -7,22 +7,22 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
+from gbactl.checkpoint.intervals import CheckpointConfig
 from gbactl.config.build import build, naming, own_keys, require
+from gbactl.config.cost import CostConfig
 from gbactl.config.groups import (
-    CheckpointConfig,
     ClusterConfig,
     CollectiveConfig,
-    FaultsConfig,
     ModeConfig,
-    ModelConfig,
     OptimConfig,
     SwitchConfig,
     TrackingConfig,
     TrainConfig,
     TransportConfig,
 )
+from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.models.options import ModelConfig
 from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.simulation.cost_spec import CostConfig
 from gbactl.switching.controller import GBA, MODES, SYNC
 from gbactl.switching.schedule import Entry, entries, name
 from gbactl.typed import Processes, Seed, expect
@@ -170,6 +170,15 @@ class RunConfig:
         options: PolicyOptions = build(kind, self.mode.options, "mode.")
         options.check()
         return options
+
+    def fault_plan(self) -> FaultPlan:
+        """What is slowed, killed or lost on purpose, and when. Raises ConfigError for a plan that cannot be."""
+        return FaultPlan(self.faults, self.seed, self.processes, self.cluster.servers)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether each worker keeps to one core of this host."""
+        return self.cluster.name == "local" and self.cluster.pin == "auto"
 
     @property
     def threads(self) -> int:

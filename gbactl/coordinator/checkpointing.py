@@ -27,18 +27,17 @@ from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.publishing import Closing, fits, unpacked
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.replica_mean import Gathering
-from gbactl.checkpoint.restore import chain_at
+from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import to_dict
 from gbactl.coordinator.context import Flow, RunContext, Until
 from gbactl.coordinator.divergence import ADVICE
 from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.handout import Training
+from gbactl.coordinator.schedule import spare_bytes
 from gbactl.coordinator.state import Position, encoded
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
-from gbactl.server.checkpoint_options import spare_bytes
-from gbactl.server.recovery import BEGINNING
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 
 log = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ class RunContext:
         self.current = cfg  # in the mode at hand
         self.record = RunRecord(hub.now, cfg.train.patience)
         self.record.modes = cfg.mode.name
-        self.record.statistics.observed = Observed.of(cfg, lambda: self.record.seconds)
+        self.record.statistics.observed = Observed.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
         self.journal = Journal(cfg, run_dir, self.state, first=found is None)
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)

@@ -12,6 +12,7 @@ import logging
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
+from gbactl.config.rules import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.abandoned_gradients import AbandonedGradients
 from gbactl.coordinator.auto_switch import AutoSwitch
@@ -20,12 +21,11 @@ from gbactl.coordinator.dense_migration import DenseMigration
 from gbactl.coordinator.handout import Training
 from gbactl.coordinator.questions import Questions
 from gbactl.coordinator.summary import checksums
+from gbactl.coordinator.switch_plan import Plan, Position
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
 from gbactl.switching.history import switched
-from gbactl.switching.plan import Plan, Position
-from gbactl.switching.requests import obstacle, wished
 from gbactl.wire.messages import Abandon, Afresh, Inspected
 
 log = logging.getLogger(__name__)

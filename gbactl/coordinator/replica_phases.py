@@ -14,10 +14,10 @@ import dataclasses
 from typing import Any
 
 from gbactl.coordinator.context import Flow, RunContext, Until
+from gbactl.coordinator.statistics import check_notes, notes_summary, total_notes
 from gbactl.policies import Policy
 from gbactl.policies.base import policy_class
 from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
-from gbactl.trainer.statistics import require, summary, total
 from gbactl.wire.messages import Absent, ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
 
 
@@ -90,10 +90,10 @@ class ReplicaPhases:
                 self.run.surplus[worker] += 1
         yield from self._give()
         self.members.tell("server", SettleReplicas(self._kind.collective))
-        notes = total(self._notes.values())
+        notes = total_notes(self._notes.values())
         notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
         self.state.phases.append(notes)
-        self.state.last = {**self.state.last, **summary(notes)}
+        self.state.last = {**self.state.last, **notes_summary(notes)}
         self._kind = None
 
     def _give(self) -> Flow[None]:
@@ -126,7 +126,7 @@ class ReplicaPhases:
 
     def closed(self, message: ClosedReplicas) -> None:
         """A worker's answer. Raises WireError where its notes are none."""
-        require(message.notes)
+        check_notes(message.notes)
         if message.turn == self.request:
             self._notes[message.worker] = message.notes
 
@@ -155,4 +155,4 @@ class ReplicaPhases:
         """What result.json says of all phases with replicas together."""
         if not self.state.phases:
             return {}
-        return {"replicas": {**self.state.settings, **summary(total(self.state.phases))}}
+        return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}

@@ -1,12 +1,19 @@
-"""What a run trains on and is judged by, in order: days with next-day evaluation, or epochs with validation."""
+"""What a run trains on and is judged by, in order: days with next-day evaluation, or epochs with validation.
+
+The room on the disk that such a run needs for what it writes beside its checkpoints.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from gbactl.config import TrainConfig
+from gbactl.config import RunConfig, TrainConfig
+from gbactl.coordinator import event_log
+from gbactl.data.dataset import Dataset
 from gbactl.errors import ConfigError
+
+END_BYTES = 1 << 20  # what a run writes at its end: its result, four plots, what its tracking store has not taken yet
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,18 @@ def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
             raise ConfigError(f"train.days={train.days} is not possible with {days + 1} days; type 1 to {days}.")
         days = train.days
     return [Round(day, 0, f"day {day}", (day + 1,), day + 1) for day in range(days)]
+
+
+def samples_of(dataset: Dataset, train: TrainConfig) -> int:
+    """Samples of all rounds of a run."""
+    return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
+
+
+def spare_bytes(cfg: RunConfig, samples: int) -> int:
+    """Room on the disk that checkpoints leave: for the event log of a job of so many samples, and what it writes at its
+    end."""
+    gradients = -(-samples // min(phase.local_batch for phase in cfg.possible))
+    return event_log.most_bytes(gradients, cfg.cluster.servers) + END_BYTES
 
 
 @dataclass

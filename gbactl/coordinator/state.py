@@ -7,6 +7,7 @@ coordinator works on its own branch in place, so that there is nothing to copy i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from gbactl.checkpoint.folder import Chain
 from gbactl.checkpoint.lost_work import UnsavedWork
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.ranges import Ranges
@@ -89,6 +91,18 @@ def _today(values: Mapping[str, Any]) -> dict[str, Any]:
         rates = {worker: dict(zip(_RATE, rest, strict=False)) for worker, *rest in statistics["workers"]}
         statistics |= {"workers": rates, "limit": {"first": statistics.get("first_loss")}}
     return {"modes": values["mode"]["name"], **values, "statistics": statistics}
+
+
+def config_at(chain: Chain) -> dict[str, Any]:
+    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    config, position = copy.deepcopy(chain.last.config), Position.read(chain.last.position)
+    mode = dict(position.mode)
+    config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
+    config["mode"], switch = mode, config["switch"]
+    for key in ("schedule", "modes"):
+        switch[key] = switch[key][position.switches :]
+    config["run_dir"] = None
+    return config
 
 
 @dataclass

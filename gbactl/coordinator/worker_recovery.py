@@ -18,7 +18,6 @@ from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.errors import ClusterError
 from gbactl.faults.injector import Injection, Injector
-from gbactl.faults.plan import FaultPlan
 from gbactl.faults.process_faults import Hang
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
@@ -33,7 +32,7 @@ class WorkerRecovery:
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
-        cfg, plan = run.cfg, FaultPlan.of(run.cfg)
+        cfg, plan = run.cfg, run.cfg.fault_plan()
         self.injector = Injector(plan)
         self.injector.due(*run.state.ongoing.failures.struck)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.data.hashing import bucket, text_value
+from gbactl.hashing import bucket, text_value
 
 
 def _texts(column: pl.Series, number: pl.Series) -> pl.Series:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.data.hashing import GOLDEN, mix, mix_int
+from gbactl.hashing import GOLDEN, mix, mix_int
 
 RANK = 3
 PARTS = 2 + RANK

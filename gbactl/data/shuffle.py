@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.data.hashing import MASK64, mix, mix_int
+from gbactl.hashing import MASK64, mix, mix_int
 
 ROUNDS = 8
 

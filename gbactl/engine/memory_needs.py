@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gbactl.config import RunConfig
+from gbactl.config.shards import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.models import dense_size, row_width
-from gbactl.store.from_config import shard_spec
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 
 BESIDE = 1.03  # a server's memory over that of its rows and moments (README, Speed)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from gbactl.collective.rendezvous_base import Seat
 from gbactl.config import RunConfig
@@ -19,10 +20,25 @@ from gbactl.engine.local import Child, Children
 from gbactl.engine.remote_process import HostChild, HostProcess
 from gbactl.engine.ssh_command import Reach, seats
 from gbactl.errors import ClusterError
-from gbactl.launch.progress import Show
 from gbactl.wire.bootstrap import Bootstrap
 
 CHECKPOINTS = "checkpoint=none"
+
+
+class Show(Protocol):
+    """What a person sees of the hosts; launch/progress.py shows it."""
+
+    def say(self, text: str) -> None:
+        """One line."""
+
+    def step(self, text: str, fraction: float) -> None:
+        """Progress of a long step, 0 to 1."""
+
+    def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table of what was found on every host."""
+
+    def clear(self) -> None:
+        """Take the progress away."""
 
 
 class HostChildren(Children):

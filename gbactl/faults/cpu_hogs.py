@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gbactl.errors import ConfigError
 from gbactl.faults.plan import FaultPlan
 from gbactl.processor import available_cores, sharing
-
-if TYPE_CHECKING:
-    from gbactl.config import RunConfig
 
 GRACE_SECONDS = 2.0
 
@@ -28,22 +25,22 @@ class Placed(NamedTuple):
     end: float | None
 
 
-def worker_cores(cfg: RunConfig) -> list[int]:
+def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
     """The core each worker is pinned to; empty where they are not (see worker/core_sharing.py)."""
-    return sharing(cfg.processes, available_cores()) if cfg.cluster.pin == "auto" else []
+    return sharing(plan.worker_count, available_cores()) if pinned else []
 
 
-def place(cfg: RunConfig, plan: FaultPlan) -> list[Placed]:
-    """Every busy process of a run. Raises ConfigError for a core there is not, or workers without one."""
+def place(plan: FaultPlan, pinned: bool) -> list[Placed]:
+    """Every busy process of a plan, whose workers are `pinned` or not. Raises ConfigError for a core there is not, or
+    workers without one."""
     placed = []
     for hog, workers in plan.hogs:
-        cores = _cores_of(cfg, workers) if hog.cores is None else _there(hog.cores)
+        cores = _cores_of(worker_cores(plan, pinned), workers) if hog.cores is None else _there(hog.cores)
         placed += [Placed(core, hog.from_, hog.until) for core in cores for _ in range(hog.processes)]
     return placed
 
 
-def _cores_of(cfg: RunConfig, workers: tuple[int, ...]) -> list[int]:
-    cores = worker_cores(cfg)
+def _cores_of(cores: list[int], workers: tuple[int, ...]) -> list[int]:
     if not cores:
         there = ", ".join(map(str, available_cores()))
         raise ConfigError(
@@ -61,19 +58,19 @@ def _there(cores: list[int]) -> list[int]:
     return cores
 
 
-def hogged(cfg: RunConfig, plan: FaultPlan) -> frozenset[int]:
+def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
     """Workers that meet a hog: all that are pinned to its core, and everybody where workers are not pinned."""
     if not plan.hogs:
         return frozenset()
-    cores, taken = worker_cores(cfg), {hog.core for hog in place(cfg, plan)}
-    return frozenset(w for w in range(cfg.processes) if not cores or cores[w] in taken)
+    cores, taken = worker_cores(plan, pinned), {hog.core for hog in place(plan, pinned)}
+    return frozenset(w for w in range(plan.worker_count) if not cores or cores[w] in taken)
 
 
 class Hogs:
     """The busy processes of one run. Raises ConfigError for what cannot be placed, before anything starts."""
 
-    def __init__(self, cfg: RunConfig) -> None:
-        self.placed = place(cfg, FaultPlan.of(cfg))
+    def __init__(self, plan: FaultPlan, pinned: bool) -> None:
+        self.placed = place(plan, pinned)
         self.running: list[subprocess.Popen[bytes]] = []
         self._started = False
 

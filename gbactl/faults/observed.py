@@ -13,16 +13,13 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gbactl.faults import server_slowdown
 from gbactl.faults.acted import Acted
 from gbactl.faults.cpu_hogs import hogged, worker_cores
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.spec import Hog
-
-if TYPE_CHECKING:
-    from gbactl.config import RunConfig
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
 CLOCK_SECONDS = 1e-9  # less than a clock can tell is no time
@@ -68,12 +65,11 @@ class Observed:
         self._calm: dict[int, _Sums] = {}
 
     @classmethod
-    def of(cls, cfg: RunConfig, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
-        """For a run; None where it has no faults."""
-        plan = FaultPlan.of(cfg)
+    def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
+        """For a run whose workers are `pinned` to cores of this host, or not; None where it has no faults."""
         if not plan.faults:
             return None
-        return cls(plan, hogged(cfg, plan), worker_cores(cfg) if cfg.cluster.name == "local" else (), clock)
+        return cls(plan, hogged(plan, pinned), worker_cores(plan, pinned), clock)
 
     def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
         """A gradient of `samples` took `seconds` in all, `slowdown` being the factor that was injected."""

@@ -6,25 +6,34 @@ seed slow the same batches by the same factors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from gbactl.faults import process_faults
 from gbactl.faults.message_faults import Messages, Storm, Storms
 from gbactl.faults.random_streams import key_of
 from gbactl.faults.spec import Fault, Hog, parse
 from gbactl.faults.targets import choose
-
-if TYPE_CHECKING:
-    from gbactl.config import FaultsConfig, RunConfig
+from gbactl.typed import Seed
 
 _SERVERS, _STORMS = 2, 5  # keep the draws of servers and of storms apart from those of the workers
+
+
+@dataclass
+class FaultsConfig:
+    """Faults on purpose: a list of plans (see spec.py), drawn with `seed` (null: the run's). `name` is for
+    people: plans that are typed beside `none` have none."""
+
+    seed: Seed | None = None
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    name: str = "none"
 
 
 class FaultPlan:
     """`seed` is the run's, unless the plan has its own; so many workers and servers. Raises ConfigError."""
 
     def __init__(self, cfg: FaultsConfig, seed: int, workers: int, servers: int = 0) -> None:
-        self.seed = seed if cfg.seed is None else cfg.seed
+        self.seed, self.worker_count = seed if cfg.seed is None else cfg.seed, workers
         self.faults = parse(cfg.plans)
         places = [(fault, f"faults.plans[{place}]", place) for place, fault in enumerate(self.faults)]
         self.chosen = tuple(choose(fault.workers, workers, at, self.seed, place) for fault, at, place in places)
@@ -39,11 +48,6 @@ class FaultPlan:
             for server in self.servers[place] if fault.slows else ():
                 key = key_of(self.seed, place, _SERVERS, server)
                 self._of.setdefault(f"S{server}", []).append((place, fault, key))
-
-    @classmethod
-    def of(cls, cfg: RunConfig) -> FaultPlan:
-        """The plan of a run."""
-        return cls(cfg.faults, cfg.seed, cfg.processes, cfg.cluster.servers)
 
     def factor(self, worker: int, turn: int, seconds: float) -> float:
         """How many times slower, at least 1, the worker's batch `turn` is that begins `seconds` into training.

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from statistics import NormalDist
 
-from gbactl.data.hashing import GOLDEN, mix_int
+from gbactl.hashing import GOLDEN, mix_int
 
 SIGMA, SHAPE = 1.0, 2.5
 _NORMAL = NormalDist()

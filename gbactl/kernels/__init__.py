@@ -10,6 +10,7 @@ import os
 
 from gbactl.errors import ConfigError, MissingDependencyError
 from gbactl.kernels.base import Kernels
+from gbactl.kernels.halves import CODECS, Codec
 
 ENVIRONMENT = "GBACTL_KERNELS"
 
@@ -53,4 +54,9 @@ def load(which: str | None = None) -> Kernels:
         return _twin()
 
 
-__all__ = ["ENVIRONMENT", "Kernels", "load"]
+def codec_of(name: str) -> Codec | None:
+    """The conversion to values of a type in two bytes, by its name; None for fp32, which travels as it is."""
+    return load().codec(name) if name in CODECS else None
+
+
+__all__ = ["ENVIRONMENT", "Kernels", "codec_of", "load"]

@@ -8,13 +8,12 @@ does an index outside its table, before anything is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from gbactl.kernels.halves import Codec
+from gbactl.kernels.halves import Codec
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

@@ -12,9 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.kernels import load
-from gbactl.kernels.base import Floats
-
+Floats = NDArray[np.float32]
 Halves = NDArray[np.uint16]
 LARGEST = np.float32(65504.0)
 _NAN_FP16, _NAN_BF16 = 0x7E00, 0x7FC0
@@ -82,11 +80,6 @@ class Bf16(_InNumpy):
 
 
 CODECS: dict[str, Codec] = {"fp16": Fp16(), "bf16": Bf16()}
-
-
-def codec_of(name: str) -> Codec | None:
-    """By the name of its type; None for fp32, which travels as it is."""
-    return load().codec(name) if name in CODECS else None
 
 
 def rounded(codec: Codec | None, values: Floats) -> Floats:

@@ -69,7 +69,7 @@ def verify_all(run: str) -> None:
 
 def export_newest(run: str, out: Path | None) -> None:
     """Write the model's files, tell their names. Raises CheckpointError, UsageError."""
-    from gbactl.checkpoint.export import export
+    from gbactl.launch.export import export
 
     chain = resume.find(run)
     for path in export(chain, out or resume.run_of(chain) / "export"):

@@ -25,12 +25,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
+from gbactl.config.cost import CostConfig
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace_file import with_traces
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.paths import conf_dir
 from gbactl.policies.base import names, policy_class
-from gbactl.simulation.cost_spec import CostConfig
 from gbactl.switching.controller import GBA, SYNC
 
 ROOT_CONFIG = "train"

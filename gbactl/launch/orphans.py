@@ -18,7 +18,7 @@ from gbactl.tracking.send import send_backlog, status_of
 from gbactl.tracking.store import connect
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    from gbactl.tracking.store import MlflowClient
 
 REACHED = "gbactl.reached"
 TOLD = ("loss", "auc")  # what is told of how far a run came, beside its samples

@@ -17,7 +17,7 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import CUT
 from gbactl.config.groups import ClusterConfig
-from gbactl.coordinator.state import Position
+from gbactl.coordinator.state import Position, config_at
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 
 KEY = "resume"
@@ -100,7 +100,7 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
 def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """The configuration of the run that `values` names under resume, at that checkpoint, with what was `typed`."""
     chain = find(str(values[KEY]))
-    stored = at(chain)
+    stored = config_at(chain)
     for text in typed:
         key = text.lstrip("+").partition("=")[0]
         if text.startswith("~"):
@@ -129,18 +129,6 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
                 f"The run that resume= names has {key}={given[name]!r}, which says what is run, or told to hosts; if "
                 f"you trust it, type {key}=VALUE beside resume=."
             )
-
-
-def at(chain: Chain) -> dict[str, Any]:
-    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
-    config, position = copy.deepcopy(chain.last.config), Position.read(chain.last.position)
-    mode = dict(position.mode)
-    config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
-    config["mode"], switch = mode, config["switch"]
-    for key in ("schedule", "modes"):
-        switch[key] = switch[key][position.switches :]
-    config["run_dir"] = None
-    return config
 
 
 def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:

@@ -41,13 +41,12 @@ from gbactl.launch.progress import Show, unit_of
 from gbactl.launch.replacements import Successors, told
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
-from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.switching.history import legend, listed, mode_id
 from gbactl.switching.messages import answer
-from gbactl.switching.plan import Plan
+from gbactl.switching.schedule import located
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
-from gbactl.tracking.summary import metrics_of, replica_metrics, tags_of, useless
+from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, unpack
@@ -76,12 +75,13 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         close_fork_server()
     else:
         open_fork_server()
-    show, hogs = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall")), Hogs(cfg)
+    show = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall"))
+    hogs = Hogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
-    Plan(cfg, [dataset.splits[part.split].rows for part in plan])  # what can never come is told
+    located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # what can never come is told
     check_memory(cfg, dataset)
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
@@ -384,7 +384,7 @@ class Run:
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         self.tracked = TrackedRun(
-            tracking_uri(self.cfg), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
+            tracking_uri(t.uri), t.experiment, tags["mlflow.runName"], flatten(config), tags, self.run_dir,
             warn=self.show.say, resumed=self.job.tracked if self.job.same_run else None, beside=end_orphans,
         )  # fmt: skip
 

@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import UsageError
-from gbactl.faults.plan import FaultPlan
 from gbactl.paths import room_needed, take_room
 
 RESULT = "result.json"
@@ -95,7 +94,7 @@ def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any
     """faults.json: the plans, their defaults filled in and their processes chosen; none where there are no faults.
 
     `injected`: the kills and hangs so far."""
-    plan = FaultPlan.of(cfg)
+    plan = cfg.fault_plan()
     if plan.faults:
         more = {"injected": list(injected)} if injected else {}
         (path / FAULTS).write_text(json.dumps({"seed": plan.seed, "plans": plan.told(), **more}, indent=2) + "\n")

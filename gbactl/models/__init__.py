@@ -5,29 +5,15 @@ Importing this package does not import torch; building a model does (1-2 s).
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gbactl.errors import ConfigError
+from gbactl.models.options import ModelConfig, dense_size, row_width
 
 if TYPE_CHECKING:
-    from gbactl.config import ModelConfig
     from gbactl.models.base import ClickModel
 
 NAMES = ("deepfm", "wide_deep")
-
-
-def row_width(cfg: ModelConfig) -> int:
-    """W, the floats of one row: `dim` for the factors and the MLP, one first-order weight."""
-    return cfg.dim + 1
-
-
-def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
-    """Values of the dense vector, parameters and batch norm's buffers, of the model that `build` would make."""
-    own = {"deepfm": numeric * cfg.dim}.get(cfg.name, 0)
-    widths = [numeric + fields * cfg.dim, *cfg.hidden]
-    layers = sum((inputs + 1) * outputs for inputs, outputs in pairwise([*widths, 1]))
-    return 1 + numeric + own + layers + (4 * sum(cfg.hidden) if cfg.batch_norm else 0)
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
@@ -42,3 +28,6 @@ def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
     if cfg.name not in known:
         raise ConfigError(f"model.name={cfg.name} is not known; type model= one of: {', '.join(NAMES)}.")
     return known[cfg.name](cfg, numeric, fields, seed)
+
+
+__all__ = ["NAMES", "ModelConfig", "build", "dense_size", "row_width"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gbactl.config import ModelConfig
 from gbactl.models.layers import mlp
+from gbactl.models.options import ModelConfig
 
 _INT63 = (1 << 63) - 1
 

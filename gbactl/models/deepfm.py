@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gbactl.config import ModelConfig
 from gbactl.models.base import ClickModel
+from gbactl.models.options import ModelConfig
 
 
 class DeepFM(ClickModel):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gbactl.models.base import ClickModel
-
-if TYPE_CHECKING:
-    from gbactl.store.dense import DenseSpec
+from gbactl.store.dense import DenseSpec
 
 Vector = NDArray[np.float32]
 ALIGNMENT = 64  # bytes, as torch aligns its own memory
@@ -88,8 +85,6 @@ class FlatModel:
     @property
     def dense_spec(self) -> DenseSpec:
         """P, Q and the momentum of Q for whoever stores the vector."""
-        from gbactl.store.dense import DenseSpec
-
         return DenseSpec(self.params, self.buffers, self.model.batch_norm_momentum)
 
     @property

@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 FORK_SERVER, READY = "fork-server", b"ready"
 FAILED_LINE = "failed: "
 NOTICED_LINE = "noticed: "
-IMPORTED = ("gbactl.worker.main", "gbactl.coordinator.core", "gbactl.server.core", "sklearn.metrics")
+IMPORTED = ("gbactl.nodes.worker", "gbactl.coordinator.core", "gbactl.server.core", "sklearn.metrics")
 MOST_BYTES, MOST_FDS = 1 << 20, 16  # of a request to fork
 
 

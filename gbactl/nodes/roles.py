@@ -13,16 +13,16 @@ from gbactl.checkpoint import initial_state
 from gbactl.checkpoint.manifest import identity
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, to_dict
+from gbactl.config.shards import shard_spec
 from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
 from gbactl.coordinator.journal import Found, kept
+from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.faults.plan import FaultPlan
 from gbactl.faults.server_slowdown import Slowness
 from gbactl.kernels.denormals import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_options import saver_of
 from gbactl.server.recovery import load_last
-from gbactl.store.from_config import shard_spec
 from gbactl.store.shard import Shard
 from gbactl.wire.addresses import local
 from gbactl.wire.auth import Peer
@@ -68,7 +68,7 @@ def run_coordinator(boot: Bootstrap) -> None:
 
     listener = socket.socket(fileno=boot.listener)
     hub: Hub = SocketHub(bytes.fromhex(boot.key), boot.peer, listener=listener, **of_hub(boot.cfg))
-    hub = exposed(hub, boot.peer, FaultPlan.of(boot.cfg))
+    hub = exposed(hub, boot.peer, boot.cfg.fault_plan())
     dataset = open_dataset(Path(boot.dataset))
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
@@ -93,7 +93,7 @@ def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """The hub of a server or a worker with all that its configuration does to messages."""
-    return lasting(narrowed(exposed(hub, me, FaultPlan.of(cfg)), cfg), cfg, me.epoch)
+    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.epoch)
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -120,11 +120,12 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     if found is None:
         return
     shard, ready = found
-    saver = saver_of(cfg, dataset, Path(boot.run_dir), shard, coordinator.send)
+    spare = spare_bytes(cfg, samples_of(dataset, cfg.train))
+    saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send, spare)
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a run that goes on may switch before its first phase
-    server.slowness = Slowness.of(FaultPlan.of(cfg), boot.index)
+    server.slowness = Slowness.of(cfg.fault_plan(), boot.index)
     server.run()
 
 
@@ -133,7 +134,8 @@ def _first_shard(
 ) -> tuple[Shard, Ready | Loaded] | None:
     """The shard as the run begins, or goes on from a checkpoint. None when it ends before."""
     cfg = boot.cfg
-    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), cfg)
+    momentum = cfg.model.batch_norm_momentum
+    spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), momentum)
     if spec is None:
         return None
     if cfg.server_returns:
@@ -163,7 +165,7 @@ def run_worker(boot: Bootstrap) -> None:
     hub.patience = cfg.cluster.start_timeout
     open_hub = dressed(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
-    from gbactl.worker.main import work  # torch comes with it, which takes a second
+    from gbactl.nodes.worker import work  # torch comes with it, which takes a second
 
     work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()

@@ -186,8 +186,7 @@ def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
 
 
 def _discover() -> None:
-    import gbactl.policies as package
-
+    package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
 

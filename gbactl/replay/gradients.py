@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts, shard_spec
 from gbactl.data.dataset import Batch, Dataset
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.base import Floats, Ints, Unique
-from gbactl.kernels.halves import codec_of, rounded
+from gbactl.kernels.halves import rounded
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.store.dense import held
-from gbactl.store.from_config import dense_cuts, shard_spec
 from gbactl.store.gradient_slice import Part
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from gbactl.config.shards import optimizer
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import round_here
 from gbactl.policies import Step
 from gbactl.replay.gradients import Gradients
 from gbactl.store.dense import DenseBlock
-from gbactl.store.from_config import optimizer
 from gbactl.store.gradient_slice import Part
 from gbactl.store.shard import Shard
 

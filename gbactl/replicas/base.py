@@ -58,8 +58,7 @@ def register(name: str) -> Callable[[type[Rule]], type[Rule]]:
 def make(name: str, params: int, values: Mapping[str, Any]) -> Rule:
     """The rule of that name. Raises ValueError for one that is not known."""
     if name not in _RULES:
-        import gbactl.replicas as package
-
+        package = importlib.import_module(__package__)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
     if name not in _RULES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gbactl.report.compare import Report
 from gbactl.report.curves import Curves, curves_of
-from gbactl.report.runs import Run
+from gbactl.tracking.runs import Run
 from gbactl.tracking.store import connect
 
 

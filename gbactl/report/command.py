@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gbactl.errors import TrackingError
-from gbactl.launch.orphans import end_orphans
 from gbactl.report.artifacts import read_curves
 from gbactl.report.compare import compare
 from gbactl.report.grid import sentences
 from gbactl.report.plots import plot
 from gbactl.report.render import beside, render
-from gbactl.report.runs import read_runs
+from gbactl.tracking.runs import read_runs
 from gbactl.tracking.send import send_backlog
 from gbactl.tracking.store import sqlite_path, tracking_uri
 
@@ -37,8 +36,9 @@ class Options:
     plots: Path | None
 
 
-def report(options: Options, out: Say, aside: Say) -> None:
-    """Print the comparison to `out`, everything that is not part of it to `aside`."""
+def report(options: Options, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
+    """Print the comparison to `out`, everything that is not part of it to `aside`. `opened` is called with the store
+    before it is read."""
     uri = tracking_uri(uri=options.uri)
     path = sqlite_path(uri)
     if path is not None and not path.exists():
@@ -46,7 +46,7 @@ def report(options: Options, out: Say, aside: Say) -> None:
             f"There are no runs: the tracking store {path} does not exist; "
             "type: gbactl train experiment=smoke mode=gba (or --uri for another store)"
         )
-    end_orphans(uri)
+    opened(uri)
     runs = read_runs(uri, options.experiments, options.where)
     made = compare(runs, options.by, options.baseline, options.metrics, options.on)
     if not made.groups:

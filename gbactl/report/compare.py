@@ -23,9 +23,9 @@ from gbactl.report.pairs import (
     stats_of,
     why_alone,
 )  # fmt: skip
-from gbactl.report.runs import Run
 from gbactl.report.slowdowns import Slowdown, slowdowns
 from gbactl.report.stats import Difference, Stat, paired
+from gbactl.tracking.runs import Run
 
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"

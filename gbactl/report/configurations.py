@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.policies.base import names, policy_class
-from gbactl.report.runs import Run
 from gbactl.switching.history import each_mode, from_listed
+from gbactl.tracking.runs import Run
 
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")

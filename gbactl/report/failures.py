@@ -6,11 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gbactl.report.columns import Column
-from gbactl.report.runs import Run
 from gbactl.report.stats import Stat, stat
+from gbactl.tracking.runs import Run
+from gbactl.tracking.summary import FAILURE_KINDS
 
 COLUMNS = (
     Column("failures", ("count",), 0),
@@ -22,8 +22,7 @@ COLUMNS = (
     Column("row updates undone", ("row_updates_undone",), 0, thousands=True),
     Column("rolled back", ("samples_rolled_back",), 0, thousands=True),
 )
-KINDS = tuple(column.metrics[0] for column in COLUMNS)
-_METRIC = re.compile(rf"recovery_({'|'.join(KINDS)})/([A-Z]\d*)\.(\w+)")
+_METRIC = re.compile(rf"recovery_({'|'.join(FAILURE_KINDS)})/([A-Z]\d*)\.(\w+)")
 
 
 @dataclass(frozen=True)
@@ -38,25 +37,6 @@ class Failure:
     stats: Mapping[str, Stat | None]
 
 
-def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """For MLflow: recovery_count/W1.kill and the means of the others over a run's failures of that kind."""
-    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for each in result.get("recovery") or ():
-        found[f"{each['process']}.{each['failure']}"].append(each)
-    metrics = {f"recovery_count/{name}": float(len(all_)) for name, all_ in found.items()}
-    for name, all_ in found.items():
-        for kind in KINDS[1:]:
-            values = [float(each[kind]) for each in all_ if each.get(kind) is not None]
-            if values:
-                metrics[f"recovery_{kind}/{name}"] = sum(values) / len(values)
-    return metrics
-
-
-def failed_in_short(result: Mapping[str, Any]) -> str:
-    """For a tag: W1 kill, W1 death, S0 hang."""
-    return ", ".join(f"{each['process']} {each['failure']}" for each in result.get("recovery") or ())
-
-
 def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[Failure]:
     """The lines of one group; none where nothing failed."""
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -66,7 +46,7 @@ def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[Failure]:
             if matched is not None:
                 values[matched[2], matched[3]][matched[1]].append(value)
     return [
-        Failure(key, process, failure, len(found["count"]), {kind: stat(found[kind]) for kind in KINDS})
+        Failure(key, process, failure, len(found["count"]), {kind: stat(found[kind]) for kind in FAILURE_KINDS})
         for (process, failure), found in sorted(values.items(), key=lambda item: _order(item[0]))
     ]
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gbactl.report.compare import Group, Report
-from gbactl.report.failures import KINDS
 from gbactl.report.grid import GridColumn, grids, sentences
 from gbactl.report.stats import Stat
+from gbactl.tracking.summary import FAILURE_KINDS
 
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -128,9 +128,10 @@ def _slowdowns(report: Report, writer: Any) -> None:
 
 def _failures(report: Report, writer: Any) -> None:
     """The third table."""
-    writer.writerow([*report.by, "process", "failure", "n", *(f"{k}_{p}" for k in KINDS for p in ("mean", "sd"))])
+    kinds = (f"{kind}_{part}" for kind in FAILURE_KINDS for part in ("mean", "sd"))
+    writer.writerow([*report.by, "process", "failure", "n", *kinds])
     for each in report.failures:
-        writer.writerow([*each.key, each.process, each.failure, each.n, *_numbers(each.stats, list(KINDS))])
+        writer.writerow([*each.key, each.process, each.failure, each.n, *_numbers(each.stats, list(FAILURE_KINDS))])
 
 
 def _difference(group: Group) -> list[object]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gbactl.report.configurations import OF_THE_MODE, TAGS, Configuration, configuration
-from gbactl.report.runs import Run
 from gbactl.report.stats import Stat, stat
+from gbactl.tracking.runs import Run
 
 Key = tuple[str, ...]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gbactl.report.runs import Run
 from gbactl.report.stats import Stat, stat
+from gbactl.tracking.runs import Run
 
 KINDS = ("injected", "observed")
 MOST_LINES = 8  # workers (or servers) of a group that get a line each; more share one

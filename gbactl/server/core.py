@@ -16,10 +16,11 @@ import numpy as np
 
 from gbactl.errors import WireError
 from gbactl.faults.server_slowdown import Slowness
+from gbactl.processor import settle_garbage
 from gbactl.server.checkpoint_writer import Saver
 from gbactl.server.easgd_center import CentreSide
 from gbactl.server.gradient_sums import SumSide
-from gbactl.server.recovery import Comeback
+from gbactl.server.recovery import RecoverySide
 from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.schedule import due
 from gbactl.store.shard import Shard
@@ -55,7 +56,6 @@ from gbactl.wire.messages import (
     Stop,
     decode,
 )
-from gbactl.worker.kernel_scheduling import settle_garbage
 
 HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)
@@ -85,9 +85,10 @@ class Server:
         self._parts = Waiting()
         self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
         centre, self._sums = CentreSide(shard), SumSide(shard, coordinator)
+        recovery = RecoverySide(shard, self.stepped, self._give_up_saving)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
         self._handlers: dict[type[Any], Any] = {
-            **centre.handlers, **self._sums.from_workers, **Comeback(self).handlers,
+            **centre.handlers, **self._sums.from_workers, **recovery.handlers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
             DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
@@ -289,6 +290,10 @@ class Server:
         if self.saver is None:
             raise WireError("a checkpoint in a run that has none")
         self.saver.begin(save, save.dense)
+
+    def _give_up_saving(self) -> None:
+        if self.saver is not None:
+            self.saver.give_up()
 
     def _revive(self, _: Channel, revive: Revive, frame: Frame) -> None:
         """Another coordinator: nobody waits any more for what the one before asked for."""

@@ -6,20 +6,17 @@ Loading costs what reading the shard's files costs; a beat is answered between t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.restore import chain_at, load_newest, load_shard
+from gbactl.checkpoint.restore import BEGINNING, chain_at, load_newest, load_shard
 from gbactl.store.shard import Shard
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Adopt, Loaded, Ping, Pong, Reload
 
-if TYPE_CHECKING:
-    from gbactl.server.core import Server
-
-BEGINNING = -1  # the step of what no checkpoint has
 log = logging.getLogger(__name__)
 
 
@@ -35,28 +32,27 @@ def load_last(shard: Shard, folder: Folder, resumed: Path | None) -> int:
     return shard.version
 
 
-class Comeback:
-    """Adds its handlers to a server's."""
+class RecoverySide:
+    """A server's handlers of messages of recovery. `stepped`: the shard is of another version; `give_up`: what is being
+    saved is not finished."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, shard: Shard, stepped: Callable[[], None], give_up: Callable[[], None]) -> None:
+        self.shard, self.stepped, self.give_up = shard, stepped, give_up
         self.handlers: dict[type[Any], Any] = {Adopt: self._adopt, Reload: self._reload, Ping: self._ping}
 
     def _adopt(self, _: Channel, message: Adopt, frame: Frame) -> None:
-        shard = self.server.shard
         if message.fresh:
-            shard.reset_optimizer()
-        shard.adopt(message.version, message.lost)
-        self.server.stepped()  # workers may have asked before
+            self.shard.reset_optimizer()
+        self.shard.adopt(message.version, message.lost)
+        self.stepped()  # workers may have asked before
 
     def _reload(self, channel: Channel, message: Reload, frame: Frame) -> None:
-        server, shard = self.server, self.server.shard
-        if server.saver is not None:
-            server.saver.give_up()
+        shard = self.shard
+        self.give_up()
         shard.restart()
         if message.path:
             load_shard(shard, chain_at(Path(message.path)), shard.dense is not None)
-        channel.send(Loaded(server.index, shard.version if message.path else BEGINNING))
+        channel.send(Loaded(shard.spec.shard, shard.version if message.path else BEGINNING))
 
     def _ping(self, channel: Channel, ping: Ping, frame: Frame) -> None:
-        channel.send(Pong(self.server.index, ping.beat))
+        channel.send(Pong(self.shard.spec.shard, ping.beat))

@@ -15,12 +15,12 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts, optimizer, shard_spec
+from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.plan import FaultPlan
 from gbactl.faults.server_slowdown import Slowness
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.denormals import flushed
-from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
 from gbactl.nodes.roles import header
 from gbactl.server.checkpoint_options import saver_of
@@ -41,7 +41,6 @@ from gbactl.simulation.shared import Crew
 from gbactl.simulation.trainer_params import Sides, TrainerSide
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import DenseBlock
-from gbactl.store.from_config import dense_cuts, optimizer, shard_spec
 from gbactl.store.memory import copied
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
@@ -107,7 +106,7 @@ class VirtualCluster:
         self.hosts = place(cfg, self.events)
         self.compute = self._compute()
         self.hub = VirtualHub(self.events, self.hosts.coordinator, self.cost.coordinator_message)
-        plan = FaultPlan.of(cfg)
+        plan = cfg.fault_plan()
         self.hub.waits = 2 * cfg.cluster.hang_seconds if plan.fails else 0.0
         self.codec = codec_of(cfg.transport.wire_dtype)
         wire: dict[str, Any] = {"codec": self.codec, "traffic": self.hub.traffic}
@@ -168,13 +167,14 @@ class VirtualCluster:
             load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
         def saver(tell: Callable[[Any], None]) -> Saver:
-            return saver_of(self.cfg, self.dataset, self.run_dir, made, tell, inline=True)
+            spare = spare_bytes(self.cfg, samples_of(self.dataset, self.cfg.train))
+            return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, spare, inline=True)
 
         server = VirtualServer(
             self.hub, made, host, self.network, norms, saver, self.comebacks.saves
         )  # fmt: skip
         server.served_dense = self.cfg.home != "workers"
-        server.slow(Slowness.of(FaultPlan.of(self.cfg), shard))
+        server.slow(Slowness.of(self.cfg.fault_plan(), shard))
         return server
 
     def _spec(self, shard: int) -> ShardSpec:
@@ -188,7 +188,7 @@ class VirtualCluster:
         cfg = self.cfg
         source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.sides = self._sides()
-        crew = Crew(self.events, self.cost, FaultPlan.of(cfg), self.compute, source, self.sides, self.codec)
+        crew = Crew(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self.wire(worker)
@@ -240,7 +240,7 @@ def run_virtual(
     what takes a launcher's wishes. Raises GbactlError."""
     import torch
 
-    from gbactl.worker.kernel_scheduling import settle_garbage
+    from gbactl.processor import settle_garbage
 
     torch.set_num_threads(cfg.threads)
     before: Before | None = None

@@ -6,8 +6,8 @@ depend on what else happens.
 
 from __future__ import annotations
 
+from gbactl.config.cost import CostConfig
 from gbactl.faults import random_streams
-from gbactl.simulation.cost_spec import CostConfig
 
 MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
 BACKWARD_SHARE = 2 / 3  # of a batch's time: what an all-reduce can hide behind

@@ -18,10 +18,10 @@ from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.time_spent import Spent
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
+from gbactl.coordinator.state import config_at
 from gbactl.errors import CheckpointError
 from gbactl.faults.injector import Injector
 from gbactl.faults.message_faults import Storms
-from gbactl.launch import resume
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event, Save
 
@@ -171,7 +171,7 @@ class Comebacks:
         cluster, c, chain = self.cluster, self.cluster.coordinator, self._newest()
         cfg = cluster.cfg
         if chain is not None:
-            cfg = from_dict({**resume.at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
+            cfg = from_dict({**config_at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
         c.context.failures.loaded(c.context.failures.all[-1].process)
         c.context.failures.all[-1].samples_rolled_back = self._again
         c.core.checkpoints.unsaved.updates.again()

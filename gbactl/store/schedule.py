@@ -6,9 +6,21 @@ p counts global batches finished before the step; the value is a factor on the l
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
-from gbactl.config import ScheduleConfig
 from gbactl.errors import ConfigError
+from gbactl.typed import Share, Within
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate as a function of progress p (global batches finished), never of k."""
+
+    name: str = "constant"
+    warmup: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
+    total: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
+    floor: Share = 0.0
 
 
 def _warm(progress: float, warmup: float) -> float:

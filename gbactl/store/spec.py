@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gbactl.config import ROW_L2_SCOPES
 from gbactl.errors import ConfigError
 from gbactl.kernels.base import Floats
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optim import OptimizerSpec
 
+ROW_L2_SCOPES = ("touched", "all")
 MOST_ROWS_FOR_ALL = 2_000_000
 
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.errors import TrackingError
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-    from gbactl.config import RunConfig
+    from mlflow import MlflowClient as MlflowClient  # also for who holds a client
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
@@ -28,13 +26,12 @@ _QUIET = {
 }
 
 
-def tracking_uri(cfg: RunConfig | None = None, uri: str | None = None) -> str:
-    """The store: `uri`, else cfg.tracking.uri, else MLFLOW_TRACKING_URI, else ./mlflow.db.
+def tracking_uri(uri: str | None = None) -> str:
+    """The store: `uri`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
 
     A relative SQLite file becomes absolute. Raises TrackingError for a file store.
     """
-    chosen = uri or (cfg.tracking.uri if cfg is not None else None)
-    return absolute(chosen or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DEFAULT_FILE}")
+    return absolute(uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DEFAULT_FILE}")
 
 
 def absolute(uri: str) -> str:
@@ -78,7 +75,7 @@ def quiet_mlflow() -> None:
 def connect(uri: str) -> MlflowClient:
     """A client whose SQLite connections wait for each other. Raises TrackingError."""
     quiet_mlflow()
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient as MlflowClient  # also for who holds a client
 
     quiet_mlflow()  # importing mlflow sets its own level
     path = sqlite_path(uri)

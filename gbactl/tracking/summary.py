@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,9 @@ _TOP = (
 )  # fmt: skip
 _ROUND = ("auc", "eps")
 _LIBRARIES = ("torch", "numpy", "mlflow-skinny", "horovod")
+FAILURE_KINDS = (
+    "count", "detected_s", "loaded_s", "useful_s", "samples_undone", "pls", "row_updates_undone", "samples_rolled_back",
+)  # fmt: skip
 _NOT_CONFIGURATION = ("tracking", "run_dir")
 
 
@@ -74,6 +78,25 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """For MLflow: recovery_count/W1.kill and the means of the others over a run's failures of that kind."""
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for each in result.get("recovery") or ():
+        found[f"{each['process']}.{each['failure']}"].append(each)
+    metrics = {f"recovery_count/{name}": float(len(all_)) for name, all_ in found.items()}
+    for name, all_ in found.items():
+        for kind in FAILURE_KINDS[1:]:
+            values = [float(each[kind]) for each in all_ if each.get(kind) is not None]
+            if values:
+                metrics[f"recovery_{kind}/{name}"] = sum(values) / len(values)
+    return metrics
+
+
+def failed_in_short(result: Mapping[str, Any]) -> str:
+    """For a tag: W1 kill, W1 death, S0 hang."""
+    return ", ".join(f"{each['process']} {each['failure']}" for each in result.get("recovery") or ())
 
 
 def useless(result: Mapping[str, Any]) -> str:

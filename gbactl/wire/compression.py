@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.config import RunConfig
 from gbactl.errors import WireError
-from gbactl.kernels.halves import Codec, codec_of
+from gbactl.kernels import codec_of
+from gbactl.kernels.halves import Codec
 from gbactl.wire import frames
 from gbactl.wire.channel import COORDINATOR, BufferPool, Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
@@ -132,7 +132,7 @@ class NarrowHub(AroundHub):
         return channel, frame
 
 
-def narrowed(hub: Hub, cfg: RunConfig) -> Hub:
+def narrowed(hub: Hub, wire_dtype: str) -> Hub:
     """A server's or a worker's hub with transport.wire_dtype applied to it."""
-    codec = codec_of(cfg.transport.wire_dtype)
+    codec = codec_of(wire_dtype)
     return hub if codec is None else NarrowHub(hub, codec)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.config import RunConfig
 from gbactl.errors import PeerGoneError
 from gbactl.store.dense import Cut, DenseSpec
 from gbactl.store.spec import ShardSpec
@@ -18,8 +17,9 @@ from gbactl.wire.messages import Ack, Install, Setup, Stop, decode
 INSTALLED = Ack(0, 0)
 
 
-def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig) -> ShardSpec | None:
-    """Wait for the first dense values, sent by a worker. None when the run ends before."""
+def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
+    """Wait for the first dense values, sent by a worker. None when the run ends before. `momentum`: of the values'
+    running statistics."""
     while True:
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:
@@ -31,7 +31,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, cfg: RunConfig)
                 values = frame.payload.view(np.float32).copy()
                 frame.release()
                 channel.send(INSTALLED)
-                dense = DenseSpec(message.params, message.buffers, cfg.model.batch_norm_momentum)
+                dense = DenseSpec(message.params, message.buffers, momentum)
                 return replace(spec, dense=dense, dense_init=values)
 
 

@@ -17,6 +17,7 @@ from gbactl.data.shuffle import permuted
 from gbactl.faults.slowdown import Delay
 from gbactl.kernels.base import Kernels, Unique
 from gbactl.models.compute import GradientComputer
+from gbactl.processor import ask_for_long_slices, settle_garbage
 from gbactl.wire.messages import (
     BeginPhase,
     DenseSaved,
@@ -31,7 +32,6 @@ from gbactl.wire.messages import (
 from gbactl.worker.client import LATER, Exchange, Item, Question
 from gbactl.worker.core_sharing import AnyTime, Turns
 from gbactl.worker.dense_params import DenseSide, Sides
-from gbactl.worker.kernel_scheduling import ask_for_long_slices, settle_garbage
 
 SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15

@@ -11,7 +11,8 @@ from contextlib import closing
 import numpy as np
 
 from gbactl.collective import Buckets, Collective, connect
-from gbactl.kernels.halves import codec_of, round_here
+from gbactl.kernels import codec_of
+from gbactl.kernels.halves import round_here
 
 
 def main(rounds: int, length: int, buckets: int, die_at: int, item: int = 4) -> None:

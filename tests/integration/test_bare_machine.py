@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.checkpoint.folder import Folder
-from gbactl.server.checkpoint_options import END_BYTES
+from gbactl.coordinator.schedule import END_BYTES
 from gbactl.tracking.store import connect
 from tests.support.processes import Launcher, wait_for
 

@@ -22,7 +22,8 @@ from gbactl.collective.admission import MOST_VISITORS
 from gbactl.collective.base import sum_in_rank_order
 from gbactl.collective.rendezvous_base import Meeting, interface_of
 from gbactl.errors import ClusterError, ConfigError
-from gbactl.kernels.halves import codec_of, rounded
+from gbactl.kernels import codec_of
+from gbactl.kernels.halves import rounded
 
 pytestmark = pytest.mark.beside
 

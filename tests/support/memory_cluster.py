@@ -17,8 +17,8 @@ from gbactl.coordinator.journal import Found
 from gbactl.coordinator.shell import Coordinator
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
-from gbactl.faults.plan import FaultPlan
 from gbactl.nodes.roles import dressed, header, serve
+from gbactl.nodes.worker import work
 from gbactl.server.core import Server
 from gbactl.wire.auth import Peer
 from gbactl.wire.bootstrap import Bootstrap
@@ -27,7 +27,6 @@ from gbactl.wire.frames import CLOSED
 from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed
-from gbactl.worker.main import work
 
 LIMIT_SECONDS = 60.0
 
@@ -70,7 +69,7 @@ def run_in_memory(
     network: dict[str, MemoryHub] = {}
     item = ring_item(cfg.collective.name, cfg.transport.wire_dtype)
     dataset, group = open_dataset(data), MemoryGroup(cfg.processes, item=item)
-    plan = FaultPlan.of(cfg)
+    plan = cfg.fault_plan()
 
     def open_hub(peer: Peer) -> Hub:
         return exposed(MemoryHub(network, peer), peer, plan)

@@ -17,9 +17,9 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
+from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
-from gbactl.simulation.cost_spec import CostConfig
 from gbactl.wire.messages import Event
 from tests.support import small_data
 

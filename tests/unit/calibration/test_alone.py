@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.calibration import alone, serving
+from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
-from gbactl.simulation.cost_spec import CostConfig
 from tests.support.calibration_runs import config
 
 

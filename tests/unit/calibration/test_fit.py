@@ -12,9 +12,9 @@ import pytest
 from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, scaled
 from gbactl.calibration.observe import Notes, Observation
 from gbactl.calibration.simulate import predict
+from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.simulation.cluster import run_virtual
-from gbactl.simulation.cost_spec import CostConfig
 from gbactl.wire.messages import Event
 from tests.support.calibration_runs import MACHINE, config
 

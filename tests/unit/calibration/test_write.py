@@ -12,9 +12,9 @@ from gbactl.calibration import write
 from gbactl.calibration.command import Plan, calibrate
 from gbactl.calibration.fit import Fit
 from gbactl.calibration.observe import Observation
+from gbactl.config.cost import CostConfig
 from gbactl.errors import UsageError
 from gbactl.launch.compose import compose, with_cost_file
-from gbactl.simulation.cost_spec import CostConfig
 from tests.support.calibration_runs import MACHINE
 
 COST = replace(MACHINE, name="it's mine", worker_scale=[1.0, 2.5], workers_per_host=4, batch_us=1234.5678)

@@ -25,7 +25,7 @@ from gbactl.config import (
     from_dict,
 )
 from gbactl.coordinator.event_log import InfoRecord, read
-from gbactl.launch.resume import at
+from gbactl.coordinator.state import config_at
 from gbactl.policies import base as policies
 from gbactl.server.core import Server
 from gbactl.wire.messages import KIND, Elastic, Event, GetDense, GiveReplica, Inspect, OrderStep, Push, PutDense
@@ -223,7 +223,7 @@ def test_others_go_on_from_its_checkpoint(
     run_in_memory(config("gba", save=save), data, tmp_path / "one")
     folder = Folder(tmp_path / "one" / "checkpoints")
     *_, cut = folder.names()[:2]  # a busy machine may have had the time for one
-    then = from_dict({**at(folder.verified(cut)), "resume": str(folder.path / cut)})
+    then = from_dict({**config_at(folder.verified(cut)), "resume": str(folder.path / cut)})
     cluster = dataclasses.replace(then.cluster, servers=servers, dense_servers=dense)
     result = run_in_memory(check(dataclasses.replace(then, cluster=cluster)), data, tmp_path / "two")
     adds_up(result)
@@ -239,7 +239,7 @@ def test_sync_goes_on_bit_for_bit_on_others(
     whole = run_in_memory(config("sync", before[1], servers=before[0], save="full"), data, tmp_path / "a")
     folder = Folder(tmp_path / "a" / "checkpoints")
     for cut in folder.names()[:2]:
-        then = from_dict({**at(folder.verified(cut)), "resume": str(folder.path / cut)})
+        then = from_dict({**config_at(folder.verified(cut)), "resume": str(folder.path / cut)})
         cluster = dataclasses.replace(then.cluster, servers=after[0], dense_servers=after[1])
         again = run_in_memory(check(dataclasses.replace(then, cluster=cluster)), data, tmp_path / cut)
         assert again["checksums"]["model"] == whole["checksums"]["model"] and again["auc"] == whole["auc"]

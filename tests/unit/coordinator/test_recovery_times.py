@@ -10,9 +10,9 @@ import pytest
 
 from gbactl.coordinator.recovery_times import RecoveryTimes
 from gbactl.report.compare import compare
-from gbactl.report.failures import failed_in_short, failure_metrics
 from gbactl.report.render import FORMATS, render
-from gbactl.report.runs import Run
+from gbactl.tracking.runs import Run
+from gbactl.tracking.summary import failed_in_short, failure_metrics
 
 
 class Clock:

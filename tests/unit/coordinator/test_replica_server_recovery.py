@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.export import export
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import (
@@ -28,7 +27,8 @@ from gbactl.config import (
 )
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.shell import Coordinator
-from gbactl.launch.resume import at
+from gbactl.coordinator.state import config_at
+from gbactl.launch.export import export
 from gbactl.server.core import Server
 from gbactl.server.easgd_center import CentreSide
 from gbactl.trainer.dense_params import TrainerDense
@@ -137,7 +137,7 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
     chain = folder.verified(folder.names()[0])
     assert export(chain, tmp_path / "export")[0].is_file()
     for then, workers, servers in ((mode, 2, 3), ("gba", 3, 1), ("sync", 3, 2)):
-        values = {**at(chain), "resume": str(chain.folder / chain.last.name)}
+        values = {**config_at(chain), "resume": str(chain.folder / chain.last.name)}
         changed = config(then, "none", workers=workers, servers=servers)
         cfg = dataclasses.replace(
             from_dict(values), mode=changed.mode, cluster=changed.cluster, checkpoint=changed.checkpoint
@@ -156,7 +156,7 @@ def test_trainers_go_on_from_a_checkpoint_of_another_mode(data: Path, tmp_path: 
     run_in_memory(config(first, "full", every=3), data, tmp_path / "one")
     folder = Folder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[0])
-    values = {**at(chain), "resume": str(chain.folder / chain.last.name)}
+    values = {**config_at(chain), "resume": str(chain.folder / chain.last.name)}
     cfg = dataclasses.replace(from_dict(values), mode=config("fr_ma").mode, checkpoint=CheckpointConfig())
     adds_up(run_in_memory(check(cfg), data, tmp_path / "two"))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.coordinator.statistics import Statistics, quantiles
+from gbactl.coordinator.statistics import Statistics, check_notes, curve, notes_summary, quantiles, total_notes
+from gbactl.errors import WireError
 from gbactl.policies import Member, Step
+from gbactl.trainer.statistics import Notes
 
 
 def step(number: int, *members: tuple[int, float], samples: int = 10, token: int = 0) -> Step:
@@ -76,3 +79,54 @@ def test_the_loss_is_weighted_by_samples_and_taken_once() -> None:
     gradient(statistics, 0, 1, 30, 2.0, 0.1, 0)
     assert statistics.take_loss() == pytest.approx(1.75)
     assert statistics.take_loss() is None
+
+
+def test_the_trainers_together() -> None:
+    first, second = Notes(), Notes()
+    first.met(2, 1.0, 10.0)
+    second.met(4, 3.0, 10.0)
+    second.met(8, 0.0, 10.0)
+    second.foreground = 0.25
+    told = notes_summary(total_notes([first.fields(), second.fields()]))
+    assert told["sync_gap"]["mean"] == (2 + 4 + 4) / 3 and told["exchanges"] == 3
+    assert (told["bytes_exchanged"], told["foreground_seconds"]) == (30, 0.25)
+    again = total_notes([total_notes([first.fields()]), second.fields()])
+    assert again == total_notes([first.fields(), second.fields()])
+
+
+def test_without_an_exchange_there_are_zeros() -> None:
+    told = notes_summary(total_notes([Notes().fields()]))
+    assert told["sync_gap"]["mean"] == 0.0 and told["exchange_ms"] == 0.0 and told["distance"] == []
+
+
+def test_a_curve_has_at_most_twenty_points_in_order() -> None:
+    points = curve([[float(n), 2.0 * n] for n in range(100)])
+    assert len(points) == 20 and points[0] == [2.0, 4.0] and points == sorted(points)
+
+
+def noted() -> Notes:
+    notes = Notes(iterations=7)
+    notes.distance(0.5, np.ones(4, np.float32), np.zeros(4, np.float32))
+    notes.met(3, 0.25, 100.0)
+    return notes
+
+
+def test_what_a_trainer_tells_may_be_told() -> None:
+    check_notes(Notes().fields())
+    check_notes(noted().fields())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("iterations", -1), ("iterations", 1.0), ("exchanges", True), ("exchanges", None), ("seconds", "1"),
+        ("seconds", float("nan")), ("foreground", float("inf")), ("sent", [1]), ("gaps", []), ("gaps", {"x": 1}),
+        ("gaps", {"-1": 1}), ("gaps", {"1" * 5000: 1}), ("gaps", {"3": -1}), ("gaps", {"3": "1"}), ("distances", {}),
+        ("distances", [[1.0]]), ("distances", [1.0]), ("distances", [["a", "b"]]),
+    ],
+)  # fmt: skip
+def test_what_are_no_notes(key: str, value: Any) -> None:
+    with pytest.raises(WireError):
+        check_notes({**noted().fields(), key: value})
+    with pytest.raises(WireError):
+        check_notes({name: own for name, own in noted().fields().items() if name != key})

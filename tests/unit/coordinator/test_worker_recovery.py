@@ -25,10 +25,10 @@ from gbactl.coordinator.phase import Apply
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import Weather
+from gbactl.nodes import worker as node
 from gbactl.replay.command import replay, sentence
 from gbactl.wire.messages import Event
 from gbactl.wire.reliable import ReliableHub
-from gbactl.worker import main
 from gbactl.worker.client import Exchange
 from tests.support import small_data
 from tests.support.deaths import DyingWorker as Victim
@@ -100,13 +100,13 @@ def test_who_dies_before_it_has_joined_is_replaced_again(
 ) -> None:
     """Its connection breaks; the run still waits for somebody."""
     Victim(monkeypatch, 0, 4, "before")
-    plain, tries = main.warm_up, []
+    plain, tries = node.warm_up, []
 
     def warm_up(*args: Any) -> None:
         tries.append(1)
         plain(*args)
 
-    monkeypatch.setattr(main, "warm_up", warm_up)
+    monkeypatch.setattr(node, "warm_up", warm_up)
     result = run_in_memory(config("gba", workers=1), data, tmp_path)
     adds_up(result)
     assert len(tries) == 1
@@ -201,7 +201,7 @@ def test_a_successor_takes_part_in_sync(
     """The others wait for it before they go on, so that it comes in time."""
     Victim(monkeypatch, 1, 3, "before")
     there = threading.Event()
-    plain, warm = Exchange.push, main.warm_up
+    plain, warm = Exchange.push, node.warm_up
 
     def warm_up(*args: Any) -> None:
         warm(*args)
@@ -212,7 +212,7 @@ def test_a_successor_takes_part_in_sync(
             there.wait(8)
         plain(self, item, *rest)
 
-    monkeypatch.setattr(main, "warm_up", warm_up)
+    monkeypatch.setattr(node, "warm_up", warm_up)
     monkeypatch.setattr(Exchange, "push", push)
     told: list[Event] = []
     cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
@@ -329,13 +329,13 @@ def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: threading.Event
 ) -> None:
     """It wakes up when its successor works, and pushes what it had: the servers do not take it."""
-    useful = main.warm_up
+    useful = node.warm_up
 
     def warm_up(*args: Any) -> None:
         useful(*args)
         hung.set()
 
-    monkeypatch.setattr(main, "warm_up", warm_up)
+    monkeypatch.setattr(node, "warm_up", warm_up)
     plain = Exchange.push
 
     def push(self: Any, item: Any, *rest: Any) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
+from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
-from gbactl.simulation.cost_spec import CostConfig
 from tests.support import small_data
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"

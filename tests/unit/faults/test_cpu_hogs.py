@@ -17,13 +17,16 @@ from gbactl.config import RunConfig, from_dict
 from gbactl.errors import ConfigError
 from gbactl.faults import cpu_hogs as module
 from gbactl.faults.cpu_hogs import Hogs, Placed, hogged, place
-from gbactl.faults.plan import FaultPlan
 
 CORE = min(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 0
 
 
 def run(*plans: dict[str, Any], **cluster: Any) -> RunConfig:
     return from_dict({"faults": {"plans": list(plans)}, "cluster": {"workers": 4, **cluster}})
+
+
+def hogs_of(cfg: RunConfig) -> Hogs:
+    return Hogs(cfg.fault_plan(), cfg.pinned)
 
 
 @pytest.fixture
@@ -35,22 +38,21 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_cores")
 def test_a_hog_is_put_where_its_workers_are() -> None:
     cfg = run({"kind": "hog", "workers": [1, 3], "processes": 2, "from": 1, "until": 9}, {"kind": "hog", "cores": [0]})
-    plan = FaultPlan.of(cfg)
-    assert place(cfg, plan) == [Placed(1, 1, 9), Placed(1, 1, 9), Placed(0, 0.0, None)]
-    assert hogged(cfg, plan) == {0, 1, 2, 3}
-    one = run({"kind": "hog", "workers": [1]})
-    assert hogged(one, FaultPlan.of(one)) == {1, 3}
-    assert hogged(run(), FaultPlan.of(run())) == frozenset()
+    plan = cfg.fault_plan()
+    assert place(plan, cfg.pinned) == [Placed(1, 1, 9), Placed(1, 1, 9), Placed(0, 0.0, None)]
+    assert hogged(plan, cfg.pinned) == {0, 1, 2, 3}
+    assert hogged(run({"kind": "hog", "workers": [1]}).fault_plan(), pinned=True) == {1, 3}
+    assert hogged(run().fault_plan(), pinned=True) == frozenset()
 
 
 @pytest.mark.usefixtures("two_cores")
 def test_what_cannot_be_placed_is_said_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"pinned.*name cores in faults.plans instead of workers: there are 0, 1"):
-        Hogs(run({"kind": "hog", "workers": [1]}, pin="off"))
+        hogs_of(run({"kind": "hog", "workers": [1]}, pin="off"))
     with pytest.raises(ConfigError, match="names core 7; the cores there are: 0, 1"):
-        Hogs(run({"kind": "hog", "cores": [7]}))
+        hogs_of(run({"kind": "hog", "cores": [7]}))
     unpinned = run({"kind": "hog", "cores": [0]}, pin="off")
-    assert hogged(unpinned, FaultPlan.of(unpinned)) == {0, 1, 2, 3}
+    assert hogged(unpinned.fault_plan(), unpinned.pinned) == {0, 1, 2, 3}
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
@@ -67,7 +69,7 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_hog_takes_the_cpu_of_its_core_until_it_is_stopped() -> None:
-    hogs = Hogs(run({"kind": "hog", "cores": [CORE]}))
+    hogs = hogs_of(run({"kind": "hog", "cores": [CORE]}))
     assert hogs.running == []
     hogs.start()
     hogs.start()  # once
@@ -83,7 +85,7 @@ def test_a_hog_takes_the_cpu_of_its_core_until_it_is_stopped() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a window of a real process")
 def test_a_hog_ends_with_its_window() -> None:
-    hogs = Hogs(run({"kind": "hog", "cores": [CORE], "from": 0.0, "until": 0.1}))
+    hogs = hogs_of(run({"kind": "hog", "cores": [CORE], "from": 0.0, "until": 0.1}))
     hogs.start()
     (process,) = hogs.running
     try:
@@ -96,7 +98,8 @@ def test_a_hog_ends_with_its_window() -> None:
 def test_a_hog_dies_with_its_launcher() -> None:
     code = (
         "import sys, time\nfrom gbactl.config import from_dict\nfrom gbactl.faults.cpu_hogs import Hogs\n"
-        f"h = Hogs(from_dict({{'faults': {{'plans': [{{'kind': 'hog', 'cores': [{CORE}]}}]}}}}))\n"
+        f"c = from_dict({{'faults': {{'plans': [{{'kind': 'hog', 'cores': [{CORE}]}}]}}}})\n"
+        "h = Hogs(c.fault_plan(), c.pinned)\n"
         "h.start()\nprint(h.running[0].pid, flush=True)\ntime.sleep(600)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -126,8 +126,9 @@ def test_whatever_is_said_makes_a_summary(said: list[tuple[int, float, float, in
 
 
 def test_of_a_run() -> None:
-    assert Observed.of(from_dict({})) is None
-    made = Observed.of(from_dict({"faults": {"plans": [FOUR]}, "cluster": {"name": "virtual"}}))
+    assert Observed.of(from_dict({}).fault_plan(), pinned=True) is None
+    cfg = from_dict({"faults": {"plans": [FOUR]}, "cluster": {"name": "virtual"}})
+    made = Observed.of(cfg.fault_plan(), cfg.pinned)
     assert made is not None and made.faulty == {1} and not made.cores
 
 

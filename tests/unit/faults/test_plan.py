@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
-from gbactl.faults.plan import FaultPlan
 from tests.support.fault_plans import EVERY_KIND, plan
 
 PLANS = st.lists(st.sampled_from(EVERY_KIND), max_size=4)
@@ -87,7 +86,7 @@ def test_the_plans_own_seed_comes_before_the_runs() -> None:
 
 
 def test_of_a_run() -> None:
-    made = FaultPlan.of(from_dict({"seed": 9, "faults": {"plans": [{"kind": "constant", "factor": 2, "workers": 1}]}}))
+    made = from_dict({"seed": 9, "faults": {"plans": [{"kind": "constant", "factor": 2, "workers": 1}]}}).fault_plan()
     assert made.seed == 9 and len(made.slowed) == 1
     assert made.told() == [{"kind": "constant", "factor": 2, "workers": sorted(made.slowed)}]
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.denormals import flushed
-from gbactl.kernels.halves import CODECS, Codec, codec_of, round_here, rounded
+from gbactl.kernels.halves import CODECS, Codec, round_here, rounded
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = sorted(CODECS)

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.export import whole_rows
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
-from gbactl.coordinator.state import Position
+from gbactl.coordinator.state import Position, config_at
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all
 from gbactl.launch.continuation import saying
-from gbactl.launch.resume import at
+from gbactl.launch.export import whole_rows
 from gbactl.replay.recording import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
@@ -52,7 +51,7 @@ def train(cfg: RunConfig, run_dir: Path, told: list[Event] | None = None) -> dic
 def resume(cfg: RunConfig, run_dir: Path, cut: str, into: Path, **cluster: Any) -> dict[str, Any]:
     """Go on from a checkpoint in a directory of its own, as `gbactl train resume=... run_dir=...` does."""
     chain = Folder(run_dir / "checkpoints").verified(cut)
-    then = from_dict({**at(chain), "resume": str(chain.folder / cut)})
+    then = from_dict({**config_at(chain), "resume": str(chain.folder / cut)})
     changed = dataclasses.replace(
         then, mode=cfg.mode, cluster=dataclasses.replace(cfg.cluster, **cluster), checkpoint=CheckpointConfig()
     )
@@ -234,7 +233,7 @@ def test_one_of_another_run_is_not_gone_on_with(
 
 def test_the_configuration_of_a_checkpoint_can_be_used_again(sync: tuple[Path, dict[str, Any]]) -> None:
     chain = Folder(sync[0] / "checkpoints").newest()
-    cfg = from_dict(at(chain))
+    cfg = from_dict(config_at(chain))
     assert to_dict(cfg)["mode"]["name"] == "sync" and cfg.run_dir is None
 
 
@@ -254,7 +253,7 @@ def test_an_export_is_the_model_for_torch_and_others(
     import torch
     from safetensors.numpy import load_file
 
-    from gbactl.checkpoint.export import export, schema_of
+    from gbactl.launch.export import export, schema_of
     from gbactl.models import build
 
     folder = Folder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")

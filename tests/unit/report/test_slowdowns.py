@@ -10,8 +10,8 @@ import pytest
 
 from gbactl.report.compare import Report, compare
 from gbactl.report.render import FORMATS, render
-from gbactl.report.runs import Run
 from gbactl.report.slowdowns import MOST_LINES, slowdowns
+from gbactl.tracking.runs import Run
 from tests.support.report_examples import run
 
 

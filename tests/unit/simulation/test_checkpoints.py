@@ -10,9 +10,9 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict
+from gbactl.coordinator.state import config_at
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import Stopped
-from gbactl.launch.resume import at
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire.messages import Event
 from tests.support.simulated_runs import config, run
@@ -27,7 +27,7 @@ def test_saving_changes_nothing_and_sync_goes_on_bit_for_bit(mode: str, data: Pa
     assert whole["checksums"] == without["checksums"]
     folder = Folder(tmp_path / "a" / "checkpoints")
     assert [folder.verified(name).last.step for name in folder.names()] == [4, 8, 12, 12]
-    values = at(folder.chain("cut-000001"))
+    values = config_at(folder.chain("cut-000001"))
     values["resume"] = str(folder.path / "cut-000001")
     again = run(from_dict(values), data, tmp_path / "c")
     assert again["samples"]["read"] == whole["samples"]["read"]
@@ -50,7 +50,7 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Pa
     rows = [sum(entry.rows for entry in cut.files) for cut in cuts]
     assert 0 < rows[0] < rows[1] < rows[3] == cuts[0].table_rows
     assert [cut.base for cut in cuts[1:5]] == [[cuts[0].name], [cuts[0].name, cuts[1].name], [], [cuts[3].name]]
-    values = at(folder.chain(cuts[4].name))
+    values = config_at(folder.chain(cuts[4].name))
     values["resume"] = str(folder.path / cuts[4].name)
     again = run(from_dict(values), data, tmp_path / "b")
     assert again["samples"]["read"] == result["samples"]["read"]
@@ -70,7 +70,7 @@ def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_p
     for name in folder.names()[:-1]:
         chain = folder.verified(name)
         homes.add(chain.last.home)
-        values = at(chain)
+        values = config_at(chain)
         left = len(values["switch"]["schedule"])
         values |= {"resume": str(folder.path / name), "checkpoint": {"name": "none"}}
         again = run(from_dict(values), data, tmp_path / name)
@@ -111,7 +111,7 @@ def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(data: Path, tmp_path
     steps = [folder.chain(name).last.step for name in folder.names()[:-1]]
     assert {3, 7} <= set(steps)
     for name in folder.names()[:-1]:
-        values = {**at(folder.verified(name)), "resume": str(folder.path / name)}
+        values = {**config_at(folder.verified(name)), "resume": str(folder.path / name)}
         values |= {"checkpoint": {"name": "none"}, "faults": {}}
         again = run(from_dict(values), data, tmp_path / name)
         assert again["checksums"]["model"] == plain["checksums"]["model"], name
@@ -154,7 +154,7 @@ def test_a_run_without_checkpoints_is_saved_when_it_is_stopped(
     last = folder.verified("cut-000001").last
     assert (told["state"], told["name"], told["step"], told["bytes"]) == ("saved", last.name, last.step, last.bytes)
     assert (last.position["unread"] == []) is (when == "phase")
-    values = {**at(folder.chain(last.name)), "resume": str(folder.path / last.name)}
+    values = {**config_at(folder.chain(last.name)), "resume": str(folder.path / last.name)}
     again = run(from_dict(values), data, tmp_path / "b")
     samples = again["samples"]
     assert samples["read"] == 1500 == samples["trained"] + samples["decayed"] + samples["lost"]

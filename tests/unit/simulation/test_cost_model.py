@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from gbactl.config.build import build
+from gbactl.config.cost import CostConfig
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.cost_spec import CostConfig
 
 
 def model(**keys: Any) -> CostModel:

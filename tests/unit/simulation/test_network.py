@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.config.cost import CostConfig
 from gbactl.errors import ClusterError, WireError
 from gbactl.kernels.halves import CODECS
 from gbactl.simulation.clock import Events
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.cost_spec import CostConfig
 from gbactl.simulation.network import Host, Network, VirtualHub
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED, Frame

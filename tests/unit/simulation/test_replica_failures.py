@@ -10,8 +10,8 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
+from gbactl.coordinator.state import config_at
 from gbactl.coordinator.worker_recovery import FATES
-from gbactl.launch.resume import at
 from tests.support.simulated_runs import adds_up, config, run
 
 KILL = {"kind": "kill", "workers": [1], "step": 6}
@@ -94,7 +94,7 @@ def test_a_run_goes_on_from_what_was_saved_of_replicas(data: Path, tmp_path: Pat
     run(saving(mode, "full", hogwild_threads=2), data, tmp_path / "one")
     folder = Folder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[1])
-    values = {**at(chain), "resume": str(chain.folder / chain.last.name)}
+    values = {**config_at(chain), "resume": str(chain.folder / chain.last.name)}
     cfg = dataclasses.replace(from_dict(values), checkpoint=CheckpointConfig())
     if then != mode:
         cfg = dataclasses.replace(cfg, mode=config(then, local_batch=32).mode)

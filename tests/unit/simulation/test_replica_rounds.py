@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gbactl.config.cost import CostConfig
 from gbactl.simulation.clock import Events
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.cost_spec import CostConfig
 from gbactl.simulation.network import Host
 from gbactl.simulation.replica_rounds import TICK, Rounds
 from gbactl.simulation.ring import Ring

@@ -13,8 +13,8 @@ from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.intervals import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
+from gbactl.coordinator.state import config_at
 from gbactl.errors import ClusterError, EventLogError
-from gbactl.launch.resume import at
 from gbactl.replay.recording import scan
 from gbactl.simulation.server_failures import Comebacks
 from gbactl.store.shard import Shard
@@ -239,7 +239,7 @@ def test_chosen_rows_rest_on_what_the_lost_server_went_back_to(data: Path, tmp_p
 def test_a_run_that_went_on_from_a_checkpoint_goes_back_to_that(data: Path, tmp_path: Path, name: str) -> None:
     whole = run(saving("full", "sync"), data, tmp_path / "whole")
     folder = Folder(tmp_path / "whole" / "checkpoints")
-    values = at(folder.verified("cut-000001"))
+    values = config_at(folder.verified("cut-000001"))
     later = saving(name, "sync", {**KILL, "step": 6}, steps=100)
     values |= {"resume": str(folder.path / "cut-000001"), "faults": {"plans": [{**KILL, "step": 6}]}}
     values["checkpoint"] = dataclasses.asdict(later.checkpoint)

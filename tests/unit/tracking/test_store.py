@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import gbactl
-from gbactl.config import RunConfig, TrackingConfig
 from gbactl.errors import TrackingError
 from gbactl.tracking.store import artifact_root, connect, sqlite_path, tracking_uri
 
@@ -20,20 +19,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
-def configured(uri: str | None) -> RunConfig:
-    return RunConfig(tracking=TrackingConfig(uri=uri))
-
-
 def test_the_default_is_a_file_in_the_working_directory(tmp_path: Path) -> None:
-    assert tracking_uri(configured(None)) == f"sqlite:///{tmp_path}/mlflow.db"
     assert tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def test_the_environment_is_honoured_and_a_typed_uri_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there:5000")
-    assert tracking_uri(configured(None)) == "http://there:5000"
-    assert tracking_uri(configured("http://typed")) == "http://typed"
-    assert tracking_uri(configured("http://typed"), uri="http://option") == "http://option"
+    assert tracking_uri() == tracking_uri(None) == "http://there:5000"
+    assert tracking_uri("http://typed") == "http://typed"
 
 
 def test_relative_sqlite_files_become_absolute(tmp_path: Path) -> None:

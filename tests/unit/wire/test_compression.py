@@ -118,8 +118,8 @@ def test_a_lost_connection_is_told_of_the_same_channel() -> None:
 
 def test_fp32_is_the_hub_itself() -> None:
     hub = MemoryHub({}, Peer("worker", 0))
-    assert narrowed(hub, RunConfig()) is hub
-    assert isinstance(narrowed(hub, with_dtype(RunConfig(), "bf16")), NarrowHub)
+    assert narrowed(hub, "fp32") is hub
+    assert isinstance(narrowed(hub, "bf16"), NarrowHub)
     lasting = dressed(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
     assert isinstance(lasting, LastingHub) and isinstance(lasting.hub, NarrowHub)
 

@@ -26,10 +26,10 @@ from gbactl.config import (
 from gbactl.coordinator.event_log import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
 from gbactl.coordinator.server_sums import ServerSums
 from gbactl.errors import ClusterError, EventLogError
+from gbactl.nodes import worker as node
 from gbactl.replay.command import replay
 from gbactl.server.core import Server
 from gbactl.wire.messages import KIND, Absent, Event, MoveDense, RingBroken, Sum, SumPart
-from gbactl.worker import main
 from gbactl.worker.client import Exchange
 from gbactl.worker.dense_params import ReplicatedDense
 from tests.support import memory_cluster, small_data
@@ -119,7 +119,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
             return made_of
 
         monkeypatch.setattr(memory_cluster, "MemoryGroup", NoGroup)
-        monkeypatch.setattr(main, "connect", connect)
+        monkeypatch.setattr(node, "connect", connect)
         return made
 
     return make
@@ -350,7 +350,7 @@ def test_a_successor_is_in_the_sums_after_a_switch(
     """It came while servers held everything, and never had a ring. The others wait for it before they go on."""
     made = rings()
     DyingWorker(monkeypatch, 1, 2, "before")
-    there, plain, warm = threading.Event(), Exchange.push, main.warm_up
+    there, plain, warm = threading.Event(), Exchange.push, node.warm_up
 
     def warm_up(*args: Any) -> None:
         warm(*args)
@@ -361,7 +361,7 @@ def test_a_successor_is_in_the_sums_after_a_switch(
             assert there.wait(30)
         plain(self, item, *rest)
 
-    monkeypatch.setattr(main, "warm_up", warm_up)
+    monkeypatch.setattr(node, "warm_up", warm_up)
     monkeypatch.setattr(Exchange, "push", push)
     told: list[Event] = []
     cfg = config("gba", switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": "sync"}]))

@@ -16,17 +16,15 @@ from gbactl.collective.base import ring_item
 from gbactl.collective.factory import connect
 from gbactl.collective.fallback import FallingCollective
 from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.plan import FaultPlan
 from gbactl.faults.slowdown import Delay
-from gbactl.kernels import load
+from gbactl.kernels import codec_of, load
 from gbactl.kernels.denormals import flush
-from gbactl.kernels.halves import codec_of
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.models.flat import FlatModel
 from gbactl.store.dense import DenseBlock
-from gbactl.store.from_config import dense_cuts, optimizer, segment_bytes
 from gbactl.store.memory import copied
 from gbactl.trainer.dense_params import TrainerDense
 from gbactl.trainer.hogwild import Lane, start
@@ -172,7 +170,7 @@ class Life:
     def worker(self, computer: GradientComputer, dense: Sides) -> Worker:
         """One that computes on `computer`."""
         cfg = self.cfg
-        delay = Delay(FaultPlan.of(cfg), self.boot.index)
+        delay = Delay(cfg.fault_plan(), self.boot.index)
         return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
 
     def lane(self, thread: int, trainer: TrainerDense) -> Lane:

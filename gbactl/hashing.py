@@ -1,4 +1,4 @@
-"""One integer hash (the finaliser of splitmix64) for shuffling, hidden models and bucketing of ids.
+"""One integer hash (the finaliser of splitmix64) for shuffling, hidden models, bucketing of ids and random faults.
 
 About 6 ns a value, vectorised; the same numbers on every machine.
 """

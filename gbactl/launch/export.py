@@ -14,10 +14,10 @@ from gbactl.checkpoint.folder import Chain
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
+from gbactl.config.shards import spec_of
 from gbactl.data.dataset import Schema
 from gbactl.errors import UsageError
 from gbactl.models import build
-from gbactl.store.from_config import spec_of
 from gbactl.store.shard import Shard
 
 NAMES = ("model.safetensors", "model.pt", "model.json")

@@ -1,4 +1,4 @@
-"""Runs as the report sees them, read from an MLflow store (never created here).
+"""Runs as a report compares them, read from an MLflow store (never created here).
 
 Reading costs 1 s for importing mlflow and about 1 ms a run.
 """

@@ -63,7 +63,7 @@ class Watch:
         cluster.events.after(EVERY, self._look)
 
     def _look(self) -> None:
-        now, training = self.cluster.events.now, self.cluster.coordinator._training
+        now, training = self.cluster.events.now, self.cluster.coordinator.context.training
         if self._training is not None and training is not self._training:
             return
         if training is not None:

@@ -88,7 +88,7 @@ def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -
 
 def _cpu(cluster: VirtualCluster) -> dict[str, float]:
     """Role -> seconds of a core for a sample."""
-    samples = max(1, cluster.coordinator.record.curve[-1]["samples"])
+    samples = max(1, cluster.coordinator.context.record.curve[-1]["samples"])
     servers = sum(server.process.busy_seconds for server in cluster.servers)
     return {
         "W": worker_seconds(cluster.cfg, cluster.cost, cluster.compute.flat.size),

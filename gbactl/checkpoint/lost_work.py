@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.row_updates import UpdateCounter
@@ -20,23 +20,20 @@ class Loss(NamedTuple):
     updates: int
 
 
-class Stakes:
-    """Of a job of `samples` on `shards`, which begins at `step` (below 0: no checkpoint) and `finished` samples."""
+@dataclass
+class UnsavedWork:
+    """What the shards of a job would lose now; `saves`: (step, samples with a fate) of the newest checkpoints."""
 
-    def __init__(self, samples: int, shards: int, step: int = -1, finished: int = 0) -> None:
-        self.pls, self.updates = PlsCounter(samples, shards), UpdateCounter(shards)
-        self.pls.saved(finished)
-        self._saves = deque([(step, finished)], MOST_SAVES)
+    pls: PlsCounter
+    updates: UpdateCounter
+    saves: list[tuple[int, int]]
 
-    def told(self) -> dict[str, Any]:
-        """All of it but how long the job is, as plain containers."""
-        return {"pls": self.pls.told(), "updates": self.updates.told(), "saves": list(self._saves)}
-
-    def restore(self, told: dict[str, Any]) -> None:
-        """As it was when that was told."""
-        self.pls.restore(told["pls"])
-        self.updates.restore(told["updates"])
-        self._saves = deque(((step, samples) for step, samples in told["saves"]), MOST_SAVES)
+    @classmethod
+    def begin(cls, samples: int, shards: int, step: int = -1, finished: int = 0) -> UnsavedWork:
+        """Count for a job of `samples` on `shards`, from `step` (below 0: no checkpoint) and `finished` samples on."""
+        pls = PlsCounter(samples, shards)
+        pls.saved(finished)
+        return cls(pls, UpdateCounter(shards), [(step, finished)])
 
     def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
         """A checkpoint of a step is complete, with so many updates of each shard's rows that were not saved before.
@@ -44,7 +41,8 @@ class Stakes:
         `samples` had a fate then; None where it has chosen rows alone, which PLS does not count."""
         if samples is not None:
             self.pls.saved(samples)
-        self._saves.append((step, self._saves[-1][1] if samples is None else samples))
+        self.saves.append((step, self.saves[-1][1] if samples is None else samples))
+        del self.saves[:-MOST_SAVES]
         for shard, count in updates.items():
             self.updates.saved(shard, count)
 
@@ -55,8 +53,8 @@ class Stakes:
 
     def older(self, shard: int, step: int) -> Loss:
         """More, as it could load no newer checkpoint than that of `step`; updates in it are not known."""
-        found = [samples for at, samples in self._saves if at == step]
-        more = max(0, self._saves[-1][1] - found[-1]) if found else 0
+        found = [samples for at, samples in self.saves if at == step]
+        more = max(0, self.saves[-1][1] - found[-1]) if found else 0
         return Loss(more, self.pls.missed(shard, more), 0)
 
     def missed(self, shard: int, samples: int, updates: int) -> Loss:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
 
+@dataclass
 class PlsCounter:
-    """`samples` of the whole job, `shards` of the table. Samples are told as finished so far in the job."""
+    """`samples` of the whole job, `shards` of the table. Samples are told as finished so far in the job.
 
-    def __init__(self, samples: int, shards: int) -> None:
-        self.samples, self.shards = max(1, samples), shards
-        self.saved_at = [0] * shards
-        self.of = [0.0] * shards
+    `saved_at`: of each shard, samples finished when it was saved last; `of`: each one's portion."""
 
-    def told(self) -> list[list[float]]:
-        """As plain containers."""
-        return [list(self.saved_at), list(self.of)]
+    samples: int
+    shards: int
+    saved_at: list[int] = field(default_factory=list)
+    of: list[float] = field(default_factory=list)
 
-    def restore(self, told: list[list[Any]]) -> None:
-        """As it was when that was told."""
-        self.saved_at, self.of = (list(each) for each in told)
+    def __post_init__(self) -> None:
+        self.samples = max(1, self.samples)
+        self.saved_at = self.saved_at or [0] * self.shards
+        self.of = self.of or [0.0] * self.shards
 
     def saved(self, at: int) -> None:
         """A checkpoint of every shard is complete, taken when `at` samples were finished."""

@@ -7,52 +7,52 @@ undone back to its own last save, and a counter a row (4 bytes) knows how many t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass
 class UpdateCounter:
-    """Of a whole job, by shard. O(1) a call."""
+    """Of a whole job, by shard; `pending`: not saved yet. O(1) a call."""
 
-    def __init__(self, shards: int) -> None:
-        self.applied_on, self.lost_on = [0] * shards, [0] * shards
-        self._unsaved = [0] * shards
+    shards: int
+    applied_on: list[int] = field(default_factory=list)
+    lost_on: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
 
-    def told(self) -> list[list[int]]:
-        """As plain containers."""
-        return [list(self.applied_on), list(self.lost_on), list(self._unsaved)]
-
-    def restore(self, told: list[list[int]]) -> None:
-        """As it was when that was told."""
-        self.applied_on, self.lost_on, self._unsaved = (list(each) for each in told)
+    def __post_init__(self) -> None:
+        self.applied_on = self.applied_on or [0] * self.shards
+        self.lost_on = self.lost_on or [0] * self.shards
+        self.pending = self.pending or [0] * self.shards
 
     def applied(self, shard: int, updates: int) -> None:
         """A shard has applied so many."""
         self.applied_on[shard] += updates
-        self._unsaved[shard] += updates
+        self.pending[shard] += updates
 
     @property
     def unsaved(self) -> list[int]:
         """Of each shard: those that would be undone now."""
-        return list(self._unsaved)
+        return list(self.pending)
 
     def saved(self, shard: int, updates: int) -> None:
         """So many of those that were not saved before are on the disk now."""
-        self._unsaved[shard] = max(0, self._unsaved[shard] - updates)
+        self.pending[shard] = max(0, self.pending[shard] - updates)
 
     def lost(self, shard: int) -> int:
         """A shard went back to what is saved: how many were undone. What was lost is lost once."""
-        undone, self._unsaved[shard] = self._unsaved[shard], 0
+        undone, self.pending[shard] = self.pending[shard], 0
         self.lost_on[shard] += undone
         return undone
 
     def again(self) -> None:
         """Every shard went back, and what was not saved, or missed, is done again: it counts once."""
-        for shard, undone in enumerate(self._unsaved):
+        for shard, undone in enumerate(self.pending):
             self.applied_on[shard] -= undone + self.lost_on[shard]
-            self._unsaved[shard] = self.lost_on[shard] = 0
+            self.pending[shard] = self.lost_on[shard] = 0
 
     def missed(self, shard: int, updates: int) -> None:
         """So many went to a shard that was lost before it had applied them, and never come."""

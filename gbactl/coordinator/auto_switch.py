@@ -20,7 +20,7 @@ from gbactl.switching.controller import SYNC, AutoOptions, Controller, Look
 NAME = "auto.jsonl"
 
 
-class Auto:
+class AutoSwitch:
     """Part of the switcher. `now`: seconds since the run began; `tell` gets every look's fields."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Auto:
     @classmethod
     def of(
         cls, cfg: RunConfig, run_dir: Path, now: Callable[[], float], tell: Callable[[dict[str, Any]], None]
-    ) -> Auto | None:
+    ) -> AutoSwitch | None:
         """For a run; None where it does not choose by itself."""
         return cls(cfg, run_dir / NAME, now, tell) if cfg.candidates else None
 

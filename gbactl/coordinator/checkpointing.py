@@ -1,18 +1,19 @@
-"""The coordinator's part of checkpoints: when one is due, at which step, and that it exists once all of it is there.
+"""Checkpoints: when one is due, at which step, and that it exists once all of it is there.
 
 "Checkpoint at step k" goes to every server right behind the order of step k - 1, so all of them save the same
-moment. Where workers hold the dense part, one of them is asked for it right behind its batch of that step; where they
-are trainers, each tells its replica as it is then (see replica_mean.py). A cut costs the coordinator a message to and
-from every server, and trainer; a thread writes the manifest.
+moment. Where workers hold the dense parameters, one of them is asked for them right behind its batch of that step;
+where they are trainers, each tells its replica as it is then (see replica_mean.py). A checkpoint costs the coordinator
+a message to and from every server, and trainer; a thread writes the manifest.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -21,27 +22,23 @@ from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.intervals import Estimate, estimate_of, job_named, rhythm_of
-from gbactl.checkpoint.lost_work import Stakes
+from gbactl.checkpoint.lost_work import UnsavedWork
 from gbactl.checkpoint.manifest import Entry, Manifest
-from gbactl.checkpoint.pls import PlsCounter
 from gbactl.checkpoint.publishing import Closing, fits, unpacked
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.replica_mean import Gathering
-from gbactl.checkpoint.restore import BEGINNING
-from gbactl.config import mode_values, to_dict
-from gbactl.coordinator import position as positions
+from gbactl.checkpoint.restore import BEGINNING, chain_at
+from gbactl.config import to_dict
+from gbactl.coordinator.context import Flow, RunContext, Until
 from gbactl.coordinator.divergence import ADVICE
 from gbactl.coordinator.gradient_slices import Parts
-from gbactl.coordinator.position import Position
-from gbactl.coordinator.schedule import EarlyStopping, spare_bytes
+from gbactl.coordinator.handout import Training
+from gbactl.coordinator.schedule import spare_bytes
+from gbactl.coordinator.state import Position, encoded
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
-
-if TYPE_CHECKING:
-    from gbactl.coordinator.core import Coordinator
-    from gbactl.coordinator.handout import Training
 
 log = logging.getLogger(__name__)
 LAST_SECONDS = 600.0  # how long the end of a run waits for its last checkpoint
@@ -49,7 +46,7 @@ CLOSING_SECONDS = 10.0  # how long a loss waits for a checkpoint of which all pa
 
 
 @dataclass
-class Cut:
+class Pending:
     """A checkpoint under way: what it will say, and who has told that its part is on the disk."""
 
     manifest: Manifest
@@ -74,95 +71,90 @@ class Cut:
         return all(part.finite for part in self.parts.values()) and (self.closing is None or self.closing.finite)
 
 
-class Cuts:
-    """Part of the coordinator."""
+class Checkpointing:
+    """`gathering` begins to collect the replicas of a checkpoint; None where the dense parameters are elsewhere."""
 
-    def __init__(self, coordinator: Coordinator, run_dir: Path) -> None:
-        self.c, cfg = coordinator, coordinator.cfg
+    def __init__(self, run: RunContext, gathering: Callable[[], Gathering | None] = lambda: None) -> None:
+        self.run, self.gathering = run, gathering
+        cfg, self.state = run.cfg, run.state.ongoing.checkpoints
         self.on = cfg.checkpoint.name != "none"
-        self.folder = Folder(run_dir / folders.NAME)
+        self.folder = Folder(run.run_dir / folders.NAME)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
-        self.stakes = Stakes(0, cfg.cluster.servers)
         self._spare = 0  # bytes that the disk has to have left
-        self.stopping = EarlyStopping(cfg.train.patience)
-        self.results: list[dict[str, Any]] = []
         self.resumed: Position | None = None
         self.at: Position | None = None  # where the job went on from last
-        self.done, self.failed, self.bytes, self.seconds = 0, 0, 0, 0.0
-        self._number = self._tick = 1
+        self._number = 1
         self._base: list[str] | None = []  # what the next partial one rests on; None: it has to be whole
         self._due = float("inf")
         self._planned: tuple[int, int] | None = None
         self._dense: dict[int, tuple[int, int, Floats]] = {}
-        self._open: Cut | None = None
-        self._giver = -1  # the worker that was asked for the dense part
+        self._open: Pending | None = None
+        self._giver = -1  # the worker that was asked for the dense parameters
         self._mixed = False  # a server went back since the checkpoint under way was begun
         self._stop: tuple[float, float] | None = None  # the run is to end: by when it is saved; seconds
 
     @property
-    def pls(self) -> PlsCounter:
-        """The portion of lost samples so far."""
-        return self.stakes.pls
+    def unsaved(self) -> UnsavedWork:
+        """What the shards would lose now."""
+        return self.state.unsaved
 
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
-        """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one."""
-        c = self.c
-        self.folder.identity = manifests.identity(to_dict(c.cfg), c.dataset.fingerprint)
-        if c.cfg.resume is not None:
-            position = self.resumed = Position(manifests.read(Path(c.cfg.resume)).position)
-            position.restore(c.record, self.stopping, self.results)
-            c.record.modes = position.modes_with(c.cfg.mode.name)
-            c.step = position.step
-            self._base = None
-        step = c.step if self.resumed else BEGINNING
-        self.stakes = Stakes(samples, c.cfg.cluster.servers, step, c.record.ledger.finished)
+        """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one, and
+        behind a coordinator that died: what that was saving will not be, and the next one is whole."""
+        run = self.run
+        self.folder.identity = manifests.identity(to_dict(run.cfg), run.dataset.fingerprint)
+        if run.cfg.resume is not None:
+            self._resume(Position.read(manifests.read(Path(run.cfg.resume)).position))
         self.at = self.resumed
-        mode = mode_values(c.now)
-        begun = positions.told(c.record, self.stopping, [], None, c.step, mode, 0, False)
-        self.beginning = self.resumed or Position(begun)
-        self._number, self._spare = self.folder.next_number(), spare_bytes(c.cfg, samples)
+        self.beginning = self.resumed or run.position(run.step)
+        if run.taking_over:
+            self._base = None
+        else:
+            step = run.step if self.resumed else BEGINNING
+            finished = run.record.ledger.finished
+            self.state.unsaved = UnsavedWork.begin(samples, run.cfg.cluster.servers, step, finished)
+        self._number, self._spare = self.folder.next_number(), spare_bytes(run.cfg, samples)
         if self.on:
-            self._due = c.hub.now() + self.rhythm.gap
-            sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(c.cfg.checkpoint))
-            c._event("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
-        if self.resumed is not None and c.now.home == "replicas" and c.revival is None:
-            sentence = f"Every replica begins with {self.resumed.dense} of step {step}."
-            c._event("checkpoint", {"state": "resumed", "sentence": sentence})
+            self._due = run.hub.now() + self.rhythm.gap
+            sentence = self.estimate.sentence(self.rhythm.every_steps, job_named(run.cfg.checkpoint))
+            run.tell("checkpoint", {"state": "planned", **self.estimate.told(), "sentence": sentence})
+        if self.resumed is not None and run.home == "replicas" and not run.taking_over:
+            sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
+            run.tell("checkpoint", {"state": "resumed", "sentence": sentence})
+
+    def _resume(self, position: Position) -> None:
+        run = self.run
+        self.resumed, self._base = position, None
+        run.record.restore(position)
+        run.record.go_on(position.seconds)
+        run.record.modes = position.modes_with(run.cfg.mode.name)
+        run.step = position.step
 
     def unread(self, number: int, samples: int) -> Ranges:
         """What of round `number`, of `samples`, is to be trained."""
         left = self.at.unread if self.at is not None and self.at.round == number else None
-        return ((0, samples),) if left is None else left
+        return ((0, samples),) if left is None else tuple(left)
 
     @property
     def trained(self) -> bool:
         """Whether the job went back to the end of its training, which patience had brought about."""
         return self.at is not None and self.at.ended and self.at.stopped_early
 
-    def end(self) -> None:
-        """Training is over: the model as it is now is saved, in the place of what is being written."""
-        while self.on:
-            losses = self.c.returns.losses
-            self.c._pump(lambda: self.c.returns.complete)
-            self.c.returns.check()
-            self._save_last()
-            if losses == self.c.returns.losses:
-                return
-
-    def _save_last(self) -> None:
+    def save_last(self) -> Flow[None]:
+        """Training is over: save the model as it is now, in the place of what is being written."""
         if self._open is not None and self._open.closing is not None:
-            self._wait()
+            yield from self._wait()
         self._forget()
-        self._begin_cut(self.c.step, self._plan(), "whole", None, ended=True)
-        if self.c.now.home == "workers":
-            self._ask_dense(min(self.c.members.of("worker")), 0)
-        self._wait()
+        self._begin(self.run.step, self._plan(), "whole", None, ended=True)
+        if self.run.home == "workers":
+            self._ask_dense(min(self.run.members.of("worker")), 0)
+        yield from self._wait()
 
-    def _wait(self) -> None:
-        if not self.c._pump(self._closed, self.c.hub.now() + LAST_SECONDS):
+    def _wait(self) -> Flow[None]:
+        if not (yield Until(self._closed, self.run.hub.now() + LAST_SECONDS)):
             self.abandon("it took too long")
 
     def _closed(self) -> bool:
@@ -173,31 +165,21 @@ class Cuts:
         """For result.json."""
         if not self.on and self.resumed is None:
             return {}
+        state, unsaved = self.state, self.unsaved
         told = {
-            "name": self.c.cfg.checkpoint.name, **self.estimate.told(), "saved": self.done, "failed": self.failed,
-            "bytes": self.bytes, "seconds": self.seconds, "pls": self.pls.total,
-            "row_updates": self.stakes.updates.total, "lost_updates": self.stakes.updates.share,
+            "name": self.run.cfg.checkpoint.name, **self.estimate.told(), "saved": state.done, "failed": state.failed,
+            "bytes": state.bytes, "seconds": state.seconds, "pls": unsaved.pls.total,
+            "row_updates": unsaved.updates.total, "lost_updates": unsaved.updates.share,
             "resumed_at": None if self.resumed is None else self.resumed.step,
         }  # fmt: skip
         return {"checkpoint": told}
-
-    def told(self) -> dict[str, Any]:
-        """What a coordinator that takes over has to know, as plain containers."""
-        counts = [self.done, self.failed, self.bytes, self.seconds]
-        return {"counts": counts, "tick": self._tick, "stakes": self.stakes.told()}
-
-    def restore(self, told: dict[str, Any]) -> None:
-        """Go on where another coordinator was; what it was saving will not be, and the next one is whole."""
-        self.done, self.failed, self.bytes, self.seconds = told["counts"]
-        self._tick, self._base = told["tick"], None
-        self.stakes.restore(told["stakes"])
 
     # -- the end at a signal ------------------------------------------------------------------------
 
     def stop(self, seconds: float) -> None:
         """The run is to end: save where it stands as soon as can be, within so many seconds; an event `stop` says what
         came of it. While the last checkpoint is written nothing is begun, as the run's end is there first."""
-        if not self.c._gathered and self.c.revival is None:
+        if not self.run.gathered and not self.run.taking_over:
             self._stopped({"state": "nothing"})
             return
         self._stop = time.monotonic() + seconds, seconds
@@ -210,15 +192,15 @@ class Cuts:
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
-        elif self.c._evaluation is not None and self._open is None and self.c.returns.sound:
+        elif self.run.evaluation is not None and self._open is None and self.run.sound:
             self._planned = None
-            self._begin_cut(self.c.step, self._plan(), "whole", None)
-            if self.c.now.home == "workers":
-                self._ask_dense(min(self.c.members.of("worker")), 0)
+            self._begin(self.run.step, self._plan(), "whole", None)
+            if self.run.home == "workers":
+                self._ask_dense(min(self.run.members.of("worker")), 0)
 
     def _stopped(self, told: dict[str, Any]) -> None:
         self._stop = None
-        self.c._event("stop", told)
+        self.run.tell("stop", told)
 
     # -- when ---------------------------------------------------------------------------------------
 
@@ -227,27 +209,32 @@ class Cuts:
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
-            training.phase.slices = Parts(self.stakes.updates.applied, self.c.returns.missed)
+            training.phase.slices = Parts(self.unsaved.updates.applied, self._missed)
+
+    def _missed(self, shard: int, samples: int, rows: int) -> None:
+        """Count a gradient's slice that was in flight when its server was lost, and is not applied."""
+        if self.estimate.recovery != "full":
+            self.run.failures.cost(f"S{shard}", self.unsaved.missed(shard, samples, rows))
 
     def _is_due(self, step: int) -> bool:
-        if self._open is not None or self._planned is not None or not self.c.returns.sound:
+        if self._open is not None or self._planned is not None or not self.run.sound:
             return False
         if self._stop is not None or not self.on:
             return self._stop is not None
         gap = self.rhythm.step_gap
-        return self.c.hub.now() >= self._due if gap is None else step % gap == 0
+        return self.run.hub.now() >= self._due if gap is None else step % gap == 0
 
     def _granted(self, worker: int, token: int) -> None:
         """Where workers hold the dense part: the one asked has its batch of step `token`, and saves behind it."""
-        if self.c.now.home != "workers" or not self._is_due(token + 1):
+        if self.run.home != "workers" or not self._is_due(token + 1):
             return
-        if worker == min(self.c.members.of("worker")):
+        if worker == min(self.run.members.of("worker")):
             self._planned = (token + 1, self._plan())
             self._ask_dense(worker, token + 1)
 
     def _ask_dense(self, worker: int, step: int) -> None:
         self._giver = worker
-        self.c.members.of("worker")[worker].send(SaveDense(self._number - 1, step))
+        self.run.members.of("worker")[worker].send(SaveDense(self._number - 1, step))
 
     def _plan(self) -> int:
         number, self._number = self._number, self._number + 1
@@ -255,50 +242,47 @@ class Cuts:
 
     def _ordered(self, step: int) -> None:
         """Step `step` - 1 has just been ordered."""
-        if self._planned is not None and self._planned[0] == step and self.c.returns.sound:
+        if self._planned is not None and self._planned[0] == step and self.run.sound:
             number, self._planned = self._planned[1], None
-        elif self.c.now.home != "workers" and self._is_due(step):
+        elif self.run.home != "workers" and self._is_due(step):
             number = self._plan()
         else:
             return
-        kind = "whole" if self._base is None or self._stop else self.rhythm.tick(self._tick).kind
-        self._begin_cut(step, number, kind, self.c._training)
+        kind = "whole" if self._base is None or self._stop else self.rhythm.tick(self.state.tick).kind
+        self._begin(step, number, kind, self.run.training)
 
-    # -- a cut --------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------
 
-    def _begin_cut(self, step: int, number: int, kind: str, training: Training | None, ended: bool = False) -> None:
-        c = self.c
+    def _begin(self, step: int, number: int, kind: str, training: Training | None, ended: bool = False) -> None:
+        run = self.run
         base = [] if kind == "whole" else list(self._base or [])
-        mode, switches = mode_values(c.now), c.switcher.plan.taken
-        position = positions.told(c.record, self.stopping, self.results, training, step, mode, switches, ended)
-        if c._evaluation is not None:
-            position["unread"] = []  # the round is trained, and yet to be judged
-        gathering = Gathering(c.trainers.saved, c.trainers.centred) if c.trainers.saved else None
-        home = "servers" if c.now.home == "replicas" else c.now.home  # by the end of a phase they hold what counts
+        position = run.position(step, training, ended)
+        if run.evaluation is not None:
+            position.unread = []  # the round is trained, and yet to be judged
+        gathering = self.gathering()
+        home = "servers" if run.home == "replicas" else run.home  # by the end of a phase they hold what counts
         if gathering is not None and not gathering.centred:
             home = "workers"
-        config = to_dict(c.cfg)
         manifest = Manifest(
-            number, step, kind, c.cfg.cluster.servers, c.dataset.schema.rows, row_width(c.cfg.model), home, [],
-            position, config, self._schema(), self.folder.identity, base, __version__,
+            number, step, kind, run.cfg.cluster.servers, run.dataset.schema.rows, row_width(run.cfg.model), home, [],
+            encoded(position), to_dict(run.cfg), self._schema(), self.folder.identity, base, __version__,
         )  # fmt: skip
-        samples = int(position["ledger"]["read"])
-        unsaved = self.stakes.updates.unsaved
-        with_dense, stops = c.now.home == "workers", self._stop is not None
-        self._open, self._mixed = Cut(manifest, samples, c.hub.now(), with_dense, gathering, stops, unsaved), False
-        self._due = c.hub.now() + self.rhythm.gap
+        unsaved = self.unsaved.updates.unsaved
+        with_dense, stops = run.home == "workers", self._stop is not None
+        self._open = Pending(manifest, position.ledger.read, run.hub.now(), with_dense, gathering, stops, unsaved)
+        self._mixed, self._due = False, run.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
         except OSError as error:
             self._failed(self._open, f"{self.folder.path} could not be made ({error.strerror})")
             return
-        pace = 0.0 if ended or stops else 1e6 * c.cfg.checkpoint.mb_per_second
-        c.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
+        pace = 0.0 if ended or stops else 1e6 * run.cfg.checkpoint.mb_per_second
+        run.members.tell("server", Save(number, step, manifest.name, kind, home == "servers", pace))
         for worker in sorted(() if gathering is None else gathering.due):
-            c.members.of("worker")[worker].send(SaveReplica(number))
+            run.members.of("worker")[worker].send(SaveReplica(number))
 
     def _schema(self) -> dict[str, Any]:
-        schema, names = self.c.dataset.schema, self.c.dataset.meta.get("field_names", [])
+        schema, names = self.run.dataset.schema, self.run.dataset.meta.get("field_names", [])
         sizes = [int(size) for size in schema.cardinalities]
         return {"numeric": schema.numeric, "cardinalities": sizes, "shared_ids": schema.shared_ids, "fields": names}
 
@@ -313,7 +297,7 @@ class Cuts:
         """A worker's dense part, with its optimizer; or that it has none any more. Raises WireError where it cannot be
         that."""
         cut = self._open
-        if message.params >= 0 and not fits(message.params, len(values), self.c.cfg.optim.name):
+        if message.params >= 0 and not fits(message.params, len(values), self.run.cfg.optim.name):
             raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
         if cut is not None and cut.replicas is not None:
             if message.number == cut.manifest.number:
@@ -344,20 +328,20 @@ class Cuts:
             return
         for s, part in sorted(cut.parts.items()):
             cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
-        cfg = self.c.cfg
+        cfg = self.run.cfg
         inline = not cfg.place.real or cut.manifest.position["ended"]
         cut.closing = Closing(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
         self.look()
 
-    def _waits(self, cut: Cut) -> bool:
+    def _waits(self, cut: Pending) -> bool:
         """Whether some worker has yet to tell its dense part."""
         if cut.replicas is not None:
             return bool(cut.replicas.due)
         return cut.with_dense and cut.manifest.number not in self._dense
 
-    def _told_dense(self, cut: Cut) -> dict[str, NDArray[Any]] | None:
+    def _told_dense(self, cut: Pending) -> dict[str, NDArray[Any]] | None:
         """What workers told of it."""
-        optimizer = self.c.cfg.optim.name
+        optimizer = self.run.cfg.optim.name
         if cut.replicas is not None:
             return cut.replicas.tensors(optimizer)
         told = self._dense.pop(cut.manifest.number, None)
@@ -374,25 +358,27 @@ class Cuts:
             self._failed(cut, cut.closing.error)
             return
         self._open = None
-        self._tick += 1
-        manifest, seconds = cut.manifest, self.c.hub.now() - cut.began
+        self.state.tick += 1
+        manifest, seconds = cut.manifest, self.run.hub.now() - cut.began
         rests_on = [] if manifest.kind == "whole" else manifest.base
         self._base = None if self._mixed else [*rests_on, manifest.name]
-        self.done, self.bytes, self.seconds = self.done + 1, self.bytes + manifest.bytes, self.seconds + seconds
+        self.state.done += 1
+        self.state.bytes += manifest.bytes
+        self.state.seconds += seconds
         self._count_saved(cut)
-        self.c.journal.note()
+        self.run.note()
         told = {"number": manifest.number, "step": manifest.step, "kind": manifest.kind, "bytes": manifest.bytes}
-        self.c._event("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
+        self.run.tell("checkpoint", {"state": "saved", **told, "seconds": seconds, "samples": cut.samples})
         if cut.stops:
-            self.c._progress()
-            self.c.log.flush()
+            self.run.tell_progress()
+            self.run.log.flush()
             self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
-    def _count_saved(self, cut: Cut) -> None:
+    def _count_saved(self, cut: Pending) -> None:
         """What a loss from now on would not undo."""
         kind, step = cut.manifest.kind, cut.manifest.step
         safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
-        self.stakes.saved(step, None if kind == "chosen" else cut.samples, safe)
+        self.unsaved.saved(step, None if kind == "chosen" else cut.samples, safe)
 
     def settle(self, why: str) -> None:
         """There is none under way afterwards: one that has all its parts is waited for, another will not be."""
@@ -407,16 +393,29 @@ class Cuts:
         self.settle(f"S{shard} is gone")
         self._base, self._mixed = None, True
 
-    def server_lost(self, shard: int, finished: int) -> float:
-        """A server goes back alone, when `finished` samples of the job have a fate: what the PLS grows by."""
-        self.server_gone(shard)
-        return self.stakes.lost(shard, finished).pls
+    def newest(self) -> tuple[str, Position]:
+        """Folder ("" for the beginning) and position of the newest complete checkpoint."""
+        resume = self.run.cfg.resume
+        try:
+            chain = self.folder.newest(lambda why: log.warning("%s", why))
+        except CheckpointError:
+            if resume is None:
+                return "", self.beginning
+            chain = chain_at(Path(resume))
+        return str(chain.folder / chain.last.name), Position.read(chain.last.position)
 
     def go_back(self, position: Position) -> None:
-        """Everybody is where the newest checkpoint was, and the job with them; none is under way (see settle)."""
-        position.go_back(self.c.record, self.stopping, self.results)
-        self.at, self.c.step, self._base = position, position.step, None
-        self.stakes.updates.again()
+        """Everybody is where the newest checkpoint was, and the job with them, whose clock goes on; no checkpoint is
+        under way (see settle)."""
+        self.run.record.restore(position)
+        self.at, self.run.step, self._base = position, position.step, None
+        self.unsaved.updates.again()
+
+    def taken_over(self) -> None:
+        """Another coordinator goes on: what was being saved will not be, unless it is the end of the run."""
+        if self._open is None or not self._open.manifest.position["ended"]:
+            self._forget()
+            self._base = None
 
     def worker_lost(self, worker: int) -> None:
         """A checkpoint that waits for what a dead worker alone holds will not be."""
@@ -435,14 +434,14 @@ class Cuts:
         cut = self._open
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
-    def _failed(self, cut: Cut, why: str) -> None:
+    def _failed(self, cut: Pending, why: str) -> None:
         """The checkpoint under way could not be written. Raises DivergedError where that ends the run."""
         if self._stop is not None:
             self._forget()
             self._stopped({"state": "failed", "why": why.rstrip(".")})
             return
         self.abandon(why)
-        if not cut.finite and self.c.cfg.train.on_divergence == "stop":
+        if not cut.finite and self.run.cfg.train.on_divergence == "stop":
             step, found = cut.manifest.step, why.rstrip(".")
             raise DivergedError(f"The model diverged at or before step {step}: {found}; {ADVICE}")
 
@@ -458,9 +457,9 @@ class Cuts:
         try:
             last, run = self.folder.newest().last, self.folder.path.parent
         except CheckpointError:
-            if self.c.cfg.resume is None:
+            if self.run.cfg.resume is None:
                 return ""
-            run = Path(self.c.cfg.resume)
+            run = Path(self.run.cfg.resume)
             last = manifests.read(run)
         command = " ".join(("gbactl train", f"resume={run}", *keys))
         return f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with '{command}'."
@@ -470,12 +469,12 @@ class Cuts:
         cut = self._forget()
         if cut is None:
             return
-        self.failed += 1
-        self.c.journal.note()
+        self.state.failed += 1
+        self.run.note()
         log.warning("checkpoint %s: %s", cut.manifest.name, why)
-        self.c._event("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
+        self.run.tell("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 
-    def _forget(self) -> Cut | None:
+    def _forget(self) -> Pending | None:
         """The checkpoint under way, which is none any more; the next one is whole."""
         cut, self._open = self._open, None
         self._planned = None

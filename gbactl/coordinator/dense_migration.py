@@ -9,96 +9,102 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gbactl.coordinator.membership import Members
-from gbactl.coordinator.worker_losses import Losses
+from gbactl.coordinator.context import Flow, Until
+from gbactl.coordinator.membership import Fencing, Members
+from gbactl.coordinator.state import DensePlacement
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import Moved, MoveDense
 
-Wait = Callable[[Callable[[], bool]], bool]
 
+class DenseMigration:
+    """`deadline`: until when nodes may answer what is asked now; `note` is called when a move begins and ends."""
 
-class Mover:
-    """`wait` handles messages until a condition holds; False if that took too long."""
-
-    def __init__(self, members: Members, losses: Losses, wait: Wait, home: str = "") -> None:
-        self.members, self.losses, self.wait = members, losses, wait
+    def __init__(
+        self, members: Members, fencing: Fencing, state: DensePlacement, deadline: Callable[[], float],
+        note: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.members, self.fencing, self.state, self.deadline, self.note = members, fencing, state, deadline, note
         self.moving = False
-        self.home, self.way = home, ("", "")  # where they are; of a move that has begun: where to and where from
-        self.turn = 0
-        self.noted: Callable[[], None] = lambda: None  # called when a move begins and when it ends
         self._moved: set[int] = set()
 
     def moved(self, message: Moved) -> None:
         """A worker has done its part."""
-        if message.turn == self.turn:
+        if message.turn == self.state.request:
             self._moved.add(message.worker)
 
-    def move(self, home: str, of: str = "") -> bool:
-        """Move them to `home`. False where a worker died and they are back where they were: on the servers, which by
-        the end of a phase hold what replicas come to, too.
+    def move(self, to: str, source: str = "") -> Flow[bool]:
+        """Move them. False where a worker died and they are back where they were: on the servers, which by the end of a
+        phase hold what replicas come to, too.
 
         Raises ClusterError if a worker does not answer, or dies between the workers and the replicas."""
-        of = of or ("workers" if home == "servers" else "servers")
-        self.moving, self.way = True, (home, of)
-        self.noted()
+        source = source or ("workers" if to == "servers" else "servers")
+        state, self.moving = self.state, True
+        state.to, state.source = to, source
+        self.note()
         try:
-            moved = self._move(home, of)
+            moved = yield from self._move(to, source)
         finally:
             self.moving = False
-        self.way, self.home = ("", ""), home if moved else of
-        self.noted()
+        state.to = state.source = ""
+        state.home = to if moved else source
+        self.note()
         return moved
 
-    def settle(self, home: str) -> None:
-        """Whatever a move that another coordinator had begun has come to: they are at `home` from now on."""
-        way, self.way = self.way, ("", "")
-        if way == ("", "") and self.home == home:
+    def settle(self, home: str) -> Flow[None]:
+        """Bring them to `home`, whatever a move that another coordinator had begun has come to."""
+        state = self.state
+        way, state.to, state.source = (state.to, state.source), "", ""
+        if way == ("", "") and state.home == home:
             return
         if way == ("servers", "workers"):
-            self.move("servers", "workers")
+            yield from self.move("servers", "workers")
         else:
-            self._ask("servers", -1, lambda: False)  # which have kept what they gave
-            self.home = "servers"
+            yield from self._ask("servers", -1, lambda: False)  # which have kept what they gave
+            state.home = "servers"
         if home != "servers":
-            self.move(home, "servers")
+            yield from self.move(home, "servers")
 
-    def _move(self, home: str, of: str) -> bool:
-        if of == "workers":
-            self._give()
-        if home == "servers":
-            if of == "replicas":
-                self._ask("servers", -1, lambda: False)
+    def _move(self, to: str, source: str) -> Flow[bool]:
+        if source == "workers":
+            yield from self._give()
+        if to == "servers":
+            if source == "replicas":
+                yield from self._ask("servers", -1, lambda: False)
             return True
-        lost = len(self.losses.gone)
-        self._ask(home, -1, lambda: len(self.losses.gone) > lost)
-        if len(self.losses.gone) == lost:
+        gone = len(self.fencing.gone)
+        yield from self._ask(to, -1, lambda: len(self.fencing.gone) > gone)
+        if len(self.fencing.gone) == gone:
             return True
-        if of == "workers":
+        if source == "workers":
             raise ClusterError("A worker died while the dense parameters were on their way between workers.")
-        self._ask(of, -1, lambda: False)
+        yield from self._ask(source, -1, lambda: False)
         return False
 
-    def fetch_again(self, home: str) -> None:
-        """They are on the servers, which have gone back: everybody at `home` takes them from there."""
+    def fetch_again(self, home: str) -> Flow[None]:
+        """Have everybody at `home` take them from the servers, which have gone back."""
         self.moving = True
         try:
-            self._ask("servers", -1, lambda: False)
-            self._ask(home, -1, lambda: False)
+            yield from self._ask("servers", -1, lambda: False)
+            yield from self._ask(home, -1, lambda: False)
         finally:
             self.moving = False
 
-    def _give(self) -> None:
-        """One worker gives them to the servers; the next one does if it dies before it is done."""
+    def _give(self) -> Flow[None]:
+        """Have one worker give them to the servers; the next one does if it dies before it is done."""
         while True:
             giver = min(self.members.of("worker"))
-            self._ask("servers", giver, lambda giver=giver: giver in self.losses.gone)  # type: ignore[misc]
+            yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]
             if giver in self._moved:
                 return
 
-    def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> None:
-        self.turn += 1
+    def _ask(self, home: str, giver: int, enough: Callable[[], bool]) -> Flow[None]:
+        self.state.request += 1
         self._moved.clear()
-        self.members.tell("worker", MoveDense(home, giver, self.turn))
-        if not self.wait(lambda: set(self.members.of("worker")) <= self._moved or enough()):
+        self.members.tell("worker", MoveDense(home, giver, self.state.request))
+
+        def answered() -> bool:
+            return set(self.members.of("worker")) <= self._moved or enough()
+
+        if not (yield Until(answered, self.deadline())):
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")

@@ -10,26 +10,26 @@ and a checkpoint under way will not be. Costs a message to and from every node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gbactl.checkpoint.ranges import Range
+from gbactl.checkpoint.ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
+from gbactl.coordinator.context import Flow, Until
+from gbactl.coordinator.core import Core
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
 from gbactl.coordinator.handout import Training
-from gbactl.coordinator.journal import EVALUATE, OVER, TRAIN, Found
+from gbactl.coordinator.journal import Found
 from gbactl.coordinator.phase import Apply, Command, HandOut
 from gbactl.coordinator.phase_log import LoggedPhase
-from gbactl.coordinator.position import Position
-from gbactl.coordinator.recovery_times import Failed
-from gbactl.coordinator.worker_recovery import NO_TURN
+from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
+from gbactl.coordinator.worker_recovery import UNANSWERED
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import NO_BYTES, Channel
-from gbactl.wire.frames import CLOSED, Frame
+from gbactl.wire.channel import Channel
 from gbactl.wire.messages import (
     Abandon,
     Absent,
@@ -45,143 +45,133 @@ from gbactl.wire.messages import (
     Take,
 )
 
-if TYPE_CHECKING:
-    from gbactl.coordinator.core import Coordinator
-
 log = logging.getLogger(__name__)
 MOST_JOINS = 4  # more than a worker may have at once
 
 
-class Revival:
-    """Part of the coordinator until everybody goes on. `found`: what the one before left."""
+class Failover:
+    """At work until everybody goes on. `found`: what the coordinator before left."""
 
-    def __init__(self, coordinator: Coordinator, found: Found) -> None:
-        self.c, self.found = coordinator, found
-        notes = found.notes
-        self.epochs: dict[int, int] = {worker: epoch for worker, epoch in notes["epochs"]}
-        self.gone: list[int] = notes["gone"]
-        self.known = set(range(coordinator.cfg.processes)) - set(self.gone)
-        self.servers: dict[int, int] = {shard: epoch for shard, epoch in notes["servers"]}
+    def __init__(self, core: Core, found: Found) -> None:
+        self.core, self.run, self.found, self.state = core, core.run, found, found.state
+        lives, self.stage = found.state.ongoing.lives, found.state.stood.stage
+        self.incarnations, self.servers = dict(lives.workers), dict(lives.servers)
+        self.gone = list(lives.gone)
+        self.known = set(range(core.run.cfg.processes)) - set(self.gone)
         infos = [record for record in found.records if isinstance(record, InfoRecord)]
         phases = [record.fields for record in infos if record.kind == event_log.PHASE]
-        self.number = found.stood["phase"] + len(phases)
-        self.begun = BeginPhase(**phases[-1]) if phases and found.stood["stage"] == TRAIN else None
-        self.told = [record.fields for record in infos if record.kind == event_log.SERVER]
+        self.number = found.state.stood.phase + len(phases)
+        self.begun = BeginPhase(**phases[-1]) if phases and self.stage == TRAIN else None
+        self.server_records = [record.fields for record in infos if record.kind == event_log.SERVER]
         self.failures = [record.fields for record in infos if record.kind == event_log.FAILURE]
         self.announced = any(isinstance(record, AnnounceRecord) for record in found.records)
         self._standing: dict[int, Standing] = {}
         self._holding: dict[int, Holding] = {}
         self._staged: list[tuple[Channel, Staged]] = []
-        self._sums: list[tuple[Channel, PartsLost | RingBroken]] = []
-        self.handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
-            Standing: self._on_standing, Holding: self._on_holding,
-        }  # fmt: skip
+        self._sums: list[PartsLost | RingBroken] = []
+        self._stood: tuple[int, tuple[Ranges, bool, bool]] | None = None
 
     # -- everybody comes back -----------------------------------------------------------------------
 
-    def gather(self) -> None:
+    def gather(self) -> Flow[None]:
         """Wait until servers and launcher are there, and workers as long as one may say nothing.
 
         Raises ClusterError that names the servers that are not, or that were lost just before."""
-        c, cluster = self.c, self.c.cfg.cluster
+        run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
-        c.returns.restore(self.told)
-        c.members.knows(self.known)
+        self.core.servers.restore(self.server_records)
+        run.members.knows(self.known)
 
         def there() -> bool:
-            return servers <= set(self._standing) and c.launcher is not None
+            return servers <= set(self._standing) and run.launcher is not None
 
-        if not c._pump(there, c.hub.now() + cluster.start_timeout):
+        if not (yield Until(there, run.hub.now() + cluster.start_timeout)):
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._standing))) or "The launcher"
             raise ClusterError(f"{missing} did not come back when another coordinator took over.")
-        c._pump(lambda: self.known <= set(self._holding), c.hub.now() + cluster.hang_seconds)
-        c._gathered = c.members.settled = True
+        yield Until(lambda: self.known <= set(self._holding), run.hub.now() + cluster.hang_seconds)
+        run.gathered = run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:
-        """A node has come back. Raises WireError for one that the journal does not know."""
-        epoch = self.epochs.get(hello.number, 0)
-        if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != epoch):
+        """Let a node come back. Raises WireError for one that the journal does not know."""
+        incarnation = self.incarnations.get(hello.number, 0)
+        if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != incarnation):
             raise WireError(f"{channel.peer} is not who was there before.")
         if hello.role == "server" and channel.peer.epoch != self.servers.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who served there before.")
-        self.c.members.hello(channel, hello)
-        self.c.members.ready.add((hello.role, hello.number))
-        channel.send(Revive(self.found.epoch))
+        self.run.members.hello(channel, hello)
+        self.run.members.ready.add((hello.role, hello.number))
+        channel.send(Revive(self.found.term))
 
     def lost(self, channel: Channel) -> bool:
         """Whether a connection may break now: who had it may come again."""
-        if self.c.members.settled:
+        if self.run.members.settled:
             return False
-        if self.c.members.forget(channel):
+        if self.run.members.forget(channel):
             answers: dict[int, Any] = self._standing if channel.peer.role == "server" else self._holding
             answers.pop(channel.peer.index, None)
         return True
 
     def keeps(self, channel: Channel, message: Any) -> bool:
-        """Whether a message is not for now: what was said before the answer to Revive is in that answer."""
+        """Whether a message is not for now: what was said before the answer to Revive is in that answer.
+
+        Raises WireError for what its sender may not say."""
         if isinstance(message, Staged):
+            self.run.members.authentic(channel, "server", message.shard)
             if message.shard in self._standing:
                 self._staged.append((channel, message))
             return True
         if isinstance(message, PartsLost | RingBroken):
-            self._sums.append((channel, message))
+            self._sums.append(message)
             return True
         return isinstance(message, Take) and message.worker not in self._holding
 
     @property
     def phase_began(self) -> float:
-        """When, in seconds of the run."""
-        stood = self.found.stood
-        return float(stood["at"]) - float(stood["began"])
+        """When the phase at hand did, in seconds of the run."""
+        return self.state.stood.at - self.state.stood.began
 
-    def _on_standing(self, channel: Channel, message: Standing, _: Frame) -> None:
-        self.c.members.authentic(channel, "server", message.shard)
-        if message.epoch == self.found.epoch:  # else it is what one asked that is gone, too
+    def standing(self, message: Standing) -> None:
+        """Note what a server has; not what it answers to a coordinator that is gone, too."""
+        if message.epoch == self.found.term:
             self._standing[message.shard] = message
 
-    def _on_holding(self, channel: Channel, message: Holding, _: Frame) -> None:
-        self.c.members.authentic(channel, "worker", message.worker)
-        if message.epoch == self.found.epoch:
+    def holding(self, message: Holding) -> None:
+        """Note what a worker has."""
+        if message.epoch == self.found.term:
             self._holding[message.worker] = message
 
     # -- where the run stood ------------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Put the coordinator where the one before was when nothing was in flight."""
-        c, stood, notes = self.c, self.found.stood, self.found.notes
-        position = Position(stood["position"])
-        c.cuts.results.clear()
-        position.restore(c.record, c.cuts.stopping, c.cuts.results)
-        c.record.go_on(c.hub.now() - stood["began"])
-        c.step, c._phase_number, c.started = position.step, self.number, True
-        if stood["position"]["mode"] != mode_values(c.now):
-            c.now = c.cfg.in_mode(stood["position"]["mode"])
-        c.switcher.restore(stood["round"], position.switches, stood["switch"], self.announced)
-        c.journal.epochs = dict(self.epochs)
-        c.recovery.restore(notes["struck"], notes["broken"])
-        c.record.statistics.restore_acted(notes["acted"])
-        times = c.recovery.times
-        times.all = [Failed(**failed) for failed in notes["failed"]]
-        times.heard(self.failures)
-        times.injuries = {process: (kind, at) for process, (kind, at) in notes["injured"]}
-        c.cuts.restore(notes["cuts"])
-        c.lost_parts.restore(notes["dense_lost"])
-        c.trainers.restore(stood["replicas"])
-        self._place(stood)
+    def restore(self) -> Flow[bool]:
+        """Put the run where it was when nothing was in flight. Whether all rounds are over."""
+        run, stood, position = self.run, self.state.stood, self.state.stood.position
+        assert position is not None
+        run.record.restore(position)
+        run.record.go_on(run.hub.now() - stood.began)
+        run.step, run.phase_number, run.started = position.step, self.number, True
+        if position.mode != mode_values(run.current):
+            run.current = run.cfg.in_mode(position.mode)
+        self.core.switch.restore(stood.round, position.switches)
+        if self.announced:  # a switch before this phase is told without its pause: nobody knows when this was
+            self.state.switch.gradient = None
+        run.record.statistics.restore_acted(self.state.ongoing.acted)
+        run.failures.heard(self.failures)
+        inside = stood.inside or self.stage == EVALUATE
+        self._stood = (stood.round, (() if self.stage == EVALUATE else stood.ranges, inside, True))
         if self.begun is None:
-            self._go_on(None, {})
+            yield from self._go_on(None, {})
+        return self.stage == OVER
 
-    def _place(self, stood: dict[str, Any]) -> None:
-        """What of the rounds is done."""
-        if stood["stage"] == OVER:
-            self.c.over = True
-        rest: tuple[Range, ...] = tuple((int(low), int(high)) for low, high in stood["rest"])
-        inside = bool(stood["inside"]) or stood["stage"] == EVALUATE
-        self.c.resumed[stood["round"]] = (() if stood["stage"] == EVALUATE else rest, inside, True)
+    def stood(self, number: int) -> tuple[Ranges, bool, bool] | None:
+        """What is left to train of a round that the coordinator before had begun, once: (rest, inside, True)."""
+        if self._stood is None or self._stood[0] != number:
+            return None
+        stood, self._stood = self._stood[1], None
+        return stood
 
     # -- within a phase -----------------------------------------------------------------------------
 
-    def go_on(self, training: Training) -> None:
+    def go_on(self, training: Training) -> Flow[None]:
         """Bring a phase, whose policy is new, to where the log ends, and everybody with it.
 
         Raises ClusterError or DivergenceError where the log is not of this run."""
@@ -193,15 +183,15 @@ class Revival:
         commands = self._fed(logged)
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
-            clock.first, clock.last = self.found.stood["at"], self.c.hub.now()
+            clock.first, clock.last = self.state.stood.at, self.run.hub.now()
         if self.announced:  # the last time by which they can have been: the log has no times
             clock.gradients = (self.found.missed, self.found.missed)
         for shard, standing in sorted(self._standing.items()):
-            self._tell_server(training, self.c.members.of("server")[shard], standing, commands)
+            self._tell_server(training, self.run.members.of("server")[shard], standing, commands)
         training.take_up(logged.due, set(self._holding))
         joins = [each for each in commands if isinstance(each, HandOut) and not each.grant.samples]
         missing = {worker: self._missing(training, each, joins) for worker, each in self._holding.items()}
-        self._go_on(training, missing)
+        yield from self._go_on(training, missing)
 
     def _fed(self, logged: LoggedPhase) -> list[Command]:
         """Apply the log to a phase. Returns the commands that it confirms."""
@@ -227,9 +217,9 @@ class Revival:
 
     @property
     def _begun_for_servers(self) -> BeginPhase:
-        """See Coordinator._begin."""
+        """The phase as servers are told of it (see RunFlow)."""
         assert self.begun is not None
-        return self.begun._replace(served_dense=self.c.now.home != "workers")
+        return self.begun._replace(served_dense=self.run.home != "workers")
 
     def _missing(self, training: Training, holding: Holding, joins: Sequence[HandOut]) -> list[Grant]:
         """What a worker was granted and never heard of; of hand-outs of no samples, the last few."""
@@ -240,39 +230,40 @@ class Revival:
 
     # -- from here on -------------------------------------------------------------------------------
 
-    def _go_on(self, training: Training | None, missing: dict[int, list[Grant]]) -> None:
-        c = self.c
+    def _go_on(self, training: Training | None, missing: dict[int, list[Grant]]) -> Flow[None]:
+        run, core = self.run, self.core
         waits = {worker: self._waits(training, each, missing.get(worker, [])) for worker, each in self._holding.items()}
-        c.revival = None
+        run.taking_over = False
         self._lose(training)
         if training is not None:
-            c.recovery.begun, c.returns.begun = self.begun, self._begun_for_servers
+            core.workers.begun, core.servers.begun = self.begun, self._begun_for_servers
             for channel, staged in self._staged:
-                c._on_staged(channel, staged, Frame(CLOSED, b"", NO_BYTES))
-            c._barrier(training.policy.step)
-        for channel in c.members.of("server").values():
+                if run.members.channels.get(("server", staged.shard)) is channel:
+                    core.staged(staged)
+            yield from core.questions.barrier(training.policy.step)
+        for channel in run.members.of("server").values():
             if channel.peer.epoch:
-                c.returns.tell_workers(channel)
+                core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
-            if worker in c.members.of("worker"):
+            if worker in run.members.of("worker"):
                 if training is not None:
                     self._tell_worker(training, holding, missing[worker])
                 for _ in range(waits[worker]):
-                    c._take(worker)
+                    run.take(worker)
         if training is not None:
             training.tell()
-        c.switcher.settle(self.found.notes["moves"])
-        c.losses.tell_workers()
-        for channel, told in self._sums:
-            c.lost_parts.handlers[type(told)](channel, told, Frame(CLOSED, b"", NO_BYTES))
+        yield from core.migration.settle(run.home)
+        run.fencing.tell_workers()
+        for told in self._sums:
+            core.summed(told)
         self._back()
 
     def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:
         """Where the dense part is, the phase and the batches, as far as a worker has not heard of them."""
-        if self.c.now.home == "servers" and self.epochs.get(holding.worker):
-            self.c.members.of("worker")[holding.worker].send(MoveDense("servers", -1, NO_TURN))
+        if self.run.home == "servers" and self.incarnations.get(holding.worker):
+            self.run.members.of("worker")[holding.worker].send(MoveDense("servers", -1, UNANSWERED))
         if holding.phase != training.number:
-            self.c.members.of("worker")[holding.worker].send(self.begun)
+            self.run.members.of("worker")[holding.worker].send(self.begun)
         for grant in missing:
             training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
@@ -287,46 +278,47 @@ class Revival:
             has += 1
             joins = phase == self.number and policy is not None and batch >= policy.phase.batches
             if trains and not joins:  # it was given up at a switch
-                self.c.switcher.late.add(phase, [(worker, batch, set())])
-                self.c.members.of("worker")[worker].send(Abandon(phase))
-        may_have = 1 + max(each.mode.prefetch for each in self.c.cfg.possible) + self.c.trainers.more(worker)
+                self.core.switch.abandoned.add(phase, [(worker, batch, set())])
+                self.run.members.of("worker")[worker].send(Abandon(phase))
+        may_have = 1 + max(each.mode.prefetch for each in self.run.cfg.possible)
+        may_have += self.core.replicas.more(worker)
         if has > may_have:
-            self.c.trainers.too_many(worker, has - may_have)
+            self.run.surplus[worker] = has - may_have
         return max(0, may_have - has)
 
     def _lose(self, training: Training | None) -> None:
         """Who was gone before is gone, and who has not come back is, too."""
-        c = self.c
+        run, core = self.run, self.core
+        run.fencing.gone.clear()
         for worker in self.gone:
             batches = [] if training is None else training.leaving(worker)
             if batches:
-                c.losses.fence(worker, self.number, batches, self.epochs.get(worker, 0))
+                run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
             else:
-                c.losses.gone.append(worker)
-            c.members.tell("worker", Absent(worker))
-            c._tell_lost(Peer("worker", worker, self.epochs.get(worker, 0)), len(batches))
+                run.fencing.gone.append(worker)
+            run.members.tell("worker", Absent(worker))
+            core.tell_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
         for worker in sorted(self.known - set(self._holding)):
-            peer, silent = Peer("worker", worker, self.epochs.get(worker, 0)), c.members.of("worker").get(worker)
+            peer = Peer("worker", worker, self.incarnations.get(worker, 0))
+            silent = run.members.of("worker").get(worker)
             if silent is not None:
-                c.members.forget(silent)
-            c.recovery.lost(peer)
-            if not c._can_do_without(peer):
+                run.members.forget(silent)
+            if not core.worker_lost(peer):
                 raise PeerGoneError(f"{peer} is gone.")
-            c._give_up(peer)
         if training is not None:
             self._let_in(training)
 
     def _let_in(self, training: Training) -> None:
         """Workers that had been let in, and no more."""
-        policy, members = training.policy, self.c.members.of("worker")
+        policy, members = training.policy, self.run.members.of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
             training.joined(worker)
 
     def _back(self) -> None:
         """The run goes on."""
-        c = self.c
-        log.info("coordinator %d goes on at step %d", self.found.epoch, c._now_step)
-        c.recovery.reborn(self.found.failure, self.found.missed, self.found.sign)
+        found = self.found
+        log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
+        self.core.took_over(found.failure, found.missed, found.sign)
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:

@@ -1,5 +1,5 @@
-"""What a coordinator leaves for one that takes its place: how things stood when nothing was in flight, and the event
-log from there on.
+"""What a coordinator leaves for one that takes its place: its state when nothing was in flight, and the event log from
+there on.
 
 coordinator.json in the run directory is written between two phases, complete or not at all; what changes within a
 phase and is no step of it (who is gone, failures, checkpoints) stands in the log as a note. Costs a small file a phase
@@ -9,22 +9,18 @@ and a write for each record of the log that somebody acts upon (2 us).
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from gbactl.checkpoint.ranges import Ranges
-from gbactl.config import RunConfig, mode_values
+import msgspec
+
+from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
-from gbactl.coordinator import position as positions
-from gbactl.coordinator.event_log import InfoRecord, Record
+from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
+from gbactl.coordinator.state import Ongoing, RunState, decoded, encoded
 from gbactl.errors import EventLogError
 
-if TYPE_CHECKING:
-    from gbactl.coordinator.core import Coordinator
-
 NAME = "coordinator.json"
-TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
 
 
 def kept(cfg: RunConfig) -> bool:
@@ -34,86 +30,47 @@ def kept(cfg: RunConfig) -> bool:
 
 @dataclass
 class Found:
-    """What a dead coordinator left: the last standstill, the log's records after it, and where its last whole one
-    ends. `epoch` of its successor; when it was `missed`, in seconds of the machine's clock, as what, and when its last
-    `sign` of life was."""
+    """What a dead coordinator left: its state, with what changed since it was written; the log's records since then,
+    and where its last whole one ends. `term` of its successor; when it was `missed`, in seconds of the machine's clock,
+    as what, and when its last `sign` of life was."""
 
-    stood: dict[str, Any]
+    state: RunState
     records: list[Record]
     end: int
-    epoch: int = 1
+    term: int = 1
     missed: float = 0.0
     failure: str = "death"
     sign: float = 0.0
 
     @classmethod
-    def of(cls, run_dir: Path, epoch: int, missed: float, failure: str = "death", sign: float | None = None) -> Found:
-        """Of a run. Raises EventLogError where it cannot be used."""
+    def of(cls, run_dir: Path, term: int, missed: float, failure: str = "death", sign: float | None = None) -> Found:
+        """Read what a run's coordinator left. Raises EventLogError where it cannot be used."""
         try:
-            stood = json.loads((run_dir / NAME).read_text())
-            offset = int(stood["offset"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            state = decoded(json.loads((run_dir / NAME).read_text()), RunState)
+        except (OSError, ValueError, TypeError, msgspec.ValidationError) as error:
             raise EventLogError(f"{run_dir / NAME} cannot be used ({error!r}).") from error
-        sign = missed if sign is None else sign
-        return cls(stood, *event_log.tail(run_dir / "events.log", offset), epoch, missed, failure, sign)
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """The last ones."""
-        found: dict[str, Any] = self.stood["notes"]
-        for record in self.records:
+        records, end = event_log.tail(run_dir / "events.log", state.stood.offset)
+        for record in records:
             if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                found = record.fields
-        return found
+                state.ongoing = decoded(record.fields, Ongoing)
+        return cls(state, records, end, term, missed, failure, missed if sign is None else sign)
 
 
 class Journal:
-    """Part of the coordinator. Does nothing in a run that ends with its coordinator."""
+    """Writes the state down. Does nothing in a run that ends with its coordinator."""
 
-    def __init__(self, coordinator: Coordinator, run_dir: Path, found: Found | None) -> None:
-        self.c, self.path = coordinator, run_dir / NAME
-        self.on = kept(coordinator.cfg)
-        if found is None:
-            self.path.unlink(missing_ok=True)  # of an earlier part of a run that was resumed
-        self.epochs: dict[int, int] = {}  # of workers that are not the first in their place
+    def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
+        """`first`: this is the first coordinator of its run."""
+        self.on, self.state, self._path = kept(cfg), state, run_dir / NAME
+        if first:
+            self._path.unlink(missing_ok=True)  # of an earlier part of a run that was resumed
 
-    def stands(self, stage: str, number: int, rest: Ranges = (), inside: bool = False) -> None:
-        """Nothing is in flight, and round `number` comes to: training on the `rest` of it, or evaluation; or all is
-        over."""
-        if not self.on:
-            return
-        c = self.c
-        c.log.flush()
-        switcher = c.switcher
-        position = positions.told(
-            c.record, c.cuts.stopping, c.cuts.results, None, c.step, mode_values(c.now), switcher.plan.taken, False
-        )
-        told = {
-            "stage": stage, "round": number, "rest": rest, "inside": inside, "offset": c.log.bytes,
-            "phase": c._phase_number, "at": c.hub.now(), "began": c.hub.now() - c.record.seconds,
-            "position": position, "switch": switcher.told(), "replicas": c.trainers.told(), "notes": self.notes(),
-        }  # fmt: skip
-        partial = self.path.with_name(f".{NAME}.partial")
-        partial.write_text(json.dumps(told))
-        partial.replace(self.path)
+    def write(self) -> None:
+        """Replace the file by the state of now."""
+        partial = self._path.with_name(f".{NAME}.partial")
+        partial.write_text(json.dumps(encoded(self.state)))
+        partial.replace(self._path)
 
-    def note(self) -> None:
-        """Something of what notes tell has changed."""
-        if self.on and self.c.started:
-            self.c.log.info(event_log.NOTE, self.notes())
-
-    def notes(self) -> dict[str, Any]:
-        """As plain containers."""
-        c, times = self.c, self.c.recovery.times
-        return {
-            "epochs": sorted(self.epochs.items()), "gone": list(c.losses.gone), "struck": list(c.recovery.struck),
-            "failed": [asdict(failed) for failed in times.all], "injured": sorted(times.injuries.items()),
-            "cuts": c.cuts.told(), "moves": c.switcher.moves(), "broken": c.recovery.broken,
-            "dense_lost": c.lost_parts.told(), "acted": c.record.statistics.acted,
-            "servers": sorted((shard, channel.peer.epoch) for shard, channel in c.members.of("server").items()),
-        }  # fmt: skip
-
-    def came(self, worker: int, epoch: int) -> None:
-        """A worker, of an epoch of its own, is a member, or is gone."""
-        self.epochs[worker] = epoch
-        self.note()
+    def note(self, log: EventLog) -> None:
+        """Tell the log what has changed within a phase."""
+        log.info(event_log.NOTE, encoded(self.state.ongoing))

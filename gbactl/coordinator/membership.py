@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from gbactl.errors import WireError
 from gbactl.wire.channel import Channel
-from gbactl.wire.messages import Hello, Setup
+from gbactl.wire.messages import Absent, Fence, Fenced, Hello, Setup
 
 
 class Members:
@@ -148,3 +149,59 @@ class Members:
         """Send a message to every node of a role, in order of index."""
         for _, channel in sorted(self.of(role).items()):
             channel.send(message)
+
+
+@dataclass
+class Lives:
+    """Who of the first processes is gone. `gone`: workers without a successor, in the order in which they were missed;
+    `workers`, `servers`: incarnations of those that are not the first in their place."""
+
+    gone: list[int] = field(default_factory=list)
+    workers: dict[int, int] = field(default_factory=dict)
+    servers: dict[int, int] = field(default_factory=dict)
+
+
+class Fencing:
+    """Has every server refuse a worker that is gone, before another one takes its place."""
+
+    def __init__(self, members: Members, gone: list[int] | None = None) -> None:
+        self.members = members
+        self.gone: list[int] = [] if gone is None else gone
+        self._closed: dict[int, set[int]] = {}
+        self._incarnations: dict[int, int] = {}  # worker -> the last of its incarnations that is over
+
+    def fence(self, worker: int, phase: int, batches: list[int], incarnation: int = 0) -> None:
+        """Tell every server that a worker is gone and that its slices of these batches are worth nothing."""
+        self.gone.append(worker)
+        self._closed[worker] = set()
+        self._incarnations[worker] = incarnation
+        self.members.tell("server", Fence(worker, phase, batches, incarnation))
+
+    def tell_workers(self) -> None:
+        """Tell those who form a new group of everybody who died before."""
+        for worker in self.gone:
+            self.members.tell("worker", Absent(worker))
+
+    def tell(self, server: Channel) -> None:
+        """Tell a server that takes another's place whom to refuse."""
+        for worker, incarnation in sorted(self._incarnations.items()):
+            server.send(Fence(worker, -1, [], incarnation))
+
+    def fencing(self, worker: int) -> bool:
+        """Whether some server has yet to refuse a worker."""
+        return worker in self._closed
+
+    def returned(self, worker: int) -> None:
+        """Another process has taken a worker's place."""
+        self.gone.remove(worker)
+
+    def fenced(self, message: Fenced) -> bool:
+        """Note that a server refuses a worker. Returns whether it was the last one."""
+        closed = self._closed.get(message.worker)
+        if closed is None:
+            return False
+        closed.add(message.shard)
+        if len(closed) < self.members.expected["server"]:
+            return False
+        del self._closed[message.worker]
+        return True

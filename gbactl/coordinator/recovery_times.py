@@ -11,7 +11,7 @@ read = trained + decayed + lost. A note costs a microsecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gbactl.checkpoint.lost_work import Loss
@@ -51,18 +51,35 @@ class Failed:
         return {**self.timed(), **{name: getattr(self, name) for name in undone}}
 
 
-class Recoveries:
+@dataclass
+class Failures:
+    """`injured`: what the fault plan did that nobody has missed yet, and when; `struck`: step and seconds of training
+    of its last injection."""
+
+    failed: list[Failed] = field(default_factory=list)
+    injured: dict[str, tuple[str, float]] = field(default_factory=dict)
+    struck: tuple[int, float] = (-1, -1.0)
+
+
+class RecoveryTimes:
     """`now` in seconds. A process may fail more than once. `log` gets each failure with its number, once: when its
     process is of use again, or at the end."""
 
-    def __init__(self, now: Callable[[], float], log: Callable[[int, Failed], None] = lambda *_: None) -> None:
+    def __init__(
+        self, now: Callable[[], float], log: Callable[[int, Failed], None] = lambda *_: None,
+        state: Failures | None = None,
+    ) -> None:  # fmt: skip
         self.now, self._log = now, log
-        self.all: list[Failed] = []
-        self.injuries: dict[str, tuple[str, float]] = {}  # that nobody has missed yet: what was done, and when
+        self.state = Failures() if state is None else state
         self._reborn: Failed | None = None  # this coordinator's own predecessor
         self._logged: set[int] = set()
         self._began = now()
         self._signs: dict[str, float] = {}  # of life: the last one of each process
+
+    @property
+    def all(self) -> list[Failed]:
+        """Failures so far."""
+        return self.state.failed
 
     def alive(self, process: str) -> None:
         """A message of a process is there."""
@@ -70,17 +87,17 @@ class Recoveries:
 
     def injected(self, process: str, kind: str) -> None:
         """A fault plan hurts a process now."""
-        self.injuries[process] = (kind, self.now())
+        self.state.injured[process] = (kind, self.now())
 
     def detected(self, process: str, failure: str) -> None:
         """A process was missed; `failure` is what it looks like where no fault plan was at work."""
         sign = self._signs.pop(process, self._began)  # who was never heard of was silent since this began
-        kind, at = self.injuries.pop(process, (failure, sign))
+        kind, at = self.state.injured.pop(process, (failure, sign))
         self.all.append(Failed(process, kind, at, self.now()))
 
     def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
         """It is in the place of one that was missed, whose last sign of life was then, and can go on."""
-        kind, at = self.injuries.pop(process, (failure, sign))
+        kind, at = self.state.injured.pop(process, (failure, sign))
         self._reborn = Failed(process, kind, min(at, detected), detected, self.now())
         self.all.append(self._reborn)
 
@@ -128,6 +145,12 @@ class Recoveries:
         failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
         if failed is not None:
             failed.samples_undone += samples
+
+    def cost(self, process: str, loss: Loss) -> None:
+        """Add to what a process's last failure undid."""
+        failed = self.last(process)
+        if failed is not None:
+            failed.add(loss)
 
     def last(self, process: str) -> Failed | None:
         """A process's last failure."""

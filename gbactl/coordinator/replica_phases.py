@@ -11,12 +11,9 @@ every worker.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, deque
-from collections.abc import Callable
 from typing import Any
 
-from gbactl.config import RunConfig
-from gbactl.coordinator.membership import Members
+from gbactl.coordinator.context import Flow, RunContext, Until
 from gbactl.coordinator.statistics import check_notes, notes_summary, total_notes
 from gbactl.policies import Policy
 from gbactl.policies.base import policy_class
@@ -24,54 +21,49 @@ from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import Absent, ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
 
 
-class Trainers:
-    """Does nothing in other modes. `wait` handles messages until a condition holds; `seconds` of the run so far; `lost`
-    counts the servers that were; `life`: how many coordinators there were before."""
+class ReplicaPhases:
+    """Does nothing in other modes. `term`: how many coordinators there were before."""
 
-    def __init__(
-        self, members: Members, wait: Callable[[Callable[[], bool]], Any], seconds: Callable[[], float],
-        lost: Callable[[], int] = lambda: 0, life: int = 0,
-    ) -> None:  # fmt: skip
-        self.members, self.wait, self.seconds, self.lost = members, wait, seconds, lost
+    def __init__(self, run: RunContext, term: int = 0) -> None:
+        self.run, self.members, self.state = run, run.members, run.state.replicas
         self._began = 0.0
-        self._turn = life << 20  # of a closing; no coordinator before has had it
+        self.request = term << 20  # number of a closing; no coordinator before has had it
         self._kind: type[ReplicaPolicy] | None = None
         self._told: set[int] = set()
         self._idle = False
         self._more: list[int] = []
-        self._late: Counter[int] = Counter()
         self._notes: dict[int, dict[str, Any]] = {}
-        self._phases: list[dict[str, Any]] = []
-        self._last: dict[str, Any] = {}
-        self._of_all: dict[str, Any] = {}
 
-    def open(self, cfg: RunConfig, phase: int, waiting: deque[int], began: float | None = None) -> None:
-        """Phase number `phase`, of `cfg`, has begun, and nobody has a batch of it yet; `waiting` are those who ask for
-        one.
+    def open(self, began: float | None = None) -> None:
+        """A phase has begun, and nobody has a batch of it yet.
 
         A trainer asks for as many more as its threads beyond the first have use for. One that `began` so many seconds
         into the run goes on: who has heard of it takes no notice, and who waits is known already."""
-        kind, self._last = policy_class(cfg.mode.name), {}
+        cfg = self.run.current
+        kind = policy_class(cfg.mode.name)
+        self.state.last = {}
         self._kind = kind if issubclass(kind, ReplicaPolicy) else None
         if self._kind is None:
             return
         options, trainers = cfg.policy_options(), cfg.cluster.workers
         assert isinstance(options, ReplicaOptions)
         values = dataclasses.asdict(options)
-        self._began = self.seconds() if began is None else began
+        self._began = self.run.record.seconds if began is None else began
         self._ask_anew()
         self._idle = False
-        self.members.tell("worker", OpenReplicas(phase, self._kind.rule, self._kind.shadow, trainers, values))
+        rule, shadow = self._kind.rule, self._kind.shadow
+        self.members.tell("worker", OpenReplicas(self.run.phase_number, rule, shadow, trainers, values))
         self._tell_of_the_dead()
         self._close(worker for worker in self.members.of("worker") if worker >= trainers)
         threads = options.hogwild_threads
         live = [worker for worker in self.members.of("worker") if worker < trainers]
         self._more = [worker for _ in range((threads - 1) * (1 + cfg.mode.prefetch)) for worker in live]
-        waiting.extend(self._more if began is None else ())
-        self._last = self._of_all = {
+        self.run.waiting.extend(self._more if began is None else ())
+        self.state.last = {
             "evaluated": "mean of the replicas" if self._kind.collective else "centre",
             "trainers": trainers, "hogwild_threads": threads, "elp": cfg.local_batch * threads * trainers,
         }  # fmt: skip
+        self.state.settings = dict(self.state.last)
 
     def _tell_of_the_dead(self) -> None:
         """A group that was formed anew knows nobody who died before."""
@@ -84,75 +76,64 @@ class Trainers:
             return
         self._idle = True
         for worker in sorted(set(self.members.of("worker")) - self._told):
-            self.members.of("worker")[worker].send(CloseReplicas(self._turn, False))
+            self.members.of("worker")[worker].send(CloseReplicas(self.request, False))
 
-    def close(self, waiting: deque[int]) -> None:
+    def close(self) -> Flow[None]:
         """Nothing is in flight: wait until all have parted, and have the servers settle what they gave."""
         if self._kind is None:
             return
         more, self._more = self._more, []
         for worker in more:
-            if worker in waiting:
-                waiting.remove(worker)
+            if worker in self.run.waiting:
+                self.run.waiting.remove(worker)
             else:
-                self._late[worker] += 1
-        self._give()
+                self.run.surplus[worker] += 1
+        yield from self._give()
         self.members.tell("server", SettleReplicas(self._kind.collective))
         notes = total_notes(self._notes.values())
         notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
-        self._phases.append(notes)
-        self._last = {**self._last, **notes_summary(notes)}
+        self.state.phases.append(notes)
+        self.state.last = {**self.state.last, **notes_summary(notes)}
         self._kind = None
 
-    def _give(self) -> None:
-        """Until every server has what every trainer gives."""
+    def _give(self) -> Flow[None]:
+        """Wait until every server has what every trainer gives."""
         while True:
-            lost = self.lost()
+            lost = self.run.server_losses
             self._close(self.members.of("worker"))
-            self.wait(lambda: set(self.members.of("worker")) <= set(self._notes))
-            if lost == self.lost():
+            yield Until(lambda: set(self.members.of("worker")) <= set(self._notes))
+            if lost == self.run.server_losses:
                 return
             self._ask_anew()
 
     def _ask_anew(self) -> None:
-        self._turn += 1
+        self.request += 1
         self._told, self._notes = set(), {}
 
     def _close(self, workers: Any) -> None:
         for worker in sorted(set(workers) - self._told):
             self._told.add(worker)
-            self.members.of("worker")[worker].send(CloseReplicas(self._turn))
+            self.members.of("worker")[worker].send(CloseReplicas(self.request))
 
     def left(self, worker: int) -> None:
         """A worker is gone, and what its threads asked for: one in its place asks for its own."""
         self._more = [each for each in self._more if each != worker]
-        self._late.pop(worker, None)
-
-    def one_too_many(self, worker: int) -> bool:
-        """Whether a worker that asks for a batch does so for a thread of a phase that is over."""
-        if not self._late[worker]:
-            return False
-        self._late[worker] -= 1
-        return True
+        self.run.surplus.pop(worker, None)
 
     def more(self, worker: int) -> int:
         """For how many batches a worker's threads ask in this phase, beside those that it asks for in any mode."""
         return self._more.count(worker)
 
-    def too_many(self, worker: int, batches: int) -> None:
-        """A worker has so many more than it may have outside of a phase: it asks in vain when they are done."""
-        self._late[worker] = batches
-
     def closed(self, message: ClosedReplicas) -> None:
         """A worker's answer. Raises WireError where its notes are none."""
         check_notes(message.notes)
-        if message.turn == self._turn:
+        if message.turn == self.request:
             self._notes[message.worker] = message.notes
 
     @property
     def saved(self) -> list[int]:
         """Those whose replicas a checkpoint needs now: every trainer, within a phase."""
-        trainers = self._last.get("trainers", 0) if self._kind is not None else 0
+        trainers = self.state.last.get("trainers", 0) if self._kind is not None else 0
         return [worker for worker in self.members.of("worker") if worker < trainers]
 
     @property
@@ -160,26 +141,18 @@ class Trainers:
         """Whether the dense parameters of this phase are a centre, which the servers hold."""
         return self._kind is not None and not self._kind.collective
 
-    def told(self) -> dict[str, Any]:
-        """What a coordinator that takes over between two phases has to know, as plain containers."""
-        return {"phases": self._phases, "last": self._last, "all": self._of_all}
-
-    def restore(self, told: dict[str, Any]) -> None:
-        """Go on where another one was."""
-        self._phases, self._last, self._of_all = list(told["phases"]), told["last"], told["all"]
-
     @property
     def kept(self) -> str:
         """What became the dense parameters at the end of the last phase: "centre" or "mean of the replicas"; "" where
         it had none."""
-        return str(self._last.get("evaluated", ""))
+        return str(self.state.last.get("evaluated", ""))
 
     def phase(self) -> dict[str, Any]:
         """What the phase just closed says of its replicas: nothing where it had none."""
-        return {"replicas": self._last} if self._last else {}
+        return {"replicas": self.state.last} if self.state.last else {}
 
     def result(self) -> dict[str, Any]:
         """What result.json says of all phases with replicas together."""
-        if not self._phases:
+        if not self.state.phases:
             return {}
-        return {"replicas": {**self._of_all, **notes_summary(total_notes(self._phases))}}
+        return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}

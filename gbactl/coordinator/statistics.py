@@ -4,10 +4,11 @@ Pure; a microsecond a gradient."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -52,22 +53,43 @@ class WorkerRate:
 
 
 @dataclass
-class Statistics:
-    """Staleness is k_apply - k_pull, in steps and in samples; token staleness stands beside it."""
+class Counts:
+    """What a checkpoint keeps of the statistics. Staleness is k_apply - k_pull, in steps and in samples."""
+
+    staleness: dict[int, int] = field(default_factory=dict)
+    token_staleness: dict[int, int] = field(default_factory=dict)
+    samples_behind: float = 0.0
+    gradients: dict[str, int] = field(default_factory=dict)
+    workers: dict[int, WorkerRate] = field(default_factory=dict)
+    limit: LossLimit = field(default_factory=LossLimit)
+
+
+@dataclass
+class Statistics(Counts):
+    """The counts, and what is only of use while this process counts."""
 
     staleness: Counter[int] = field(default_factory=Counter)
     token_staleness: Counter[int] = field(default_factory=Counter)
-    samples_behind: float = 0.0
     gradients: Counter[str] = field(default_factory=Counter)
-    workers: dict[int, WorkerRate] = field(default_factory=dict)
     samples_at: list[int] = field(default_factory=lambda: [0])
     loss_sum: float = 0.0
     loss_samples: int = 0
-    limit: LossLimit = field(default_factory=LossLimit)
     pulled: dict[int, int] = field(default_factory=dict)
     observed: Observed | None = None
     heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
+
+    @property
+    def counts(self) -> Counts:
+        """A copy for a checkpoint."""
+        return copy.deepcopy(Counts(*(getattr(self, each.name) for each in fields(Counts))))
+
+    def restore(self, counts: Counts, step: int, finished: int) -> None:
+        """Go on from a checkpoint's counts at a global step, when `finished` samples had a fate."""
+        vars(self).update(vars(counts))
+        self.staleness, self.token_staleness = Counter(counts.staleness), Counter(counts.token_staleness)
+        self.gradients = Counter(counts.gradients)
+        self.samples_at = [finished] * (step + 1)
 
     def announced(self, worker: int, batch: int, samples: int, pulled: int) -> None:
         """Count a gradient of `samples`, computed from version `pulled`; `timed` tells of the seconds it took."""
@@ -100,7 +122,7 @@ class Statistics:
         return [] if self.observed is None else self.observed.acted.told()
 
     def restore_acted(self, told: list[dict[str, Any]]) -> None:
-        """Go on with what another one told."""
+        """Add what was at work before this coordinator was there."""
         if self.observed is not None:
             self.observed.acted.restore(told)
 

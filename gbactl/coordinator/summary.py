@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from gbactl.coordinator.handout import Training
-from gbactl.coordinator.schedule import Round
+from gbactl.coordinator.schedule import EarlyStopping, Round
+from gbactl.coordinator.state import Position
 from gbactl.coordinator.statistics import Statistics, quantiles
 from gbactl.errors import ClusterError
 from gbactl.policies import Ledger
@@ -18,12 +21,28 @@ from gbactl.wire.messages import Inspected
 METRICS = ("auc", "logloss", "ne", "calibration")
 FATES = ("read", "trained", "decayed", "lost", "effective")
 SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
+MOST_POINTS = 1000  # of a curve in a checkpoint
 OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
 
 
 def eps(trained: int, seconds: float) -> float:
     """Samples trained a second; 0 where no time was counted."""
     return trained / seconds if seconds > 0 else 0.0
+
+
+def _sum_of(parts: Sequence[Ledger]) -> Ledger:
+    """The sum of what has a fate: nothing else was read."""
+    whole = Ledger()
+    for part in parts:
+        whole.add(part)
+    whole.read = whole.finished
+    return whole
+
+
+def _thinned(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A curve of at most MOST_POINTS points, and its last one."""
+    every = -(-len(curve) // MOST_POINTS)
+    return list(curve) if every <= 1 else [*curve[::every], curve[-1]]
 
 
 def by_round(phases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -41,8 +60,10 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
 class RunRecord:
     """Filled in by the coordinator while the run goes on. Times are seconds since `start`."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
         self.now = now
+        self.stopping = EarlyStopping(patience)
+        self.results: list[dict[str, Any]] = []  # of each round that is over
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
@@ -155,6 +176,44 @@ class RunRecord:
         others = sum(phase.get(fate, 0) for phase in parts for fate in ("decayed", "lost"))
         finished = trained + others + ledger.decayed + ledger.lost
         return {"round_finished": finished, "round_eps": eps(trained, seconds)}
+
+    def position(
+        self, training: Training | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
+    ) -> Position:
+        """Where the job stands. `training`: the phase that goes on, whose steps below `step` are ordered; `mode`: its
+        keys; `switches`: entries of the schedule that have come."""
+        parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
+        return Position(
+            step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
+            unread=None if training is None else list(training.unread), ledger=_sum_of(parts), mode=mode,
+            switches=switches, stopping=replace(self.stopping) if self.results else None,
+            results=[dict(each) for each in self.results], modes=self.modes,
+            phases=[*(dict(each) for each in self.phases), *self._open_phase(training, step, mode)],
+            curve=_thinned(self.curve), statistics=self.statistics.counts,
+        )  # fmt: skip
+
+    def _open_phase(self, training: Training | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
+        """The part of a phase that is done, as a phase of its own."""
+        if training is None or step == training.policy.phase.first_step:
+            return []
+        done, seconds = training.finished.ledger, training.clock.seconds
+        return [
+            {
+                "day": self.label, "mode": mode["name"], "first_sample": training.ranges[0][0],
+                "first_step": training.policy.phase.first_step, "pause_ms": None,
+                "steps": step - training.policy.phase.first_step, "samples": done.trained, "decayed": done.decayed,
+                "lost": done.lost, "seconds": seconds, "eps": eps(done.trained, seconds), "closing_seconds": 0.0,
+            }
+        ]  # fmt: skip
+
+    def restore(self, position: Position) -> None:
+        """Go on from a position, in the place of what was recorded so far."""
+        patience, stopping = self.stopping.patience, position.stopping
+        self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
+        self.results = list(position.results)
+        self.ledger, self.modes = replace(position.ledger), position.modes
+        self.phases, self.curve = list(position.phases), list(position.curve)
+        self.statistics.restore(copy.deepcopy(position.statistics), position.step, position.ledger.finished)
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
         """What result.json says of the training. Raises ClusterError if replicas differ."""

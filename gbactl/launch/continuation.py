@@ -8,7 +8,7 @@ from typing import Any
 
 from gbactl.checkpoint.folder import Chain, Folder, number_of
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.position import Position
+from gbactl.coordinator.state import Position
 from gbactl.data.dataset import Dataset
 from gbactl.launch import resume, rundir
 
@@ -42,7 +42,7 @@ class Continued:
     def modes(self, cfg: RunConfig) -> str:
         """By which modes it has gone so far, the one included that it begins in now."""
         mode = cfg.mode.name
-        return mode if self.chain is None else Position(self.chain.last.position).modes_with(mode)
+        return mode if self.chain is None else Position.read(self.chain.last.position).modes_with(mode)
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
         """The directory is ours: put what was there aside, and what was saved after the checkpoint away."""

@@ -17,7 +17,7 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import CUT
 from gbactl.config.groups import ClusterConfig
-from gbactl.coordinator.position import Position, config_at
+from gbactl.coordinator.state import Position, config_at
 from gbactl.errors import CheckpointError, EventLogError, UsageError
 
 KEY = "resume"
@@ -149,6 +149,6 @@ def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> No
     if manifests.identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
-    position = Position(last.position)
+    position = Position.read(last.position)
     if position.round >= rounds or (position.ended and position.stopped_early):
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")

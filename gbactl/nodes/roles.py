@@ -63,7 +63,7 @@ def _version(package: str) -> str:
 
 def run_coordinator(boot: Bootstrap) -> None:
     """Be the coordinator."""
-    from gbactl.coordinator.core import Coordinator
+    from gbactl.coordinator.shell import Coordinator
     from gbactl.wire.event_loop import SocketHub
 
     listener = socket.socket(fileno=boot.listener)
@@ -75,8 +75,8 @@ def run_coordinator(boot: Bootstrap) -> None:
     run_dir = Path(boot.run_dir)
     found = Found.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
-    if coordinator.journal.on:
-        beat(lambda: coordinator._event("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
+    if coordinator.context.journal.on:
+        beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
     coordinator.run()
     hub.close()
 

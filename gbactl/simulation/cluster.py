@@ -116,8 +116,8 @@ class VirtualCluster:
             self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
         self.failures = Failures(self, before)
-        self.coordinator.told = self.failures.servers.told
-        self.coordinator.launcher = Launcher(lambda event: self._heard(listen, event))
+        self.coordinator.spent(self.failures.servers.told)
+        self.coordinator.context.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
         self.failures.servers.begin()
@@ -148,7 +148,7 @@ class VirtualCluster:
         self._start(worker)
 
     def _storms_on(self) -> frozenset[int]:
-        return self.storms.on(*self.coordinator.recovery.so_far)
+        return self.storms.on(*self.coordinator.core.workers.so_far)
 
     def _heard(self, listen: Listen, event: Event) -> None:
         if not (self.failures.servers.before is not None and event.fields.get("state") == "planned"):  # that was told

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.core import Coordinator
+from gbactl.coordinator.context import Until
 from gbactl.coordinator.handout import Training
+from gbactl.coordinator.shell import Coordinator
 from gbactl.simulation.network import VirtualHub
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
@@ -21,29 +22,21 @@ class VirtualCoordinator(Coordinator):
 
     hub: VirtualHub
     notes = 50
-    began: float | None = None  # when a run did that goes on in this cluster
-    told: Callable[[float], dict[str, Any]] | None = None  # of its checkpoints, more
     look: Callable[[Callable[[Event], None]], None] | None = None  # between two messages: what the launcher wishes
 
-    def gather(self) -> None:
-        """See Coordinator."""
-        super().gather()
-        if self.began is not None:
-            self.record.go_on(self.hub.now() - self.began)
-
-    def _pump(self, until: Callable[[], bool], deadline: float | None = None) -> bool:
+    def _wait(self, until: Until) -> bool:
         """See Coordinator; for as long as nobody was there, a deadline comes later."""
         away = self.hub.away
-        while not super()._pump(until, deadline):
-            if deadline is None or self.hub.away == away:
+        while not super()._wait(until):
+            if until.deadline is None or self.hub.away == away:
                 return False
-            deadline, away = deadline + self.hub.away - away, self.hub.away
+            until, away = until._replace(deadline=until.deadline + self.hub.away - away), self.hub.away
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
         """See Coordinator."""
         if self.look is not None:
-            self.look(self.asked)
+            self.look(self.core.asked)
         super()._handle(channel, frame)
 
     def _progress_due(self, training: Training) -> bool:
@@ -56,9 +49,12 @@ class VirtualCoordinator(Coordinator):
 
     _noted = (0, 0)
 
-    def result(self, best: dict[str, Any]) -> dict[str, Any]:
-        """See Coordinator; and the virtual time that has passed, and what of it was spent on checkpoints."""
-        result = {**super().result(best), "virtual_seconds": self.hub.now()}
-        if "checkpoint" in result and self.told is not None:
-            result["checkpoint"] |= self.told(self.record.seconds)
-        return result
+    def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
+        """Have the result tell the virtual time that has passed, and by `told` what of it was spent on checkpoints."""
+
+        def amend(result: dict[str, Any]) -> None:
+            result["virtual_seconds"] = self.hub.now()
+            if "checkpoint" in result:
+                result["checkpoint"] |= told(self.context.record.seconds)
+
+        self.flow.amend = amend

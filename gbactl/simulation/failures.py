@@ -30,8 +30,8 @@ from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.time_spent import Spent
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
-from gbactl.coordinator.position import config_at
 from gbactl.coordinator.recovery_times import Failed
+from gbactl.coordinator.state import config_at
 from gbactl.errors import CheckpointError, ClusterError
 from gbactl.faults.injector import Injector
 from gbactl.faults.message_faults import Storms
@@ -122,7 +122,7 @@ class Failures:
     def _at_server(self, shard: int, kind: str, seconds: float | None) -> None:
         """A server disappears, or stands still: that counts as its death when it lasts too long."""
         cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
-        if not cluster.coordinator.cuts.on:
+        if not cluster.coordinator.core.checkpoints.on:
             why = f"The fault plan hit S{shard} ({kind})"
             raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
         if kind == "kill":
@@ -172,25 +172,18 @@ class CoordinatorFailures:
     def _missed(self) -> None:
         """The launcher starts another one, which waits for workers as long as one may say nothing."""
         cluster, seconds = self.cluster, self.cluster.cost.restart
-        if any(cluster.workers[index].dead for index in cluster.coordinator.members.of("worker")):
+        if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.of("worker")):
             seconds += cluster.cfg.cluster.hang_seconds
         cluster.events.after(seconds, self._back, cluster.events.clock)
 
     def _back(self, missed: float) -> None:
         """It goes on."""
         c = self.cluster.coordinator
-        self._forget_cut()
-        if c.switcher.auto is not None and c._training is not None:
-            c.switcher.auto.begin(c.now.mode.name, c._training.policy)
-        c.recovery.reborn("death", missed, missed)
+        c.core.checkpoints.taken_over()
+        if c.core.switch.auto is not None and c.context.training is not None:
+            c.core.switch.auto.begin(c.context.current.mode.name, c.context.training.policy)
+        c.core.took_over("death", missed, missed)
         self.cluster.hub.come_back()
-
-    def _forget_cut(self) -> None:
-        """What was being saved will not be; the last one of a run would be begun anew, so it goes on."""
-        cuts = self.cluster.coordinator.cuts
-        if cuts._open is None or not cuts._open.manifest.position["ended"]:
-            cuts._forget()
-            cuts.restore(cuts.told())
 
 
 class EverybodyBack(Exception):
@@ -234,19 +227,19 @@ class ServerFailures:
         before, c = self.before, self.cluster.coordinator
         if before is None:
             return
-        c.began = before.began
-        c.recovery.injector, c.recovery.times.all = before.injector, before.failed
-        c.record.statistics.restore_acted(before.acted)
+        c.flow.began = before.began
+        c.core.workers.injector, c.context.failures.state.failed = before.injector, before.failed
+        c.context.record.statistics.restore_acted(before.acted)
         for name, value in before.cuts.items():
-            setattr(c.cuts, name, value)
+            setattr(c.core.checkpoints.state, name, value)
         process = before.failed[-1].process
-        self.cluster.servers[int(process[1:])].useful = lambda: c.recovery.times.useful(process)
+        self.cluster.servers[int(process[1:])].useful = lambda: c.context.failures.useful(process)
 
     # -- saving -------------------------------------------------------------------------------------
 
     def saves(self, save: Save, part: float) -> None:
         """A server saves a part of what it has, as all do now; the end of training is no time for training."""
-        if save.number != self._paid and self.cluster.coordinator._training is not None:
+        if save.number != self._paid and self.cluster.coordinator.context.training is not None:
             self._paid = save.number
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
@@ -254,15 +247,16 @@ class ServerFailures:
         """Note what is safe: when it was so, what had been spent by then, and how many samples it holds."""
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
             c = self.cluster.coordinator
-            self._safe = (c.record.seconds, self.spent.total, event.fields.get("samples", c.record.ledger.finished))
+            record = c.context.record
+            self._safe = (record.seconds, self.spent.total, event.fields.get("samples", record.ledger.finished))
 
     # -- going back ---------------------------------------------------------------------------------
 
     def lost(self, shard: int) -> None:
         """A server is gone. Raises EverybodyBack where it does not come back alone."""
         c = self.cluster.coordinator
-        c.recovery.times.detected(f"S{shard}", "death")
-        if c.cuts.estimate.recovery == "partial":
+        c.context.failures.detected(f"S{shard}", "death")
+        if c.core.checkpoints.estimate.recovery == "partial":
             self._alone(shard)
         else:
             self._everybody(shard)
@@ -270,31 +264,31 @@ class ServerFailures:
     @property
     def _finished(self) -> int:
         """Samples of the job that have a fate."""
-        c = self.cluster.coordinator
-        return c.record.ledger.finished + (0 if c._training is None else c._training.policy.ledger.finished)
+        return self.cluster.coordinator.context.finished
 
     def _alone(self, shard: int) -> None:
-        c, times, process = self.cluster.coordinator, self.cluster.coordinator.recovery.times, f"S{shard}"
+        c, times, process = self.cluster.coordinator, self.cluster.coordinator.context.failures, f"S{shard}"
         loss = self._count_lost(shard)
         times.all[-1].add(loss)
         state = self._state(shard)
-        with_dense = c.now.home != "workers"
+        with_dense = c.context.current.home != "workers"
         self.cluster.servers[shard].go_back(state, with_dense, lambda: times.useful(process))
         self.cluster.events.stall(self.spent.one_back(self.costs))
         times.loaded(process)
-        c.log.info(event_log.SERVER, {"shard": shard, "state": "back", "step": c._now_step, "loaded": state.version})
+        told = {"shard": shard, "state": "back", "step": c.context.step_now, "loaded": state.version}
+        c.context.log.info(event_log.SERVER, told)
         back = f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})"
-        self._tell(f"{process} was lost at step {c._now_step}: {back}")
+        self._tell(f"{process} was lost at step {c.context.step_now}: {back}")
 
     def _count_lost(self, shard: int) -> Loss:
         """What is lost. Unless a checkpoint was under way, the next one can rest on the newest, as its shards all have
         what that says."""
-        cuts = self.cluster.coordinator.cuts
+        cuts = self.cluster.coordinator.core.checkpoints
         idle, base = cuts._open is None, cuts._base
         cuts.server_gone(shard)
         if idle:
             cuts._base, cuts._mixed = base, False
-        return cuts.stakes.lost(shard, self._finished)
+        return cuts.unsaved.lost(shard, self._finished)
 
     def _state(self, shard: int) -> Shard:
         """What a new process would hold."""
@@ -303,27 +297,28 @@ class ServerFailures:
         if chain is None and resumed is not None:
             chain = chain_at(Path(resumed))
         if chain is not None:
-            load_shard(state, chain, self.cluster.coordinator.now.home != "workers")
+            load_shard(state, chain, self.cluster.coordinator.context.current.home != "workers")
         return state
 
     def _newest(self) -> Chain | None:
         """The newest good checkpoint that this run has made."""
         try:
-            return self.cluster.coordinator.cuts.folder.newest()
+            return self.cluster.coordinator.core.checkpoints.folder.newest()
         except CheckpointError:
             return None
 
     def _everybody(self, shard: int) -> None:
         c = self.cluster.coordinator
         seconds, spent, samples = self._safe
-        again = c.record.seconds - seconds - (self.spent.total - spent)
+        again = c.context.record.seconds - seconds - (self.spent.total - spent)
         lost = self._again = self._finished - samples
         self.cluster.events.stall(self.spent.all_back(self.costs, again, lost))
-        self._tell(f"S{shard} was lost at step {c._now_step}: everybody goes back, {lost:,} samples are trained again")
+        lost_at = f"S{shard} was lost at step {c.context.step_now}"
+        self._tell(f"{lost_at}: everybody goes back, {lost:,} samples are trained again")
         raise EverybodyBack
 
     def _tell(self, sentence: str) -> None:
-        self.cluster.coordinator._event("checkpoint", {"state": "back", "sentence": sentence})
+        self.cluster.coordinator.context.tell("checkpoint", {"state": "back", "sentence": sentence})
 
     # -- another cluster in the place of this one ---------------------------------------------------
 
@@ -333,21 +328,21 @@ class ServerFailures:
         cfg = cluster.cfg
         if chain is not None:
             cfg = from_dict({**config_at(chain), "resume": str((chain.folder / chain.last.name).resolve())})
-        c.recovery.times.loaded(c.recovery.times.all[-1].process)
-        c.recovery.times.all[-1].samples_rolled_back = self._again
-        c.cuts.stakes.updates.again()
-        c.log.close(step=c._now_step)
+        c.context.failures.loaded(c.context.failures.all[-1].process)
+        c.context.failures.all[-1].samples_rolled_back = self._again
+        c.core.checkpoints.unsaved.updates.again()
+        c.context.log.close(step=c.context.step_now)
         aside(cluster.run_dir)
+        record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}
         return Before(
-            cfg, c.record.began, cluster.events.now, cluster.events.stalled, c.recovery.injector, cluster.storms,
-            c.recovery.times.all, self.spent, {name: getattr(c.cuts, name) for name in COUNTED}, self._row_updates,
-            self._resumed_at, c.record.statistics.acted,
+            cfg, record.began, cluster.events.now, cluster.events.stalled, c.core.workers.injector, cluster.storms,
+            c.context.failures.all, self.spent, counted, self._row_updates, self._resumed_at, record.statistics.acted,
         )  # fmt: skip
 
     @property
     def _resumed_at(self) -> int | None:
         """The step that the whole run went on from."""
-        position = self.cluster.coordinator.cuts.resumed
+        position = self.cluster.coordinator.core.checkpoints.resumed
         if self.before is not None:
             return self.before.resumed_at
         return None if position is None else position.step
@@ -361,7 +356,7 @@ class ServerFailures:
     def _row_updates(self) -> int:
         """Of the whole run, those that were done again counted once."""
         before = 0 if self.before is None else self.before.row_updates
-        return before + self.cluster.coordinator.cuts.stakes.updates.total
+        return before + self.cluster.coordinator.core.checkpoints.unsaved.updates.total
 
 
 def aside(run_dir: Path) -> None:

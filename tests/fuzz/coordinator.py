@@ -96,9 +96,9 @@ class Intruder:
         return found + [self._said() for turn in self._turns if turn == self._polls]
 
     def _said(self) -> tuple[Channel, Frame]:
-        launcher = self.coordinator.launcher
+        launcher = self.coordinator.context.launcher
         assert launcher is not None
-        nodes = [*self.coordinator.members.channels.values(), launcher]
+        nodes = [*self.coordinator.context.members.channels.values(), launcher]
         channel, payload = self.rng.choice(nodes), self.rng.randbytes(self.rng.choice(PAYLOADS))
         if self.rng.random() < 0.2:
             kind, descriptor = odd_descriptor(self.rng)
@@ -112,15 +112,16 @@ class Intruder:
         """A message that means something, mostly."""
         c, rng = self.coordinator, self.rng
         said = message(rng, tuple(c._handlers)) if rng.random() < 0.9 else message(rng)
-        peer, now = channel.peer, c._training
+        peer, now = channel.peer, c.context.training
         leases = [0] if now is None else [*now.policy.leases, 0]
         likely = {
             "worker": peer.index, "shard": peer.index, "number": peer.index, "role": peer.role, "node": str(peer),
-            "phase": c._phase_number, "batch": rng.choice(leases), "step": c._now_step, "turn": c.trainers._turn,
+            "phase": c.context.phase_number, "batch": rng.choice(leases), "step": c.context.step_now,
+            "turn": c.core.replicas.request,
             "row_version": 0, "dense_version": 0, "samples": 60, "name": "switch", "params": rng.choice((-1, 5)),
         }  # fmt: skip
         if type(said).__name__ in ("Saved", "DenseSaved"):
-            likely["number"] = c.cuts._number - 1
+            likely["number"] = c.core.checkpoints._number - 1
         return said._replace(
             **{key: value for key, value in likely.items() if key in said._fields and rng.random() < 0.8}
         )

@@ -13,8 +13,8 @@ from typing import Any
 from gbactl.collective.base import ring_item
 from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.core import Coordinator
 from gbactl.coordinator.journal import Found
+from gbactl.coordinator.shell import Coordinator
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.nodes.roles import dressed, header, serve

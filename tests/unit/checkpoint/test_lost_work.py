@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import pytest
 
-from gbactl.checkpoint.lost_work import Loss, Stakes
+from gbactl.checkpoint.lost_work import Loss, UnsavedWork
 
 
 def test_it_counts_from_the_last_save() -> None:
-    stakes = Stakes(1000, 2)
+    stakes = UnsavedWork.begin(1000, 2)
     stakes.updates.applied(0, 50)
     stakes.updates.applied(1, 60)
     stakes.saved(4, 100, dict(enumerate(stakes.updates.unsaved)))
@@ -22,7 +21,7 @@ def test_it_counts_from_the_last_save() -> None:
 
 
 def test_where_the_newest_is_damaged_more_is_lost() -> None:
-    stakes = Stakes(1000, 1)
+    stakes = UnsavedWork.begin(1000, 1)
     for step, samples in ((2, 100), (4, 200), (6, None), (8, 300)):
         stakes.saved(step, samples, {})
     stakes.lost(0, 330)
@@ -33,19 +32,19 @@ def test_where_the_newest_is_damaged_more_is_lost() -> None:
 
 def test_another_goes_on_with_what_was_told() -> None:
     """As JSON has it; also about what was saved before, which a shard may have to go back to."""
-    stakes, other = Stakes(1000, 2), Stakes(1000, 2)
+    stakes = UnsavedWork.begin(1000, 2)
     stakes.updates.applied(0, 50)
     stakes.updates.applied(1, 60)
     stakes.saved(4, 100, {0: 40, 1: 60})
     stakes.saved(8, 300, {})
     stakes.lost(0, 330)
     stakes.missed(1, 8, 3)
-    other.restore(json.loads(json.dumps(stakes.told())))
-    assert other.told() == stakes.told() and other.pls.total == stakes.pls.total > 0
+    other = msgspec.json.decode(msgspec.json.encode(stakes), type=UnsavedWork)
+    assert other == stakes and other.pls.total == stakes.pls.total > 0
     assert (other.updates.total, other.updates.total_lost) == (113, 13)
     assert other.older(0, 4) == stakes.older(0, 4) == Loss(200, 200 / 2000, 0)
     assert other.lost(1, 340) == stakes.lost(1, 340)
 
 
 def test_a_job_that_goes_on_counts_from_there() -> None:
-    assert Stakes(1000, 1, 12, 400).lost(0, 450).samples == 50
+    assert UnsavedWork.begin(1000, 1, 12, 400).lost(0, 450).samples == 50

@@ -13,9 +13,11 @@ import pytest
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.replica_mean import Gathering
 from gbactl.checkpoint.restore import dense_state
-from gbactl.config import CheckpointConfig, RunConfig
-from gbactl.coordinator.checkpointing import Cuts
+from gbactl.config import CheckpointConfig, RunConfig, mode_values
+from gbactl.coordinator.checkpointing import Checkpointing
+from gbactl.coordinator.state import Position, RunState
 from gbactl.coordinator.summary import RunRecord
 from gbactl.errors import CheckpointError, DivergedError
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
@@ -33,35 +35,41 @@ class Channel:
 
 
 class Cluster:
-    """As much of a coordinator as a checkpoint needs: two servers, two workers, a clock to be set."""
+    """As much of a run as a checkpoint needs: two servers, two workers, a clock to be set."""
 
     def __init__(self, run_dir: Path, mode: str, **checkpoint: Any) -> None:
         self.cfg = RunConfig(checkpoint=CheckpointConfig(**{"name": "full", "interval_steps": 2, **checkpoint}))
         self.cfg.mode.name = mode
         self.cfg.cluster.name = "virtual"  # the manifest is written within the call
-        self.now, self.time, self.step, self._training = self.cfg, 0.0, 0, None
+        self.run_dir, self.current, self.time, self.step = run_dir, self.cfg, 0.0, 0
+        self.home, self.sound, self.server_losses = self.cfg.home, True, 0
         self.hub = SimpleNamespace(now=lambda: self.time)
         schema = SimpleNamespace(rows=11, numeric=0, cardinalities=(11,), shared_ids=False)
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
-        self.record, self.switcher = RunRecord(self.hub.now), SimpleNamespace(plan=SimpleNamespace(taken=0))
+        self.record, self.state = RunRecord(self.hub.now), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
         self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell)
         self.events: list[dict[str, Any]] = []
-        self.returns = SimpleNamespace(complete=True, sound=True, losses=0, missed=lambda *_: None)
-        self.journal = SimpleNamespace(note=lambda: None)
-        self.trainers = SimpleNamespace(saved=[], centred=False)
-        self.revival, self._evaluation, self._gathered = None, None, True
-        self._progress, self.log = lambda: None, SimpleNamespace(flush=lambda: None)
-        self.cuts = Cuts(self, run_dir)  # type: ignore[arg-type]
+        self.evaluation, self.training, self.gathered, self.taking_over = None, None, True, False
+        self.failures = SimpleNamespace(cost=lambda process, loss: None)
+        self.log, self.note, self.tell_progress = SimpleNamespace(flush=lambda: None), lambda: None, lambda: None
+        self.trainers, self.centred = list[int](), False
+        self.cuts = Checkpointing(self, self._gathering)  # type: ignore[arg-type]
         self.cuts.begin(1000)
-        self.training = SimpleNamespace(phase=SimpleNamespace())
-        self.cuts.watch(self.training)  # type: ignore[arg-type]
+        self.phase = SimpleNamespace(phase=SimpleNamespace())
+        self.cuts.watch(self.phase)  # type: ignore[arg-type]
+
+    def position(self, step: int, training: Any = None, ended: bool = False) -> Position:
+        return self.record.position(training, step, mode_values(self.current), 0, ended)
+
+    def _gathering(self) -> Gathering | None:
+        return Gathering(self.trainers, self.centred) if self.trainers else None
 
     def _tell(self, role: str, message: Any) -> None:
         for channel in self.nodes[role].values():
             channel.send(message)
 
-    def _event(self, name: str, fields: dict[str, Any]) -> None:
+    def tell(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append(fields)
 
     def saves(self) -> list[Save]:
@@ -79,7 +87,7 @@ def names(run_dir: Path) -> list[str]:
 def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
     for step in (1, 2, 3, 4):
-        cluster.training.ordered(step)
+        cluster.phase.ordered(step)
     assert [save.step for save in cluster.saves()] == [2], "one at a time"
     cluster.answer(1, 0, 0)
     assert names(tmp_path) == []
@@ -93,18 +101,18 @@ def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
 def test_nothing_is_saved_between_a_loss_and_everybodys_going_back(tmp_path: Path) -> None:
     """A server that has come back is older than the others until then."""
     cluster = Cluster(tmp_path, "gba")
-    cluster.returns.sound = False
+    cluster.sound = False
     for step in (1, 2, 3, 4):
-        cluster.training.ordered(step)
+        cluster.phase.ordered(step)
     assert cluster.saves() == []
-    cluster.returns.sound = True
-    cluster.training.ordered(6)
+    cluster.sound = True
+    cluster.phase.ordered(6)
     assert [save.step for save in cluster.saves()] == [6]
 
 
 def test_everybody_goes_back_to_what_the_run_has_saved_itself(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
-    cluster.training.ordered(2)
+    cluster.phase.ordered(2)
     cluster.answer(1, 0, 1)
     own = cluster.cuts.folder.chain("cut-000001").last
     manifests.write(cluster.cuts.folder.begin(2), dataclasses.replace(own, number=2, identity="of another seed"))
@@ -116,23 +124,23 @@ def test_by_time(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", interval_steps=None, interval_seconds=10.0)
     for step, now in ((1, 9.0), (2, 10.0), (3, 11.0)):
         cluster.time = now
-        cluster.training.ordered(step)
+        cluster.phase.ordered(step)
         cluster.answer(1, 0, 1)
     assert [save.step for save in cluster.saves()] == [2]
     cluster.time = 20.0
-    cluster.training.ordered(4)
+    cluster.phase.ordered(4)
     assert [save.step for save in cluster.saves()] == [2, 4]
 
 
 def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "sync")
-    cluster.training.granted(1, 1)
+    cluster.phase.granted(1, 1)
     assert not cluster.nodes["worker"][1].sent, "another one's batch"
-    cluster.training.granted(0, 1)
+    cluster.phase.granted(0, 1)
     assert cluster.nodes["worker"][0].sent == [SaveDense(1, 2)]
-    cluster.training.ordered(1)
+    cluster.phase.ordered(1)
     assert cluster.saves() == []
-    cluster.training.ordered(2)
+    cluster.phase.ordered(2)
     assert [save[:2] for save in cluster.saves()] == [(1, 2)]
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == []
@@ -144,29 +152,29 @@ def test_in_sync_a_worker_is_asked_behind_its_batch_of_that_step(tmp_path: Path)
 @pytest.mark.parametrize("opened", [False, True])
 def test_the_next_one_is_tried_where_the_worker_that_was_asked_dies(tmp_path: Path, opened: bool) -> None:
     cluster = Cluster(tmp_path, "sync")
-    cluster.training.granted(0, 1)
+    cluster.phase.granted(0, 1)
     if opened:
-        cluster.training.ordered(2)
+        cluster.phase.ordered(2)
         cluster.answer(1, 0, 1)
     cluster.cuts.worker_lost(1)
-    cluster.training.granted(0, 3)
+    cluster.phase.granted(0, 3)
     assert len(cluster.nodes["worker"][0].sent) == 1, "it waits for the one"
     del cluster.nodes["worker"][0]
     cluster.cuts.worker_lost(0)
     assert list((tmp_path / "checkpoints").glob("*")) == []
-    cluster.training.granted(1, 3)
+    cluster.phase.granted(1, 3)
     assert cluster.nodes["worker"][1].sent == [SaveDense(2, 4)]
 
 
 def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="cpr_mfu", share=0.5)
-    cluster.training.ordered(1)
+    cluster.phase.ordered(1)
     assert cluster.saves()[-1].kind == "chosen"
     cluster.answer(1, 0)
     cluster.answer(1, 1, error="no room")
     assert names(tmp_path) == [] and cluster.events[-1] == {"state": "failed", "step": 1, "why": "no room"}
     assert not (tmp_path / "checkpoints" / "cut-000001").exists()
-    cluster.training.ordered(2)
+    cluster.phase.ordered(2)
     assert cluster.saves()[-1].kind == "whole"
 
 
@@ -175,9 +183,9 @@ def test_a_failed_part_is_told_and_the_next_one_is_whole(tmp_path: Path) -> None
 def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path, of: str, on_divergence: str) -> None:
     cluster = Cluster(tmp_path, "shadow_ma", keep=1)
     cluster.cfg.train.on_divergence = on_divergence
-    cluster.trainers.saved = [0]
+    cluster.trainers = [0]
     for step, value in ((2, 1.0), (4, np.nan if of == "dense" else 1.0)):
-        cluster.training.ordered(step)
+        cluster.phase.ordered(step)
         cluster.cuts.dense(DenseSaved(step // 2, step, 3), replica(value), 0)
         if value == value and step == 2:
             cluster.answer(1, 0, 1)
@@ -189,14 +197,14 @@ def test_one_that_is_not_finite_never_exists_nor_removes_another(tmp_path: Path,
         cluster.answer(2, 1, error=error, finite=not error)
     assert names(tmp_path) == ["cut-000001"] and not (tmp_path / "checkpoints" / "cut-000002").exists()
     assert "is not finite" in cluster.events[-1]["why"]
-    cluster.training.ordered(6)
+    cluster.phase.ordered(6)
     assert cluster.saves()[-1].kind == "whole"
 
 
 def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
     assert cluster.cuts.way_back() == ""
-    cluster.training.ordered(2)
+    cluster.phase.ordered(2)
     cluster.answer(1, 0)
     assert cluster.cuts.way_back() == "", "it is not all there, and will not be"
     assert not (tmp_path / "checkpoints" / "cut-000001").exists()
@@ -212,13 +220,14 @@ def test_the_way_back_is_the_newest_good_one(tmp_path: Path) -> None:
 
 def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="cpr_ssu", share=0.5)
-    cluster.training.ordered(1)
+    cluster.phase.ordered(1)
     cluster.answer(1, 0, 1)
-    cluster.training.ordered(2)
+    cluster.phase.ordered(2)
     cluster.answer(2, 0)
-    assert cluster.cuts.server_lost(1, 500) == pytest.approx(500 / (2 * 1000))
+    cluster.cuts.server_gone(1)
+    assert cluster.cuts.unsaved.lost(1, 500).pls == pytest.approx(500 / (2 * 1000))
     assert names(tmp_path) == ["cut-000001"] and cluster.events[-1]["state"] == "failed"
-    cluster.training.ordered(3)
+    cluster.phase.ordered(3)
     assert cluster.saves()[-1].kind == "whole"
     assert cluster.cuts.summary()["checkpoint"]["pls"] == pytest.approx(0.25)
 
@@ -226,23 +235,23 @@ def test_a_lost_server_ends_the_checkpoint_and_counts_what_was_lost(tmp_path: Pa
 def test_a_folder_that_cannot_be_made_costs_a_checkpoint_alone(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba")
     (tmp_path / "checkpoints").write_text("in the way")
-    cluster.training.ordered(2)
+    cluster.phase.ordered(2)
     assert cluster.events[-1]["state"] == "failed" and cluster.saves() == []
     (tmp_path / "checkpoints").unlink()
-    cluster.training.ordered(4)
+    cluster.phase.ordered(4)
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
 
 
 def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "sync")
-    cluster.training.granted(0, 1)
-    cluster.training.ordered(2)
+    cluster.phase.granted(0, 1)
+    cluster.phase.ordered(2)
     cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))
     assert cluster.events[-1]["state"] == "failed"
-    cluster.training.granted(0, 3)
+    cluster.phase.granted(0, 3)
     cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32))  # of the one before
-    cluster.training.ordered(4)
+    cluster.phase.ordered(4)
     cluster.cuts.dense(DenseSaved(2, 4, 3), np.zeros(9, np.float32))
     cluster.answer(2, 0, 1)
     assert names(tmp_path) == ["cut-000002"]
@@ -251,8 +260,8 @@ def test_a_dense_part_that_is_not_there_ends_the_checkpoint(tmp_path: Path) -> N
 def trainers(run_dir: Path, mode: str = "shadow_ma") -> Cluster:
     """Two of them, each of three parameters with Adam's moments; a checkpoint of step 2 is under way."""
     cluster = Cluster(run_dir, mode)
-    cluster.trainers.saved, cluster.trainers.centred = [0, 1], mode == "shadow_easgd"
-    cluster.training.ordered(2)
+    cluster.trainers, cluster.centred = [0, 1], mode == "shadow_easgd"
+    cluster.phase.ordered(2)
     return cluster
 
 
@@ -299,7 +308,7 @@ def test_without_any_replica_there_is_no_checkpoint(tmp_path: Path) -> None:
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == [] and cluster.events[-1]["why"] == "no trainer has a replica"
     cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
-    cluster.training.ordered(4)
+    cluster.phase.ordered(4)
     assert cluster.saves()[-1].number == 2, "the next one tries again"
 
 
@@ -309,13 +318,13 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     """Also without checkpoints, and instead of one that is being written slowly."""
     cluster = Cluster(tmp_path, mode, name=name)
     for step in (2, 3):
-        cluster.training.granted(0, step - 1)
-        cluster.training.ordered(step)
+        cluster.phase.granted(0, step - 1)
+        cluster.phase.ordered(step)
     slow = cluster.saves()
     assert [save.pace > 0 for save in slow] == [True] * (name == "full")
     cluster.cuts.stop(30.0)
-    cluster.training.granted(0, 4)
-    cluster.training.ordered(5)
+    cluster.phase.granted(0, 4)
+    cluster.phase.ordered(5)
     [save] = cluster.saves()[len(slow) :]
     assert (save.step, save.kind, save.pace) == (5, "whole", 0.0)
     cluster.answer(save.number, 0, 1)
@@ -324,19 +333,19 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
     told = cluster.events[-1]
     assert (told["state"], told["name"], told["step"]) == ("saved", save.name, 5)
     assert names(tmp_path) == [save.name]
-    cluster.training.granted(0, 5)
-    cluster.training.ordered(6)
+    cluster.phase.granted(0, 5)
+    cluster.phase.ordered(6)
     assert len(cluster.saves()) == len(slow) + 1 + (name == "full"), "that was the end of it"
 
 
 def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="none")
-    cluster._gathered = False
+    cluster.gathered = False
     cluster.cuts.stop(30.0)
     assert cluster.events.pop() == {"state": "nothing"}
-    cluster._gathered = True
+    cluster.gathered = True
     cluster.cuts.stop(30.0)
-    cluster.training.ordered(1)
+    cluster.phase.ordered(1)
     cluster.answer(1, 0)
     cluster.answer(1, 1, error="S1.safetensors could not be written (No space left on device).")
     assert cluster.events.pop()["why"] == "S1.safetensors could not be written (No space left on device)"

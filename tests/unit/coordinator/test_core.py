@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from gbactl.config import RunConfig
-from gbactl.coordinator.core import Coordinator
+from gbactl.coordinator.shell import Coordinator
 from gbactl.errors import ClusterError
 from gbactl.wire.auth import Peer
 from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import ClosedReplicas, DenseSaved, Hello, Inspected, Norms, Reached, Take
+
+DATASET = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=100)] * 3)
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def network() -> dict[str, MemoryHub]:
 @pytest.fixture
 def coordinator(network: dict[str, MemoryHub], tmp_path: Path) -> Coordinator:
     hub = MemoryHub(network, Peer("coordinator", 0))
-    return Coordinator(hub, RunConfig(), cast(Any, None), tmp_path, {})
+    return Coordinator(hub, RunConfig(), cast(Any, DATASET), tmp_path, {})
 
 
 def said(coordinator: Coordinator) -> None:
@@ -56,7 +59,7 @@ def test_a_stranger_to_the_run_is_refused_and_the_run_goes_on(
     channel.send(Reached(0, 1))
     said(coordinator)
     assert coordinator.hub.refused["WireError"] == 2
-    assert not coordinator.members.channels
+    assert not coordinator.context.members.channels
 
 
 @pytest.mark.parametrize(
@@ -95,4 +98,4 @@ def test_what_a_node_tells_of_itself(network: dict[str, MemoryHub], coordinator:
     for message in (Hello("worker", 1, "", 7), Inspected("W1", "ab", "17", {}, {}, {}), Norms(0, 4.0, [1.0])):
         channel.send(message)
     said(coordinator)
-    assert coordinator._inspected["W1"].model_sum == "17" and not coordinator.hub.refused
+    assert coordinator.core.questions.inspected["W1"].model_sum == "17" and not coordinator.hub.refused

@@ -7,35 +7,42 @@ from typing import Any, cast
 
 import pytest
 
-from gbactl.coordinator.dense_migration import Mover
-from gbactl.coordinator.membership import Members
-from gbactl.coordinator.worker_losses import Losses
+from gbactl.coordinator.dense_migration import DenseMigration
+from gbactl.coordinator.membership import Fencing, Members
+from gbactl.coordinator.state import DensePlacement
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import Moved, MoveDense
 
 
 class Workers:
-    """Three workers, seen by a mover; `script[i]` is what happens when the mover waits for the i-th time."""
+    """Three workers, seen by a migration; `script[i]` is what happens when it waits for the i-th time."""
 
     def __init__(self, *script: Callable[[Workers], None]) -> None:
         self.script = list(script)
         self.live = {0, 1, 2}
         self.gone: list[int] = []
         self.asked: list[MoveDense] = []
-        self.mover = Mover(cast(Members, self), cast(Losses, self), self.wait)
+        self.migration = DenseMigration(cast(Members, self), cast(Fencing, self), DensePlacement(), lambda: 0.0)
 
     def of(self, role: str) -> dict[int, None]:
         assert role == "worker"
         return dict.fromkeys(sorted(self.live))
 
     def tell(self, role: str, message: Any) -> None:
-        assert self.mover.moving, "losses are borne meanwhile"
+        assert self.migration.moving, "losses are borne meanwhile"
         self.asked.append(message)
 
-    def wait(self, until: Callable[[], bool]) -> bool:
-        if not until() and self.script:
-            self.script.pop(0)(self)
-        return until()
+    def move(self, *way: str) -> bool:
+        """Drive the move as the coordinator's loop does."""
+        flow, held = self.migration.move(*way), None
+        while True:
+            try:
+                until = next(flow) if held is None else flow.send(held)
+            except StopIteration as end:
+                return bool(end.value)
+            if not until.condition() and self.script:
+                self.script.pop(0)(self)
+            held = until.condition()
 
     def die(self, worker: int) -> None:
         self.live.discard(worker)
@@ -43,18 +50,18 @@ class Workers:
 
     def answer(self, *workers: int, turn: int | None = None) -> None:
         for worker in workers:
-            self.mover.moved(Moved(worker, self.asked[-1].turn if turn is None else turn))
+            self.migration.moved(Moved(worker, self.asked[-1].turn if turn is None else turn))
 
 
 def test_everybody_takes_them_over() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2))
-    assert workers.mover.move("workers")
-    assert workers.asked == [MoveDense("workers", -1, 1)] and not workers.mover.moving
+    assert workers.move("workers")
+    assert workers.asked == [MoveDense("workers", -1, 1)] and not workers.migration.moving
 
 
 def test_one_gives_them_to_the_servers() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2))
-    assert workers.mover.move("servers")
+    assert workers.move("servers")
     assert workers.asked == [MoveDense("servers", 0, 1)]
 
 
@@ -70,7 +77,7 @@ def test_a_worker_dies_on_the_way_to_the_workers() -> None:
         w.answer(2)
 
     workers = Workers(first, second)
-    assert not workers.mover.move("workers")
+    assert not workers.move("workers")
     assert not workers.script
 
 
@@ -80,7 +87,7 @@ def test_the_giver_dies_and_the_next_one_gives() -> None:
         w.die(0)
 
     workers = Workers(first, lambda w: w.die(1), lambda w: w.answer(2))
-    assert workers.mover.move("servers")
+    assert workers.move("servers")
     assert [message.giver for message in workers.asked] == [0, 1, 2]
 
 
@@ -91,7 +98,7 @@ def test_a_giver_that_dies_after_it_gave_needs_nobody() -> None:
         w.answer(1, 2)
 
     workers = Workers(first)
-    assert workers.mover.move("servers")
+    assert workers.move("servers")
     assert len(workers.asked) == 1
 
 
@@ -101,26 +108,26 @@ def test_another_than_the_giver_dies() -> None:
         w.answer(0, 1)
 
     workers = Workers(first)
-    assert workers.mover.move("servers") and len(workers.asked) == 1
+    assert workers.move("servers") and len(workers.asked) == 1
 
 
 @pytest.mark.parametrize("home", ["servers", "workers"])
 def test_who_does_not_answer_is_named(home: str) -> None:
     workers = Workers(lambda w: w.answer(0, 2))
     with pytest.raises(ClusterError, match=rf"^W1 did not answer when .* to the {home}"):
-        workers.mover.move(home)
-    assert not workers.mover.moving
+        workers.move(home)
+    assert not workers.migration.moving
 
 
 def test_replicas_are_given_up_without_a_giver_since_the_servers_hold_what_they_came_to() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2))
-    assert workers.mover.move("servers", "replicas")
+    assert workers.move("servers", "replicas")
     assert workers.asked == [MoveDense("servers", -1, 1)]
 
 
 def test_from_the_workers_to_replicas_by_way_of_the_servers() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.answer(0, 1, 2))
-    assert workers.mover.move("replicas", "workers")
+    assert workers.move("replicas", "workers")
     assert workers.asked == [MoveDense("servers", 0, 1), MoveDense("replicas", -1, 2)]
 
 
@@ -128,11 +135,11 @@ def test_from_the_workers_to_replicas_by_way_of_the_servers() -> None:
 def test_who_dies_on_the_way_leaves_them_where_they_were(of: str) -> None:
     workers = Workers(lambda w: w.die(1), lambda w: w.answer(0, 2))
     to = "replicas" if of == "servers" else "workers"
-    assert not workers.mover.move(to, of)
+    assert not workers.move(to, of)
     assert [message.home for message in workers.asked] == [to, of]
 
 
 def test_between_workers_and_replicas_there_is_no_way_back() -> None:
     workers = Workers(lambda w: w.answer(0, 1, 2), lambda w: w.die(1))
     with pytest.raises(ClusterError, match=r"^A worker died while the dense parameters were on their way"):
-        workers.mover.move("replicas", "workers")
+        workers.move("replicas", "workers")

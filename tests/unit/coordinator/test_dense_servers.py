@@ -25,7 +25,7 @@ from gbactl.config import (
     from_dict,
 )
 from gbactl.coordinator.event_log import InfoRecord, read
-from gbactl.coordinator.position import config_at
+from gbactl.coordinator.state import config_at
 from gbactl.policies import base as policies
 from gbactl.server.core import Server
 from gbactl.wire.messages import KIND, Elastic, Event, GetDense, GiveReplica, Inspect, OrderStep, Push, PutDense

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ import pytest
 
 from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, SwitchConfig
 from gbactl.coordinator import event_log, journal
-from gbactl.coordinator.core import Coordinator
+from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.event_log import InfoRecord
+from gbactl.coordinator.recovery_times import Failures
+from gbactl.coordinator.state import OVER
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.replay.command import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropPart, Event, Fence, Granted, OrderStep
@@ -142,16 +143,16 @@ def test_an_evaluation_begins_anew(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: int
 ) -> None:
     """Of the validation data, or of the test data when that is done: the scores are those of the same parameters."""
-    plain, calls = Coordinator._grant_evaluation, [0]
+    plain, calls = RunContext._take_evaluation, [0]
 
     def grant(this: Any, worker: int) -> None:
         plain(this, worker)
-        calls[0] += this._evaluation is not None and this.record.round[1] == 1 and this._evaluation._leases != {}
+        calls[0] += this.evaluation is not None and this.record.round[1] == 1 and this.evaluation._leases != {}
         if calls[0] == 1 + 5 * split:
             calls[0] = -1000
             raise Killed
 
-    monkeypatch.setattr(Coordinator, "_grant_evaluation", grant)
+    monkeypatch.setattr(RunContext, "_take_evaluation", grant)
     result = go(config("gba", data), tmp_path)
     assert calls[0] < 0
     went_well(result, tmp_path)
@@ -185,7 +186,7 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
 ) -> None:
     """It dies when all is in the log but its end."""
     DyingWorker(monkeypatch, 1, 4, "before")
-    plain, deaths = Coordinator._event, list[str]()
+    plain, deaths = RunContext.tell, list[str]()
 
     def event(this: Any, name: str, fields: dict[str, Any]) -> None:
         if name == "result" and not deaths:
@@ -193,7 +194,7 @@ def test_what_one_has_logged_of_failures_another_does_not_log_again(
             raise Killed
         plain(this, name, fields)
 
-    monkeypatch.setattr(Coordinator, "_event", event)
+    monkeypatch.setattr(RunContext, "tell", event)
     cfg = config("gba", data)
     cfg.cluster.lost_worker = "continue"
     result = go(cfg, tmp_path)
@@ -230,14 +231,14 @@ def test_what_a_plan_did_is_not_done_again(
 ) -> None:
     cfg, told = config("gba", data), list[Event]()
     cfg.faults = FaultsConfig(plans=[{"kind": "kill", "coordinator": True, "step": 4}])
-    plain = Coordinator._event
+    plain = RunContext.tell
 
     def event(this: Any, name: str, fields: dict[str, Any]) -> None:
         plain(this, name, fields)
         if name == "inject":
             raise Killed
 
-    monkeypatch.setattr(Coordinator, "_event", event)
+    monkeypatch.setattr(RunContext, "tell", event)
     result = go(cfg, tmp_path, told=told)
     assert [event.fields["process"] for event in told if event.name == "inject"] == ["C"]
     [failed] = result["recovery"]
@@ -259,8 +260,8 @@ def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any
     """And no note in its log, but small numbers."""
     go(config("gba", data), tmp_path)
     found = journal.Found.of(tmp_path, 1, 0.0)
-    assert (found.stood["stage"], found.stood["round"]) == (journal.OVER, 1)
-    assert json.dumps(found.notes)
+    assert (found.state.stood.stage, found.state.stood.round) == (OVER, 1)
+    assert found.state.ongoing.lives.gone == [] and found.state.ongoing.failures == Failures()
     infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]
     notes = [record for record in infos if record.kind == event_log.NOTE]
     assert notes == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator.recovery_times import Recoveries
+from gbactl.coordinator.recovery_times import RecoveryTimes
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
 from gbactl.tracking.runs import Run
@@ -24,7 +24,7 @@ class Clock:
 
 def test_times_count_from_the_injection() -> None:
     clock = Clock()
-    times = Recoveries(clock)
+    times = RecoveryTimes(clock)
     times.injected("W1", "hang")
     clock.now = 12.5
     times.detected("W1", "death")
@@ -42,7 +42,7 @@ def test_times_count_from_the_injection() -> None:
 
 def test_what_nobody_injected_counts_from_the_last_sign_of_life() -> None:
     clock = Clock()
-    times = Recoveries(clock)
+    times = RecoveryTimes(clock)
     for process, at in (("W0", 11.0), ("W1", 12.0), ("W0", 13.0)):
         clock.now = at
         times.alive(process)

@@ -25,9 +25,9 @@ from gbactl.config import (
     check,
     from_dict,
 )
-from gbactl.coordinator.checkpointing import Cuts
-from gbactl.coordinator.core import Coordinator
-from gbactl.coordinator.position import config_at
+from gbactl.coordinator.checkpointing import Checkpointing
+from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.state import config_at
 from gbactl.launch.export import export
 from gbactl.server.core import Server
 from gbactl.server.easgd_center import CentreSide
@@ -105,7 +105,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training does not go beyond a day's 20th batch before there is a checkpoint, however slow the disk is."""
-    saved, count, push = threading.Event(), Cuts._count_saved, Exchange.push
+    saved, count, push = threading.Event(), Checkpointing._count_saved, Exchange.push
 
     def count_saved(this: Any, cut: Any) -> None:
         saved.set()
@@ -116,7 +116,7 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
             assert saved.wait(50.0), "no checkpoint came to be"
         push(this, item, *rest)
 
-    monkeypatch.setattr(Cuts, "_count_saved", count_saved)
+    monkeypatch.setattr(Checkpointing, "_count_saved", count_saved)
     monkeypatch.setattr(Exchange, "push", pushes)
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from gbactl.coordinator.event_log import DENSE_LOST
-from gbactl.coordinator.server_sums import LostParts
+from gbactl.coordinator.server_sums import ServerSums
+from gbactl.coordinator.state import LostSums, decoded, encoded
 from gbactl.errors import WireError
 from gbactl.policies import Phase
-from gbactl.wire.auth import Peer
-from gbactl.wire.frames import Frame
 from gbactl.wire.messages import PartsLost
 
 DAY = Phase(310, 32, 96, 0, ())  # 10 batches, the last of 22 samples: 4 steps
 NEXT = Phase(64, 32, 64, 4, ())
-SERVER = cast(Any, SimpleNamespace(peer=Peer("server", 0)))
 
 
 class Told:
@@ -29,20 +27,20 @@ class Told:
         self.samples = 0
         self.lost = self.another()
 
-    def another(self) -> LostParts:
+    def another(self, state: LostSums | None = None) -> ServerSums:
         """A coordinator's, with the same log and account."""
-        times = SimpleNamespace(dense_lost=self._count)
-        own = SimpleNamespace(
+        ongoing = SimpleNamespace(sums=state or LostSums())
+        run = SimpleNamespace(
             log=SimpleNamespace(info=lambda kind, fields: self.logged.append((kind, fields))),
-            recovery=SimpleNamespace(times=times), journal=SimpleNamespace(note=lambda: None),
+            failures=SimpleNamespace(dense_lost=self._count), note=lambda: None, state=SimpleNamespace(ongoing=ongoing),
         )  # fmt: skip
-        return LostParts(cast(Any, own))
+        return ServerSums(cast(Any, run))
 
     def _count(self, samples: int) -> None:
         self.samples += samples
 
     def hears(self, step: int, *parts: int) -> None:
-        self.lost.handlers[PartsLost](SERVER, PartsLost(step, list(parts)), Frame(1, b"", np.empty(0, np.uint8)))
+        self.lost.lost(PartsLost(step, list(parts)))
 
 
 def test_what_comes_in_the_next_phase_is_of_the_one_before() -> None:
@@ -60,8 +58,7 @@ def test_the_next_coordinator_counts_nothing_again() -> None:
     told = Told()
     told.lost.begins(DAY)
     told.hears(1, 2)
-    before, told.lost = told.lost, told.another()
-    told.lost.restore(before.told())
+    told.lost = told.another(decoded(json.loads(json.dumps(encoded(told.lost.state))), LostSums))
     told.lost.begins(DAY)
     told.hears(1, 2)
     assert told.samples == 32

@@ -14,7 +14,7 @@ import pytest
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
-from gbactl.coordinator.position import Position, config_at
+from gbactl.coordinator.state import Position, config_at
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
@@ -136,7 +136,7 @@ def test_what_was_in_flight_is_read_again_and_counts_once(mode: str, data: dict[
     assert result["samples"]["read"] == 2 * ROWS
     folder = Folder(tmp_path / "one" / "checkpoints")
     for cut in folder.names()[:-1][:3:2]:
-        position = Position(folder.verified(cut).last.position)
+        position = Position.read(folder.verified(cut).last.position)
         unread = sum(high - low for low, high in position.unread or ())
         assert position.ledger.read == position.ledger.finished == ROWS * (position.round + 1) - unread
         again = resume(cfg, tmp_path / "one", cut, tmp_path / cut)

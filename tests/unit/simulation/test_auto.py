@@ -12,7 +12,7 @@ import pytest
 
 from gbactl.config import RunConfig, SwitchConfig, check
 from gbactl.coordinator.auto_switch import NAME
-from gbactl.coordinator.mode_switch import Switcher
+from gbactl.coordinator.mode_switch import ModeSwitch
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.simulation.cluster import run_virtual
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_noted_and_not_asked(
     two_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For instance where a worker is gone that sync would need, or the last batch is handed out."""
-    monkeypatch.setattr(Switcher, "_hindrance", lambda self, cfg: f"no {cfg.mode.name} today")
+    monkeypatch.setattr(ModeSwitch, "_hindrance", lambda self, cfg: f"no {cfg.mode.name} today")
     result = run(auto(), two_days, tmp_path)
     wished = [look for look in looks(tmp_path) if look["wanted"] != look["mode"]]
     assert wished and all(look["obstacle"] == "no gba today" for look in wished)

@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict
-from gbactl.coordinator.position import config_at
+from gbactl.coordinator.state import config_at
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import Stopped
 from gbactl.simulation.cluster import run_virtual

@@ -71,7 +71,7 @@ def test_what_has_diverged_before_is_compared_with_the_first_loss_of_all(data: P
     result = run(exploding("gba", 1e6, "continue", "adam", interval_steps=1, keep=99), data, tmp_path / "a")
     assert result["ne"] > 10, "it was to train to its end"
     chain = Folder(tmp_path / "a" / "checkpoints").newest()
-    assert chain.last.position["statistics"]["first_loss"] == pytest.approx(0.693, abs=0.05)
+    assert chain.last.position["statistics"]["limit"]["first"] == pytest.approx(0.693, abs=0.05)
     cfg = exploding("gba", 1e-9, "stop", "adam")
     values = to_dict(dataclasses.replace(cfg, resume=str(chain.folder / "cut-000003")))
     with pytest.raises(DivergedError, match=r"step 3; go on from it with 'gbactl train resume=\S+/cut-000003 "):

@@ -10,7 +10,7 @@ import pytest
 
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
-from gbactl.coordinator.position import config_at
+from gbactl.coordinator.state import config_at
 from gbactl.coordinator.worker_recovery import FATES
 from tests.support.modes import every_k
 from tests.support.simulated_runs import adds_up, config, run

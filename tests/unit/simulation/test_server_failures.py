@@ -13,7 +13,7 @@ from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.intervals import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
-from gbactl.coordinator.position import config_at
+from gbactl.coordinator.state import config_at
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.replay.recording import scan
 from gbactl.simulation.failures import ServerFailures

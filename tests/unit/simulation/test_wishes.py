@@ -34,7 +34,7 @@ def ask_at_random(
 
     def ask(fields: dict[str, Any]) -> None:
         told.append(Event("switch", {"id": fields["id"], "state": "asked"}))
-        cluster.coordinator.switcher.ask(fields)
+        cluster.coordinator.core.switch.ask(fields)
 
     for number in range(1, 16):
         mode = {"name": draw.choice(modes), "prefetch": draw.randint(0, 1), "local_batch": draw.choice([32, 32, 64])}

@@ -24,7 +24,7 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator.event_log import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
-from gbactl.coordinator.server_sums import LostParts
+from gbactl.coordinator.server_sums import ServerSums
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.nodes import worker as node
 from gbactl.replay.command import replay
@@ -290,7 +290,7 @@ def test_another_coordinator_counts_what_is_gone_once(
     """The one before dies when it hears of it, before or after it has noted that. Turn 16: in the evaluation."""
     rings(has=BUCKETS * (turn - 1), deaf=1)
     DyingWorker(monkeypatch, 1, turn, "announced")
-    plain, deaths = LostParts._heard, [0]
+    plain, deaths = ServerSums.lost, [0]
 
     def heard(this: Any, *args: Any) -> None:
         if counted or deaths[0]:
@@ -299,7 +299,7 @@ def test_another_coordinator_counts_what_is_gone_once(
             deaths[0] += 1
             raise Killed
 
-    monkeypatch.setattr(LostParts, "_heard", heard)
+    monkeypatch.setattr(ServerSums, "lost", heard)
     result = run_in_memory(config("sync", "continue"), data, tmp_path)
     adds_up(result)
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)

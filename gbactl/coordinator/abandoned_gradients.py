@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from gbactl.wire.messages import Staged
 
 
-class Late:
+class AbandonedGradients:
     """`servers`: how many shards see a gradient."""
 
     def __init__(self, servers: int) -> None:
@@ -23,9 +23,12 @@ class Late:
         for worker, batch, seen in given_up:
             self._seen[phase, batch] = (worker, set(seen))
 
-    def of(self, worker: int) -> list[tuple[int, int]]:
-        """(phase, batch) of those of a worker that are still to come."""
-        return [key for key, (owner, _) in self._seen.items() if owner == worker]
+    def by_worker(self) -> dict[int, list[tuple[int, int]]]:
+        """(phase, batch) of those that are still to come, for each worker."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for key, (owner, _) in self._seen.items():
+            found.setdefault(owner, []).append(key)
+        return found
 
     def staged(self, message: Staged) -> bool:
         """A shard has seen a gradient. Whether it was one of these, now seen by all."""

@@ -1,0 +1,168 @@
+"""What all parts of the coordinator know of a run, and how they wait.
+
+The parts (hand-out, checkpoints, recoveries, mode switch, replicas) do not know each other: each has this context and
+its own branch of the state. What waits for nodes is a generator that yields Until; one loop (shell.py) handles messages
+until the condition holds and then resumes it. So a run reads from top to bottom in flow.py, and no message is ever
+handled within a wait of another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from gbactl.config import RunConfig, mode_values
+from gbactl.coordinator import event_log
+from gbactl.coordinator.evaluation import Evaluation
+from gbactl.coordinator.event_log import EventLog
+from gbactl.coordinator.handout import Training
+from gbactl.coordinator.journal import Found, Journal
+from gbactl.coordinator.membership import Fencing, Members
+from gbactl.coordinator.recovery_times import Failed, RecoveryTimes
+from gbactl.coordinator.state import Position, RunState
+from gbactl.coordinator.summary import RunRecord
+from gbactl.data.dataset import Dataset
+from gbactl.faults.observed import Observed
+from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.messages import Event, Granted
+
+
+class Until(NamedTuple):
+    """What a generator waits for: a condition, no longer than until `deadline` by the hub's clock. It is sent whether
+    the condition holds."""
+
+    condition: Callable[[], bool]
+    deadline: float | None = None
+
+
+T = TypeVar("T")
+Flow = Generator[Until, bool, T]
+
+
+class RunContext:
+    """One run, as all parts of its coordinator see it."""
+
+    def __init__(
+        self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any], found: Found | None
+    ) -> None:
+        """`found`: what another coordinator left, in whose place this one is."""
+        self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
+        self.state = RunState() if found is None else found.state
+        self.members = Members(cfg.processes, cfg.cluster.servers)
+        self.fencing = Fencing(self.members, self.state.ongoing.lives.gone)
+        self.current = cfg  # in the mode at hand
+        self.record = RunRecord(hub.now, cfg.train.patience)
+        self.record.modes = cfg.mode.name
+        self.record.statistics.observed = Observed.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
+        self.journal = Journal(cfg, run_dir, self.state, first=found is None)
+        self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
+        self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
+        self.launcher: Channel | None = None
+        self.step = self.switches = self.phase_number = 0
+        self.training: Training | None = None
+        self.evaluation: Evaluation | None = None
+        self.waiting: deque[int] = deque()  # workers that ask for a batch and got none yet
+        self.surplus: Counter[int] = Counter()  # how often each worker asks for a thread of a phase that is over
+        self.gathered = self.started = self.stopped = False
+        self.taking_over = found is not None
+        self.server_losses = 0  # so far
+        self.servers_gone: dict[int, float] = {}  # shard -> when it was missed
+        self.all_go_back = False  # to the last checkpoint, as soon as nothing is in flight
+        self.fresh_at: int | None = None  # the step at which the optimizer's state began anew
+        self.auto_look: dict[str, Any] | None = None  # the last look of switch=auto
+
+    # -- facts --------------------------------------------------------------------------------------
+
+    @property
+    def home(self) -> str:
+        """Who holds the dense parameters in the mode at hand."""
+        return self.current.home
+
+    @property
+    def step_now(self) -> int:
+        """Steps ordered so far, the phase that goes on included."""
+        return self.step if self.training is None else self.training.policy.step
+
+    @property
+    def finished(self) -> int:
+        """Samples of the job with a fate, the phase that goes on included."""
+        return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
+
+    @property
+    def sound(self) -> bool:
+        """Whether what the servers have may be saved: every shard is served, and none waits for all to go back."""
+        return not (self.servers_gone or self.all_go_back)
+
+    def position(self, step: int, training: Training | None = None, ended: bool = False) -> Position:
+        """Where the job stands at a step."""
+        return self.record.position(training, step, mode_values(self.current), self.switches, ended)
+
+    # -- batches ------------------------------------------------------------------------------------
+
+    def take(self, worker: int) -> None:
+        """Hand a worker its next batch, or remember that it waits."""
+        if self.surplus[worker]:
+            self.surplus[worker] -= 1
+        elif self.evaluation is not None:
+            self._take_evaluation(worker)
+        elif self.training is None or not self.training.take(worker):
+            self.waiting.append(worker)
+
+    def serve_evaluation(self) -> None:
+        """Hand evaluation batches to all who wait."""
+        for _ in range(len(self.waiting)):
+            self._take_evaluation(self.waiting.popleft())
+
+    def _take_evaluation(self, worker: int) -> None:
+        evaluation = self.evaluation
+        got = None if evaluation is None else evaluation.take(worker)
+        if evaluation is None or got is None:
+            self.waiting.append(worker)
+            return
+        batch, start, samples = got
+        channel = self.members.of("worker")[worker]
+        channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
+
+    # -- what is told -------------------------------------------------------------------------------
+
+    def tell(self, name: str, fields: dict[str, Any]) -> None:
+        """Send the launcher an event."""
+        if self.launcher is not None:
+            self.launcher.send(Event(name, fields))
+
+    def tell_progress(self) -> None:
+        """Tell the launcher how far the run is."""
+        told = {"mode": self.current.mode.name, "live": len(self.members.of("worker")), "lost": self.fencing.gone}
+        if self.auto_look is not None:
+            told["auto"] = self.auto_look
+        self.tell("progress", {**self.record.progress(self.training, self.step), **told})
+
+    def note(self) -> None:
+        """Write down what has changed within a phase, for a coordinator that takes over."""
+        if self.journal.on and self.started:
+            self._update()
+            self.journal.note(self.log)
+
+    def stand(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
+        """Nothing is in flight: write down that round `number` comes to a stage, with the `rest` of it to train."""
+        if not self.journal.on:
+            return
+        self.log.flush()
+        self._update()
+        stood, now = self.state.stood, self.hub.now()
+        stood.stage, stood.round, stood.rest, stood.inside = stage, number, list(rest), inside
+        stood.offset, stood.phase, stood.at, stood.began = self.log.bytes, self.phase_number, now, self.record.began
+        stood.position = self.position(self.step)
+        self.journal.write()
+
+    def _update(self) -> None:
+        """Bring into the state what others keep."""
+        servers = self.members.of("server").items()
+        self.state.ongoing.lives.servers = {shard: channel.peer.epoch for shard, channel in servers}
+        self.state.ongoing.acted = self.record.statistics.acted
+
+    def _log_failure(self, number: int, failed: Failed) -> None:
+        since = failed.at - self.record.began
+        self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.timed()})

@@ -1,0 +1,218 @@
+"""All that must outlive a coordinator: one tree of dataclasses, encoded here and nowhere else.
+
+coordinator.json has the whole RunState as of the last moment when nothing was in flight; a note in the event log has
+its `ongoing` branch, which changes within a phase; a checkpoint's manifest has a Position. Each part of the
+coordinator works on its own branch in place, so that there is nothing to copy into it or out of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from gbactl.checkpoint.folder import Chain
+from gbactl.checkpoint.lost_work import UnsavedWork
+from gbactl.checkpoint.pls import PlsCounter
+from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.row_updates import UpdateCounter
+from gbactl.coordinator.membership import Lives
+from gbactl.coordinator.recovery_times import Failures
+from gbactl.coordinator.schedule import EarlyStopping
+from gbactl.coordinator.statistics import Counts
+from gbactl.errors import CheckpointError
+from gbactl.policies import Ledger
+from gbactl.policies.base import policy_class
+from gbactl.switching.history import switched
+
+T = TypeVar("T")
+TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
+_RATE = ("batches", "samples", "seconds", "untimed")
+
+
+@dataclass
+class Position:
+    """Where a job stands. What was handed out and not applied is `unread` again: it is handed out once more, and counts
+    once. `switches`: entries of the schedule that have come; `mode`: the keys of the mode at hand."""
+
+    step: int
+    round: int
+    label: str
+    seconds: float
+    ended: bool
+    unread: list[tuple[int, int]] | None
+    ledger: Ledger
+    mode: dict[str, Any]
+    switches: int
+    stopping: EarlyStopping | None
+    results: list[dict[str, Any]]
+    modes: str
+    phases: list[dict[str, Any]]
+    curve: list[dict[str, Any]]
+    statistics: Counts
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Position:
+        """A manifest's position. Raises CheckpointError where it is none."""
+        try:
+            return decoded(_today(values), cls)
+        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"A checkpoint's position cannot be used ({error!r}).") from error
+
+    @property
+    def dense(self) -> str:
+        """What the dense part is: of trainers the centre or the mean of their replicas."""
+        mode = policy_class(str(self.mode["name"]))
+        if mode.home != "replicas":
+            return "the dense parameters"
+        return "the mean of the replicas" if mode.collective else "the centre"
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether patience was at its end."""
+        stopping = self.stopping
+        return stopping is not None and 0 < stopping.patience <= stopping.seen - 1 - stopping.best_round
+
+    def modes_with(self, mode: str) -> str:
+        """The name of a run that goes on from here in `mode`."""
+        return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
+
+
+def _today(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A position with the fields of today: older checkpoints have pairs in the place of maps, and know less."""
+    statistics = dict(values["statistics"])
+    for name in ("staleness", "token_staleness"):
+        statistics[name] = dict(statistics[name])
+    if isinstance(statistics["workers"], list):
+        rates = {worker: dict(zip(_RATE, rest, strict=False)) for worker, *rest in statistics["workers"]}
+        statistics |= {"workers": rates, "limit": {"first": statistics.get("first_loss")}}
+    return {"modes": values["mode"]["name"], **values, "statistics": statistics}
+
+
+def config_at(chain: Chain) -> dict[str, Any]:
+    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    config, position = copy.deepcopy(chain.last.config), Position.read(chain.last.position)
+    mode = dict(position.mode)
+    config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
+    config["mode"], switch = mode, config["switch"]
+    for key in ("schedule", "modes"):
+        switch[key] = switch[key][position.switches :]
+    config["run_dir"] = None
+    return config
+
+
+@dataclass
+class Checkpoints:
+    """Checkpoints made so far: how many, how many failed, what they took; `tick`: number of the next in its rhythm."""
+
+    done: int = 0
+    failed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    tick: int = 1
+    unsaved: UnsavedWork = field(default_factory=lambda: UnsavedWork(PlsCounter(1, 0), UpdateCounter(0), [(-1, 0)]))
+
+
+@dataclass
+class DensePlacement:
+    """Where the dense parameters are; of a move under way, where `to` and where `source`; `request`: its number."""
+
+    request: int = 0
+    home: str = ""
+    to: str = ""
+    source: str = ""
+
+
+@dataclass
+class LostSums:
+    """`phases`: the last one that trained and the one before, as (samples, local batch, global batch, first step);
+    `lost`: step -> its gradients whose dense part is gone."""
+
+    phases: list[tuple[int, int, int, int]] = field(default_factory=list)
+    lost: dict[int, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Ongoing:
+    """What changes within a phase and is no step of it. `unequal`: the workers' dense parts may differ in their last
+    bits; `acted`: what of the fault plan was at work on workers."""
+
+    lives: Lives = field(default_factory=Lives)
+    failures: Failures = field(default_factory=Failures)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    placement: DensePlacement = field(default_factory=DensePlacement)
+    sums: LostSums = field(default_factory=LostSums)
+    unequal: bool = False
+    acted: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class LastSwitch:
+    """`report`: a switch that was made and not told yet; `gradient`: when the last one before it came."""
+
+    report: dict[str, Any] | None = None
+    gradient: float | None = None
+
+
+@dataclass
+class Replicas:
+    """What phases with replicas noted; `last`: the settings of the phase at hand, or of the last one; `settings`: of
+    the last one that had replicas."""
+
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Standstill:
+    """A moment when nothing is in flight: round `round` comes to `stage`, with the `rest` of its samples to train;
+    `inside`: it has begun. `offset`: bytes of the event log; `phase`: number of the last one; `at`, `began`: now, and
+    when the run did, in seconds of the machine's clock."""
+
+    stage: str = TRAIN
+    round: int = 0
+    rest: list[tuple[int, int]] = field(default_factory=list)
+    inside: bool = False
+    offset: int = 0
+    phase: int = 0
+    at: float = 0.0
+    began: float = 0.0
+    position: Position | None = None
+
+    @property
+    def ranges(self) -> Ranges:
+        """The rest, as a phase takes it."""
+        return tuple(self.rest)
+
+
+@dataclass
+class RunState:
+    """The whole tree."""
+
+    stood: Standstill = field(default_factory=Standstill)
+    switch: LastSwitch = field(default_factory=LastSwitch)
+    replicas: Replicas = field(default_factory=Replicas)
+    ongoing: Ongoing = field(default_factory=Ongoing)
+
+
+def encoded(branch: Any) -> dict[str, Any]:
+    """A branch of the state as plain containers with string keys."""
+    found: dict[str, Any] = msgspec.to_builtins(branch, str_keys=True, enc_hook=_number)
+    return found
+
+
+def _number(value: Any) -> Any:
+    """A numpy scalar, which metrics have, as a number of Python's own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no part of the state")
+
+
+def decoded(values: Mapping[str, Any], kind: type[T]) -> T:
+    """A branch of the state from plain containers. Raises msgspec.ValidationError."""
+    return msgspec.convert(values, kind, str_keys=True)

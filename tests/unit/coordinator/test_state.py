@@ -1,0 +1,91 @@
+"""The state that outlives a coordinator: there and back by JSON, and positions of older checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gbactl.checkpoint.lost_work import UnsavedWork
+from gbactl.coordinator.membership import Lives
+from gbactl.coordinator.recovery_times import Failed, Failures
+from gbactl.coordinator.schedule import EarlyStopping
+from gbactl.coordinator.state import (
+    Checkpoints,
+    DensePlacement,
+    LostSums,
+    Ongoing,
+    Position,
+    RunState,
+    Standstill,
+    decoded,
+    encoded,
+)
+from gbactl.coordinator.statistics import Counts, WorkerRate
+from gbactl.coordinator.summary import RunRecord
+from gbactl.errors import CheckpointError
+from gbactl.policies import Ledger
+
+
+def position(**changes: Any) -> Position:
+    rates = {3: WorkerRate(2, 64, 0.5, 0)}
+    values: dict[str, Any] = {
+        "step": 7, "round": 1, "label": "day 1", "seconds": 2.5, "ended": False, "unread": [(64, 128)],
+        "ledger": Ledger(64, 64, 0, 0, 64.0), "mode": {"name": "gba", "workers": 2}, "switches": 1,
+        "stopping": EarlyStopping(2, 0.7, 0, 1), "results": [{"auc": np.float64(0.7)}], "modes": "sync>gba@day1",
+        "phases": [{"mode": "sync"}], "curve": [{"loss": float("nan")}],
+        "statistics": Counts({0: 4, 2: 1}, {0: 5}, 3.0, {"applied": 5}, rates),
+    }  # fmt: skip
+    return Position(**values | changes)
+
+
+def test_the_whole_tree_is_the_same_after_json() -> None:
+    failures = Failures([Failed("W1", "death", 1.0, 2.0)], {"S0": ("kill", 3.0)}, (4, 2.5))
+    checkpoints = Checkpoints(1, 2, 300, 4.0, 5, UnsavedWork.begin(1000, 2, 4, 100))
+    placement, sums = DensePlacement(3, "workers", "servers", "workers"), LostSums([(310, 32, 96, 0)], {4: [1, 2]})
+    state = RunState(
+        Standstill("train", 1, [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),
+        ongoing=Ongoing(Lives([1], {1: 2}, {0: 0}), failures, checkpoints, placement, sums, True, [{"plan": 0}]),
+    )
+    assert decoded(json.loads(json.dumps(encoded(state))), RunState) == state
+
+
+def test_numbers_of_numpy_and_losses_that_are_none_are_kept() -> None:
+    values = json.loads(json.dumps(encoded(position())))
+    read = Position.read(values)
+    assert read.results == [{"auc": 0.7}] and type(read.results[0]["auc"]) is float
+    assert np.isnan(read.curve[0]["loss"])
+
+
+def test_a_position_of_an_older_checkpoint_is_read() -> None:
+    """Pairs stood in the place of maps, and there was no loss limit and no list of modes at first."""
+    now = json.loads(json.dumps(encoded(position(modes="gba", curve=[]))))
+    statistics = {
+        "staleness": [[0, 4], [2, 1]], "token_staleness": [[0, 5]], "samples_behind": 3.0,
+        "gradients": {"applied": 5}, "workers": [[3, 2, 64, 0.5]],
+    }  # fmt: skip
+    before = {key: value for key, value in now.items() if key != "modes"} | {"statistics": statistics}
+    assert Position.read(before) == Position.read(now)
+    assert Position.read(before | {"statistics": {**statistics, "first_loss": 0.7}}).statistics.limit.first == 0.7
+
+
+@pytest.mark.parametrize("broken", [{}, {"step": "seven"}, {"statistics": None}, {"ledger": {"read": 1.5}}])
+def test_what_is_no_position_is_refused(broken: dict[str, Any]) -> None:
+    values = encoded(position()) | broken if broken else {}
+    with pytest.raises(CheckpointError, match="position cannot be used"):
+        Position.read(values)
+
+
+def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
+    """What it records afterwards changes nothing of the position."""
+    kept = position(curve=[], results=[{"auc": 0.7}])
+    record = RunRecord(lambda: 9.0, patience=5)
+    for _ in range(2):
+        record.restore(kept)
+        assert (record.stopping.patience, record.stopping.best, record.ledger.trained) == (5, 0.7, 64)
+        record.statistics.staleness[1] += 1
+        record.ledger.trained += 32
+        record.results.append({})
+    assert kept == position(curve=[], results=[{"auc": 0.7}])

@@ -16,20 +16,17 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from gbactl.policies import GbaOptions, HopBsOptions, Phase, Policy, PolicyOptions, make
+from gbactl.policies import GbaOptions, HopBsOptions, Phase, Policy, PolicyOptions, make, names
 
 TARGET_US = 20.0
 ROUNDS, DECISIONS, BATCH = 5, 20_000, 128
-MODES: dict[str, tuple[str, PolicyOptions | None]] = {
-    "async": ("async", None),
-    "bsp": ("bsp", None),
-    "gba": ("gba", None),
+OTHERS = {
     "gba row_staleness=row": ("gba", GbaOptions(row_staleness="row")),
-    "hop_bs": ("hop_bs", None),
     "hop_bs bound=inf": ("hop_bs", HopBsOptions(bound=float("inf"))),
-    "hop_bw": ("hop_bw", None),
-    "sync": ("sync", None),
 }
+MODES: dict[str, tuple[str, PolicyOptions | None]] = {
+    **{name: (name, None) for name in names(lambda mode: mode.home != "replicas")}, **OTHERS,
+}  # fmt: skip
 
 
 @dataclass

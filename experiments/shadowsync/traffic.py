@@ -51,7 +51,7 @@ class Count:
             self.bytes["all-reduce"] += 8 * self.dense * (self.cfg.cluster.workers - 1)
 
     def _begin(self, phase: BeginPhase) -> None:
-        self._home = policy_class(phase.mode).dense_on
+        self._home = policy_class(phase.mode).home
         where = phase._replace(number=0, mode="", first_step=0, served_dense=False, prefetch_rows=False)
         self._distinct = distinct(self.data, self.cfg.seed, self.cfg.train.shuffle, tuple(map(_hashable, where)))
 

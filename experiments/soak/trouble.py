@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SERVED = ("async", "gba", "bsp", "hop_bs", "hop_bw", "sync")
-IN_STEP = ("sync", "gba", "bsp", "hop_bw")  # modes with a global step of one batch a worker
-REPLICAS = ("shadow_easgd", "shadow_ma", "shadow_bmuf", "fr_easgd", "fr_ma", "fr_bmuf", "local_sgd")
+from gbactl.policies.base import names, policy_class
+
+SERVED, REPLICAS = names(lambda mode: mode.home != "replicas"), names(lambda mode: mode.home == "replicas")
 VARIANTS = ("full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
 RINGS = ("shm", "gloo", "horovod")
 ROWS, BATCH = 300_000, 128  # samples that a training reads, and of a local batch
@@ -57,7 +57,7 @@ def draw(seed: int, number: int, rings: Sequence[str] = RINGS) -> Training:
     mode = SERVED[(number - number // 3) % len(SERVED)] if served else REPLICAS[number // 3 % len(REPLICAS)]
     workers, servers = rng.choice((3, 4)), rng.choice((1, 2, 3))
     transport, variant = rng.choice(("shm", "tcp")), rng.choice(VARIANTS)
-    steps = ROWS // (workers * BATCH if mode in IN_STEP else BATCH)
+    steps = ROWS // (workers * BATCH if policy_class(mode).global_step else BATCH)
     plan = _plan(rng, workers, steps)
     relaunched, after = rng.random() < RELAUNCHED, 2.5 * rng.random()
     ring = rng.choice(rings)
@@ -69,7 +69,7 @@ def draw(seed: int, number: int, rings: Sequence[str] = RINGS) -> Training:
         "train.max_eval_samples=8192", f"cluster.hang_seconds={PATIENCE}", f"collective={ring}",
         f"checkpoint={variant}", "checkpoint.interval_seconds=2", planned(plan),
     )  # fmt: skip
-    replayed = served and (mode != "sync" or ring == "shm")
+    replayed = policy_class(mode).replayable and (not policy_class(mode).collective or ring == "shm")
     again = _again(steps) if relaunched else ()
     return Training(number, mode, replayed, overrides, plan, again, after)
 

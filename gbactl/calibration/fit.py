@@ -92,7 +92,7 @@ class Residuals:
         return [self._one(each.mode, each.workers, factors) for each in self.observed]
 
     def _one(self, mode: str, workers: int, factors: Vector) -> Observation:
-        of_workers = policy_class(mode).dense_on == "workers"
+        of_workers = policy_class(mode).home == "workers"
         paid = [f if of_workers or group not in OF_WORKERS else 0.0 for group, f in zip(GROUPS, factors, strict=True)]
         key = (mode, workers, *paid)
         if key not in self._known:

@@ -99,8 +99,8 @@ class ObservedRun(Run):
         self.notes, self.seconds = Notes(seconds=WARM_UP), seconds
         self._marks: list[Mark] = []
 
-    def _event(self, event: Event) -> None:
-        super()._event(event)
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
         if event.name == "progress" and self.notes.add(event.fields):
             used = cpu.by_role(self.run_dir)
             self._marks.append(Mark(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))

@@ -22,7 +22,8 @@ def command(run: str, until: int | None, keep: Path | None, uri: str | None) -> 
 
     RUN is a run directory, an MLflow run id, or the beginning of either's name. The log says which worker pulled
     which version of which server and what was announced; the policy must decide again as it did, and every
-    checksum in the log must come out. Modes: async, gba, bsp, hop_bs, hop_bw.
+    checksum in the log must come out. A run whose trainers have replicas cannot be replayed; one of mode=sync can
+    where its gradients were summed in a known order: with collective=shm, two workers, or cluster=virtual.
 
     \b
     gbactl replay runs/20260101-120000-gba-s0-1a2b3c

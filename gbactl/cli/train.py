@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-NO_NODES = ("--cfg", "-c", "--info", "-i", "cluster=virtual")  # where these are typed nothing is started
+NO_NODES = ("--cfg", "-c", "--info", "-i")  # where these are typed nothing is started
 
 
 @click.command(
@@ -33,9 +33,23 @@ def command(overrides: tuple[str, ...]) -> None:
     """
     from gbactl.engine.fork_server import open_fork_server
 
-    if not any(text.startswith(NO_NODES) for text in overrides):
+    if not any(text.startswith(NO_NODES) for text in overrides) and _real(overrides):
         open_fork_server()  # it imports torch while this process imports and composes
     from gbactl.launch.compose import run_hydra
     from gbactl.launch.run import train
 
     run_hydra(list(overrides), train)
+
+
+def _real(overrides: tuple[str, ...]) -> bool:
+    """Whether processes will be started where the run will be, as far as that is typed."""
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith("cluster=")]
+    if not chosen:
+        return True
+    from gbactl.config.place import place_of
+    from gbactl.errors import ConfigError
+
+    try:
+        return place_of(chosen[-1]).real
+    except ConfigError:  # several, or none: composing tells
+        return False

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from gbactl.config.groups import ModeConfig
 from gbactl.errors import ConfigError
 from gbactl.typed import default_of, expect
 
@@ -44,8 +43,8 @@ def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
     return cls(**made)
 
 
-def own_keys(mode: dict[str, Any]) -> dict[str, Any]:
-    """A mode's keys with its own gathered under `options`."""
-    common = {f.name for f in dataclasses.fields(ModeConfig)} - {"options"}
-    own = {key: value for key, value in mode.items() if key not in common}
-    return {**{key: value for key, value in mode.items() if key in common}, "options": own}
+def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a mode or a place, `kind` being its group, with those of its own gathered under `options`."""
+    common = {f.name for f in dataclasses.fields(kind)} - {"options"}
+    own = {key: value for key, value in values.items() if key not in common}
+    return {**{key: value for key, value in values.items() if key in common}, "options": own}

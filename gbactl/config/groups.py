@@ -26,7 +26,7 @@ class ModeConfig:
 
 @dataclass
 class ClusterConfig:
-    """Processes, where they listen and how they talk."""
+    """Processes, where they listen and how they talk. `options` are the place's own keys, as in ModeConfig."""
 
     name: str = "local"
     workers: Processes = 4
@@ -46,6 +46,7 @@ class ClusterConfig:
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10"
     python: str | None = None
     forward: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def dense_holders(self) -> int:

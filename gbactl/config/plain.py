@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gbactl.config.build import build, own_keys, require
-from gbactl.config.placement import hosts_of, slots
+from gbactl.config.build import build, own_keys
+from gbactl.config.groups import ClusterConfig, ModeConfig
+from gbactl.config.place import place_of
 from gbactl.config.rules import check
 from gbactl.config.run import RunConfig
+
+WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig}
 
 
 def to_dict(cfg: RunConfig) -> dict[str, Any]:
     """Plain containers, for the resolved file and for MLflow's params."""
     values = dataclasses.asdict(cfg)
-    values["mode"].update(values["mode"].pop("options"))
+    for group in WITH_OPTIONS:
+        values[group].update(values[group].pop("options"))
     return values
 
 
@@ -30,21 +34,22 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def _with_options(values: dict[str, Any]) -> dict[str, Any]:
-    """The mode's own keys gathered under `options`."""
-    mode = values.get("mode")
-    if not isinstance(mode, dict):
-        return values
-    return {**values, "mode": own_keys(mode)}
+    """The mode's own keys, and the place's, gathered under `options`."""
+    found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
+    return {**values, **found}
+
+
+def _is_dict(values: dict[str, Any], group: str) -> bool:
+    return isinstance(values.get(group), dict)
 
 
 def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
-    """As many workers as the hosts have slots, where nobody says how many."""
+    """As many workers as the place has, where nobody says how many."""
     cluster = values.get("cluster")
-    if not isinstance(cluster, dict) or cluster.get("name") != "hosts" or cluster.get("workers", 0) is not None:
+    if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
         return values
-    given = cluster.get("hosts")
-    require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
-    return {**values, "cluster": {**cluster, "workers": slots(hosts_of(given or []))}}
+    place = place_of(str(cluster.get("name")))
+    return {**values, "cluster": {**cluster, "workers": place.workers(cluster)}}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

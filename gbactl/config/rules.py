@@ -7,9 +7,9 @@ from typing import Any
 
 from gbactl.checkpoint.intervals import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
-from gbactl.config.placement import hosts_of, place
 from gbactl.config.run import RunConfig
 from gbactl.errors import ConfigError
+from gbactl.policies.base import policy_class
 from gbactl.store.spec import ROW_L2_SCOPES
 from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
@@ -35,10 +35,10 @@ def _check_batches(cfg: RunConfig) -> None:
         f"train.global_batch={total} is not a multiple of mode.local_batch={local}; type "
         f"train.global_batch={-(-total // local) * local}.",
     )
-    if cfg.mode.name == "sync":
+    if policy_class(cfg.mode.name).in_step:
         require(
             total == local * workers,
-            f"mode=sync needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
+            f"mode={cfg.mode.name} needs train.global_batch = mode.local_batch x cluster.workers = {local * workers}, "
             f"not {total}; leave mode.local_batch out or type train.global_batch={local * workers}.",
         )
 
@@ -46,7 +46,7 @@ def _check_batches(cfg: RunConfig) -> None:
 def _check_faults(cfg: RunConfig) -> None:
     plan = cfg.fault_plan()
     require(
-        not plan.hogs or cfg.cluster.name == "local",
+        not plan.hogs or cfg.place.here,
         f"A fault of kind hog takes a real CPU, and cluster={cfg.cluster.name} has none; type cluster=local, or "
         "faults.plans with another kind.",
     )
@@ -121,15 +121,14 @@ def _check_checkpoint(cfg: RunConfig) -> None:
     )
 
 
-def _check_hosts(cfg: RunConfig) -> None:
-    if not cfg.several_hosts:
-        return
-    place(hosts_of(cfg.cluster.hosts), cfg.processes, cfg.cluster.servers, cfg.cluster.placement)
+def _check_place(cfg: RunConfig) -> None:
+    cfg.place.options(cfg.cluster)
+    cfg.place.check(cfg.cluster, cfg.processes)
     require(
-        cfg.collective.name == "horovod",
-        f"collective={cfg.collective.name} works within one host; with cluster=hosts type collective=horovod.",
+        cfg.place.one_host or cfg.collective.name == "horovod",
+        f"collective={cfg.collective.name} works within one host; with cluster={cfg.cluster.name} type "
+        "collective=horovod.",
     )
-    require(bool(cfg.cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
 
 
 def _check_mode(cfg: RunConfig) -> None:
@@ -141,7 +140,7 @@ def _check_mode(cfg: RunConfig) -> None:
 def check_transport(cfg: RunConfig) -> None:
     """Raise ConfigError where what is asked for does not reach everything that a run sends."""
     choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
-    ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and cfg.cluster.name not in ("local", "virtual")
+    ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and not cfg.place.one_host
     require(
         not (cfg.transport.encrypt and ring),
         f"transport.encrypt=true does not reach the all-reduce of collective={cfg.collective.name} between hosts, "
@@ -151,13 +150,12 @@ def check_transport(cfg: RunConfig) -> None:
 
 def check(cfg: RunConfig) -> RunConfig:
     """Apply the cross-field rules. Raises ConfigError with one sentence that says what to type."""
-    choice("cluster", cfg.cluster.name, ("local", "hosts", "virtual"))
     choice("cluster.transport", cfg.cluster.transport, ("shm", "tcp"))
     choice("cluster.pin", cfg.cluster.pin, ("auto", "off"))
     choice("cluster.lost_worker", cfg.cluster.lost_worker, ("end", "continue", "replace"))
     choice("cluster.lost_coordinator", cfg.cluster.lost_coordinator, ("end", "replace"))
     require(
-        cfg.cluster.hang_seconds >= LEAST_PATIENCE or not cfg.real,
+        cfg.cluster.hang_seconds >= LEAST_PATIENCE or not cfg.place.real,
         f"cluster.hang_seconds={cfg.cluster.hang_seconds:g} is too short to tell a process that hangs from one that "
         f"is busy; type cluster.hang_seconds={LEAST_PATIENCE} or more.",
     )
@@ -179,7 +177,7 @@ def check(cfg: RunConfig) -> RunConfig:
         "optim.schedule.name=cosine ends at optim.schedule.total global batches; type a total above the warm-up.",
     )
     _check_mode(cfg)
-    _check_hosts(cfg)
+    _check_place(cfg)
     _check_switches(cfg)
     _check_faults(cfg)
     _check_checkpoint(cfg)

@@ -20,6 +20,7 @@ from gbactl.config.groups import (
     TrainConfig,
     TransportConfig,
 )
+from gbactl.config.place import Place, place_of
 from gbactl.faults.plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
 from gbactl.policies.base import PolicyOptions, policy_class
@@ -115,7 +116,7 @@ class RunConfig:
         workers = values.get("workers", self.cluster.workers)
         expect("workers", workers, Processes)
         own = {key: value for key, value in values.items() if key != "workers"}
-        mode: ModeConfig = build(ModeConfig, own_keys(own), "mode.")
+        mode: ModeConfig = build(ModeConfig, own_keys(ModeConfig, own), "mode.")
         cluster = dataclasses.replace(self.cluster, workers=workers)
         return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
 
@@ -127,7 +128,7 @@ class RunConfig:
     @property
     def home(self) -> str:
         """Who holds the dense parameters in this mode: "servers", "workers" or "replicas"."""
-        return policy_class(self.mode.name).dense_on
+        return policy_class(self.mode.name).home
 
     @property
     def collective_now(self) -> bool:
@@ -135,19 +136,14 @@ class RunConfig:
         return policy_class(self.mode.name).collective
 
     @property
-    def real(self) -> bool:
-        """Whether its processes are some, on this host or on several, and not modelled."""
-        return self.cluster.name != "virtual"
-
-    @property
-    def several_hosts(self) -> bool:
-        """Whether its processes may be on different hosts, which share no memory."""
-        return self.cluster.name == "hosts"
+    def place(self) -> Place:
+        """Where its processes are. Raises ConfigError for a cluster that is not known."""
+        return place_of(self.cluster.name)
 
     @property
     def server_returns(self) -> bool:
         """Whether a server that is lost comes back with what its checkpoint has: only where there are some."""
-        return self.checkpoint.name != "none" and self.real
+        return self.checkpoint.name != "none" and self.place.real
 
     @property
     def collects(self) -> bool:
@@ -178,18 +174,12 @@ class RunConfig:
     @property
     def pinned(self) -> bool:
         """Whether each worker keeps to one core of this host."""
-        return self.cluster.name == "local" and self.cluster.pin == "auto"
+        return self.place.here and self.cluster.pin == "auto"
 
     @property
     def threads(self) -> int:
         """OpenMP threads of one worker."""
-        import os
-
-        if self.cluster.name == "virtual":
-            return 1
-        if self.several_hosts:
-            return self.cluster.threads or 1  # the launcher decides, as cores and workers are not the same everywhere
-        return self.cluster.threads or max(1, (os.cpu_count() or 1) // (self.processes * self.lanes))
+        return self.place.threads(self.cluster, self.processes * self.lanes)
 
     @property
     def lanes(self) -> int:

@@ -329,7 +329,7 @@ class Checkpointing:
         for s, part in sorted(cut.parts.items()):
             cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
-        inline = cfg.cluster.name == "virtual" or cut.manifest.position["ended"]
+        inline = not cfg.place.real or cut.manifest.position["ended"]
         cut.closing = Closing(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
         self.look()
 

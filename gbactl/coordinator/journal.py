@@ -25,7 +25,7 @@ NAME = "coordinator.json"
 
 def kept(cfg: RunConfig) -> bool:
     """Whether a run goes on when its coordinator is killed; one in virtual time needs no journal for that."""
-    return cfg.real and cfg.cluster.lost_coordinator == "replace"
+    return cfg.place.real and cfg.cluster.lost_coordinator == "replace"
 
 
 @dataclass

@@ -42,7 +42,7 @@ class ServerRecovery:
 
         Raises ClusterError where nobody comes in the place of one that is gone."""
         run = self.run
-        if not run.members.settled or run.stopped or not run.cfg.real:
+        if not run.members.settled or run.stopped or not run.cfg.place.real:
             return []
         silent = self._heartbeat.silent(run.members.of("server")) if self._heartbeat.due else []
         self._check_returns()

@@ -67,7 +67,7 @@ class Position:
     def dense(self) -> str:
         """What the dense part is: of trainers the centre or the mean of their replicas."""
         mode = policy_class(str(self.mode["name"]))
-        if mode.dense_on != "replicas":
+        if mode.home != "replicas":
             return "the dense parameters"
         return "the mean of the replicas" if mode.collective else "the centre"
 

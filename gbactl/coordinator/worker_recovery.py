@@ -37,7 +37,7 @@ class WorkerRecovery:
         self.injector.due(*run.state.ongoing.failures.struck)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
         self.begun: BeginPhase | None = None  # what workers were told last
-        self._beats = cfg.real or any(isinstance(fault, Hang) for fault in plan.faults)
+        self._beats = cfg.place.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._storms = plan.storms() if plan.stormy else None
         self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
@@ -123,7 +123,7 @@ class WorkerRecovery:
     def lost(self) -> None:
         """A worker that belonged to the run is gone: where it summed with others, they may differ now."""
         cfg = self.run.cfg
-        ring = cfg.collective.name != fault_tolerant.NAME and cfg.real
+        ring = cfg.collective.name != fault_tolerant.NAME and cfg.place.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
@@ -156,8 +156,8 @@ class WorkerRecovery:
         """Whether the mode at hand goes on when a worker dies, who is no member any more."""
         now = self.run.current
         trainers = [worker for worker in self.run.members.of("worker") if worker < now.cluster.workers]
-        if now.home == "workers" and now.real:
-            return now.several_hosts or available()  # else they have nowhere to sum when their ring breaks
+        if now.home == "workers" and now.place.real:
+            return not now.place.one_host or available()  # else they have nowhere to sum when their ring breaks
         return now.home != "replicas" or bool(trainers)
 
     @property

@@ -48,7 +48,7 @@ def worker_vectors(cfg: RunConfig) -> int:
 def vectors(cfg: RunConfig) -> int:
     """How many all processes of a run on this machine hold. A virtual cluster's workers compute with one model."""
     served = served_vectors(cfg)
-    if cfg.real:
+    if cfg.place.real:
         return served + cfg.processes * worker_vectors(cfg)
     trainers = cfg.processes * ("replicas" in cfg.homes)
     return OF_MODEL + served * (1 + trainers) + (served - 1) * ("workers" in cfg.homes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gbactl.engine.agent_link import Link
-from gbactl.engine.local import Child
+from gbactl.engine.base import Child
 from gbactl.errors import ClusterError
 
 START_SECONDS, WAIT_SECONDS = 20.0, 2.0

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 from gbactl.collective.rendezvous_base import Seat
-from gbactl.config import RunConfig
+from gbactl.config import RunConfig, to_dict
 from gbactl.config.placement import hosts_of, place, successor
 from gbactl.data.dataset import Dataset
 from gbactl.engine import memory_needs, preflight
 from gbactl.engine.agent_processes import NODE, mark
 from gbactl.engine.agents import Fleet
-from gbactl.engine.local import Child, Children
+from gbactl.engine.base import Child, Children
 from gbactl.engine.remote_process import HostChild, HostProcess
 from gbactl.engine.ssh_command import Reach, seats
 from gbactl.errors import ClusterError
@@ -127,7 +127,7 @@ class HostChildren(Children):
         """What only the hosts could tell is part of the configuration that every process gets."""
         cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
-        self.config = {**self.config, "cluster": dataclasses.asdict(cluster)}
+        self.config = to_dict(self.cfg)
 
     # -- processes ----------------------------------------------------------------------------------
 

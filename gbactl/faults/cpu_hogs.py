@@ -1,6 +1,6 @@
 """Competing processes that really take the CPU: where they run, and their life beside a run's own processes.
 
-They are no children in the sense of engine/local.py: whether they live or die is nobody's failure.
+They are no children in the sense of engine/base.py: whether they live or die is nobody's failure.
 """
 
 from __future__ import annotations

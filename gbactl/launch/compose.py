@@ -26,6 +26,7 @@ from yaml import YAMLError
 
 from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.cost import CostConfig
+from gbactl.config.place import place_of
 from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace_file import with_traces
 from gbactl.launch.resume import group_choices, resumed
@@ -179,6 +180,8 @@ def _keys(path: Path, group: str) -> list[str]:
 
 
 def known_keys() -> list[str]:
-    """Every key of the schema, and every mode's own."""
+    """Every key of the schema, and every mode's and place's own."""
+    places = [place_of(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
     own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
+    own |= {f"cluster.{field.name}" for place in places for field in dataclasses.fields(place.Options)}
     return [*sorted(own | {key for key in flatten(to_dict(RunConfig())) if key != "data"}), "data.*"]

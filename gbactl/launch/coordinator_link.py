@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from gbactl.coordinator.journal import kept
-from gbactl.engine.local import Children
+from gbactl.engine.base import Children
 from gbactl.errors import WireError
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, Hello

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any
 
-from gbactl.engine.local import Child, Children
+from gbactl.engine.base import Child, Children
 
 
 class Injuries:

@@ -16,14 +16,14 @@ GIBI = 1 << 30
 
 def check_collective(cfg: RunConfig) -> None:
     """Raises ConfigError where the run's all-reduce cannot form here. Several hosts are judged by what they tell."""
-    if cfg.real and cfg.collects and not cfg.several_hosts:
+    if cfg.place.here and cfg.collects:
         check_here(cfg.collective.name)
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
     """Raises ConfigError where servers and workers on this machine need more memory than is free. Those on several
     hosts are judged by what the hosts tell."""
-    if not cfg.several_hosts and (why := too_large(cfg, dataset, free_memory())):
+    if cfg.place.one_host and (why := too_large(cfg, dataset, free_memory())):
         raise ConfigError(why)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gbactl.engine.local import Children
+from gbactl.engine.base import Children
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import Event
 

@@ -22,8 +22,8 @@ from gbactl.coordinator.schedule import rounds
 from gbactl.coordinator.summary import METRICS, by_round
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
+from gbactl.engine.base import Children, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
-from gbactl.engine.local import Children
 from gbactl.engine.signals import NOTHING, Stop, asked, look, patient, stoppable, whole
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
 from gbactl.faults import acted
@@ -71,11 +71,11 @@ def train(cfg: RunConfig) -> dict[str, Any]:
 
 def _train(cfg: RunConfig) -> dict[str, Any]:
     check_collective(cfg)
-    if cfg.cluster.name == "virtual":
-        close_fork_server()
-    else:
+    if cfg.place.real:
         open_fork_server()
-    show = Show(unit_of("virtual" if cfg.cluster.name == "virtual" else "wall"))
+    else:
+        close_fork_server()
+    show = Show(unit_of(cfg.place.clock))
     hogs = Hogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
@@ -88,7 +88,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
     show.say(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
-    if cfg.precision == "bf16" and not cfg.several_hosts and lacks_bf16():
+    if cfg.precision == "bf16" and cfg.place.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
     with rundir.lock(run_dir):
         job.begin(run_dir, cfg)
@@ -103,9 +103,9 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _headline(cfg: RunConfig, dataset: Dataset) -> str:
-    virtual = f"virtual cluster ({cfg.cost.name}), " if cfg.cluster.name == "virtual" else ""
+    modelled = "" if cfg.place.real else f"virtual cluster ({cfg.cost.name}), "
     return (
-        f"{virtual}mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
+        f"{modelled}mode {cfg.mode.name}: {cfg.cluster.workers} workers, {cfg.cluster.servers} servers, "
         f"G {cfg.train.global_batch}, local batch {cfg.local_batch}, M {cfg.gradients_per_step}, "
         f"seed {cfg.seed}, {dataset.rows:,} samples"
     )
@@ -119,6 +119,7 @@ class Run:
     ) -> None:
         self.job = job or Continued()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
+        self.config = to_dict(cfg)
         self.key = new_key()
         self.began = time.monotonic()
         self.result: dict[str, Any] | None = None
@@ -169,47 +170,32 @@ class Run:
         self.show.clear()
         self.show.say(text)
 
-    def _look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """On the first signal have the run saved; one that has its result goes on to its end."""
+    def look_at_signals(self, tell: Callable[[Event], None]) -> None:
+        """See engine.base.Launch: the first signal has the run saved; one that has its result goes on to its end."""
         if self.result is None:
             self.stop.look(tell)
 
     def _train(self) -> None:
-        if self.cfg.cluster.name == "virtual":
-            self._train_virtually()
-            return
-        children = self._children()
+        try:
+            engine_of(self.cfg).train(self)
+        finally:
+            self.show.clear()
+            Folder(self.run_dir / CHECKPOINTS).sweep()
+
+    def follow(self, children: Children) -> None:
+        """See engine.base.Launch."""
         try:
             self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
                 self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
                 children.start(environments)
-                self._follow(children)
+                self._talk_with(children)
         finally:
             self.show.clear()
             self.hogs.stop()
             children.stop()
             shared_names.sweep()
-            Folder(self.run_dir / CHECKPOINTS).sweep()
-
-    def _children(self) -> Children:
-        config = to_dict(self.cfg)
-        if not self.cfg.several_hosts:
-            return Children(self.cfg, self.run_dir, self.key, self.dataset.path, config)
-        from gbactl.engine.ssh import HostChildren
-
-        return HostChildren(self.cfg, self.run_dir, self.key, self.dataset, config, self.show)
-
-    def _train_virtually(self) -> None:
-        from gbactl.simulation.cluster import run_virtual
-
-        try:
-            with patient():
-                run_virtual(self.cfg, self.dataset, self.run_dir, self._event, self._look_at_signals)
-        finally:
-            self.show.clear()
-            Folder(self.run_dir / CHECKPOINTS).sweep()
 
     @contextlib.contextmanager
     def _collective(self, children: Children) -> Iterator[list[dict[str, str]]]:
@@ -226,7 +212,7 @@ class Run:
             self.meeting = meeting
             yield [meeting.environment(rank) for rank in range(workers)]
 
-    def _follow(self, children: Children) -> None:
+    def _talk_with(self, children: Children) -> None:
         """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
@@ -243,7 +229,7 @@ class Run:
     def _listen(self, hub: SocketHub, children: Children, coordinators: Coordinators) -> None:
         while not (self.result is not None and (children.ended() or coordinators.gone)):
             look()
-            self._look_at_signals(coordinators.tell)
+            self.look_at_signals(coordinators.tell)
             # looked at before polling: what a child said before it ended is then read before it is judged
             failure, over = children.failure(), children.ended()
             self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
@@ -256,7 +242,7 @@ class Run:
     def _hear(self, hub: SocketHub, seconds: float) -> None:
         for _, frame in hub.poll(seconds):
             if frame.kind != 0:
-                self._event(unpack(frame.kind, frame.descriptor))
+                self.on_event(unpack(frame.kind, frame.descriptor))
 
     def _replace(self, coordinators: Coordinators) -> None:
         """Another coordinator in the place of one that is gone."""
@@ -288,7 +274,8 @@ class Run:
             failure = children.failure() or failure
         return failure
 
-    def _event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
+        """See engine.base.Launch."""
         look()
         self.stop.heard(event)
         if switch_known(event, self.switches):
@@ -380,7 +367,7 @@ class Run:
     def _begin_tracking(self) -> None:
         if not self.cfg.tracking.enabled:
             return
-        config, t = to_dict(self.cfg), self.cfg.tracking
+        config, t = self.config, self.cfg.tracking
         tags = {**tags_of(config, self.dataset.fingerprint), "gbactl.run_dir": str(self.run_dir)}
         tags |= {"gbactl.phases": self.cfg.mode.name, "gbactl.mode_id": legend(), **self._naming()}
         self.tracked = TrackedRun(
@@ -455,11 +442,11 @@ class Run:
         """Which one sums the gradients of phases that have one."""
         if not self.cfg.collects:
             return None
-        return "modelled" if self.cfg.cluster.name == "virtual" else self.cfg.collective.name
+        return self.cfg.collective.name if self.cfg.place.real else "modelled"
 
     def _clock(self) -> dict[str, Any]:
         """What the seconds of a result are; `virtual_seconds` is None where they are real."""
-        return {"clock": "virtual" if self.cfg.cluster.name == "virtual" else "wall", "virtual_seconds": None}
+        return {"clock": self.cfg.place.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
         from gbactl.report.curves import curves_of

@@ -8,7 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from gbactl.errors import GbactlError, UsageError, WireError
+from gbactl.config.place import place_of
+from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.control import FILE, LAST, ROLE
 from gbactl.launch.rundir import CONFIG, LOG, RESULT, lock
 from gbactl.policies.base import names
@@ -103,8 +104,8 @@ def _virtual(run_dir: Path) -> bool:
 
     try:
         config = yaml.safe_load((run_dir / CONFIG).read_text())
-        return bool(config["cluster"]["name"] == "virtual")
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return not place_of(str(config["cluster"]["name"])).real
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ConfigError):
         return False
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gbactl.policies.base import register
 from gbactl.policies.buffered import BufferedPolicy
 
 
-@register("async")
+@register("async", 1)
 class AsyncPolicy(BufferedPolicy):
     """A buffer of one gradient that always counts in full."""
+
+    global_step: ClassVar[bool] = False
 
     def buffer_size(self) -> int:
         """One."""

@@ -44,10 +44,19 @@ class Policy(ABC):
 
     #: the type of `options`: its fields are the mode's own keys in conf/mode/
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
+    #: see `register`
+    name: ClassVar[str] = ""
+    number: ClassVar[int | None] = None
     #: who holds the dense parameters: "servers", "workers" (every worker the same copy), or "replicas" (each its own)
-    dense_on: ClassVar[str] = "servers"
+    home: ClassVar[str] = "servers"
     #: whether its workers need an all-reduce among all of them
     collective: ClassVar[bool] = False
+    #: whether a step applies the gradients of a global batch, and not one gradient
+    global_step: ClassVar[bool] = True
+    #: whether every worker computes one batch of every step
+    in_step: ClassVar[bool] = False
+    #: whether the event log tells all that a replay needs, where it tells the order in which gradients are summed
+    replayable: ClassVar[bool] = True
     #: whether rows may be fetched before the batch's turn
     prefetch_rows: ClassVar[bool] = True
 
@@ -175,10 +184,12 @@ class Policy(ABC):
 _MODES: dict[str, type[Policy]] = {}
 
 
-def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
-    """Class decorator: make a policy known under a mode's name."""
+def register(name: str, number: int | None = None) -> Callable[[type[Policy]], type[Policy]]:
+    """Class decorator: make a policy known under a mode's name. `number`: what the metric `mode_id` shows in this mode;
+    never another mode's, so that curves of old runs keep their meaning. None: nothing."""
 
     def wrap(cls: type[Policy]) -> type[Policy]:
+        cls.name, cls.number = name, number
         _MODES[name] = cls
         return cls
 
@@ -191,10 +202,10 @@ def _discover() -> None:
         importlib.import_module(f"{package.__name__}.{module.name}")
 
 
-def names() -> tuple[str, ...]:
-    """Every known mode."""
+def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
+    """Every known mode, or all whose class is such."""
     _discover()
-    return tuple(sorted(_MODES))
+    return tuple(sorted(name for name, mode in _MODES.items() if such(mode)))
 
 
 def policy_class(name: str) -> type[Policy]:

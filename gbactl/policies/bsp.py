@@ -6,7 +6,7 @@ from gbactl.policies.base import register
 from gbactl.policies.buffered import BufferedPolicy
 
 
-@register("bsp")
+@register("bsp", 3)
 class BspPolicy(BufferedPolicy):
     """A buffer of M gradients that all count in full."""
 

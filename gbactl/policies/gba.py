@@ -41,7 +41,7 @@ class GbaOptions(PolicyOptions):
             )
 
 
-@register("gba")
+@register("gba", 2)
 class GbaPolicy(BufferedPolicy):
     """A buffer of M gradients, weighted by f(token staleness)."""
 

@@ -23,7 +23,7 @@ class HopBsOptions(PolicyOptions):
     bound: NumberOrInfinity = 2
 
 
-@register("hop_bs")
+@register("hop_bs", 4)
 class HopBsPolicy(AsyncPolicy):
     """Each gradient by itself, on arrival; the next batch only within the bound."""
 

@@ -31,7 +31,7 @@ class HopBwOptions(PolicyOptions):
             )
 
 
-@register("hop_bw")
+@register("hop_bw", 5)
 class HopBwPolicy(Policy):
     """A step closes at the first W - backup gradients of it, or as many as there are live workers."""
 

@@ -73,7 +73,8 @@ class ShadowBlockOptions(BlockOptions, ShadowOptions):
 class ReplicaPolicy(AsyncPolicy):
     """`rule` keeps the replicas together (see gbactl.replicas), in the background if `shadow`."""
 
-    dense_on: ClassVar[str] = "replicas"
+    home: ClassVar[str] = "replicas"
+    replayable: ClassVar[bool] = False  # replicas meet when they meet
     rule: ClassVar[str] = ""
     shadow: ClassVar[bool] = False
 
@@ -87,7 +88,7 @@ class ReplicaPolicy(AsyncPolicy):
         return self._lease(worker, full)  # whole, for a coordinator that tells of it again
 
 
-@register("shadow_easgd")
+@register("shadow_easgd", 6)
 class ShadowEasgd(ReplicaPolicy):
     """Elastic averaging with a centre on the servers, in the background."""
 
@@ -95,7 +96,7 @@ class ShadowEasgd(ReplicaPolicy):
     rule, shadow = "easgd", True
 
 
-@register("fr_easgd")
+@register("fr_easgd", 9)
 class ForegroundEasgd(ReplicaPolicy):
     """The same every k iterations, while the trainer stands still."""
 
@@ -103,7 +104,7 @@ class ForegroundEasgd(ReplicaPolicy):
     rule = "easgd"
 
 
-@register("shadow_ma")
+@register("shadow_ma", 7)
 class ShadowMa(ReplicaPolicy):
     """Model averaging in the background."""
 
@@ -111,7 +112,7 @@ class ShadowMa(ReplicaPolicy):
     rule, shadow, collective = "ma", True, True
 
 
-@register("fr_ma")
+@register("fr_ma", 10)
 class ForegroundMa(ReplicaPolicy):
     """The same every k iterations."""
 
@@ -119,7 +120,7 @@ class ForegroundMa(ReplicaPolicy):
     rule, collective = "ma", True
 
 
-@register("local_sgd")
+@register("local_sgd", 12)
 class LocalSgd(ReplicaPolicy):
     """Model averaging every k iterations, all the way to the mean."""
 
@@ -127,7 +128,7 @@ class LocalSgd(ReplicaPolicy):
     rule, collective = "ma", True
 
 
-@register("shadow_bmuf")
+@register("shadow_bmuf", 8)
 class ShadowBmuf(ReplicaPolicy):
     """Blockwise model update filtering in the background."""
 
@@ -135,7 +136,7 @@ class ShadowBmuf(ReplicaPolicy):
     rule, shadow, collective = "bmuf", True, True
 
 
-@register("fr_bmuf")
+@register("fr_bmuf", 11)
 class ForegroundBmuf(ReplicaPolicy):
     """The same every k iterations."""
 

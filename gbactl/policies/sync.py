@@ -9,15 +9,16 @@ from gbactl.policies.dealing import Dealer
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 
-@register("sync")
+@register("sync", 0)
 class SyncPolicy(Policy):
     """Step s gives the worker at position j batch s * N + j; a step closes when all N are in.
 
     A dead worker's batches are dealt to those left, some of which do two; the divisor stays N.
     """
 
-    dense_on: ClassVar[str] = "workers"
+    home: ClassVar[str] = "workers"
     collective: ClassVar[bool] = True
+    in_step: ClassVar[bool] = True
     prefetch_rows: ClassVar[bool] = False
     forgoes: ClassVar[bool] = False  # an all-reduce waits for everybody
 

@@ -15,10 +15,10 @@ from gbactl.config import RunConfig, check_switch, from_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.errors import ConfigError, EventLogError, TornLogError
+from gbactl.policies.base import names, policy_class
 from gbactl.replay.pulls import Pulls
 from gbactl.wire.messages import BeginPhase
 
-REPLAYED = "async, gba, bsp, hop_bs and hop_bw"
 _HEADER = {"config": dict, "data": str, "machine": str, "cpu_flags": str, "torch": str, "threads": int}
 _PHASE = {key: get_origin(kind) or kind for key, kind in get_type_hints(BeginPhase).items()}
 
@@ -103,20 +103,28 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
     """Raise EventLogError for phases with replicas, or whose gradients were summed in an order that nobody knows."""
-    replicas = [phase.mode.name for cfg in cfgs for phase in cfg.phases if phase.home == "replicas"]
+    modes = [policy_class(phase.mode.name) for cfg in cfgs for phase in cfg.phases]
+    replicas = [mode.name for mode in modes if not mode.replayable]
     if replicas:
         raise EventLogError(
             f"A run with phases of mode={replicas[0]} cannot be replayed: its replicas meet when they meet. Its "
-            f"accounting and checksums in result.json check it instead; runs of {REPLAYED} can be replayed."
+            f"accounting and checksums in result.json check it instead; runs of {_replayed()} can be replayed."
         )
-    known = run.cluster.name == "virtual" or run.collective.name == "shm" or run.processes <= 2
-    if not known and any(phase.home != "servers" for cfg in cfgs for phase in cfg.phases):
+    known = not run.place.real or run.collective.name == "shm" or run.processes <= 2
+    summed = [mode.name for mode in modes if mode.collective]
+    if summed and not known:
         raise EventLogError(
-            f"A run with phases of mode=sync cannot be replayed where {run.collective.name} sums the gradients of "
-            f"{run.processes} workers in an order of its own; with collective=shm it can, and runs of {REPLAYED} can. "
-            "All of a sync run follows from its seed: type the same gbactl train again and compare the checksums in "
-            "result.json."
+            f"A run with phases of mode={summed[0]} cannot be replayed where {run.collective.name} sums the gradients "
+            f"of {run.processes} workers in an order of its own; with collective=shm it can, and runs of {_replayed()} "
+            f"can. All of a {summed[0]} run follows from its seed: type the same gbactl train again and compare the "
+            "checksums in result.json."
         )
+
+
+def _replayed() -> str:
+    """The modes of which any run can be replayed."""
+    *others, last = names(lambda mode: mode.replayable and not mode.collective)
+    return f"{', '.join(others)} and {last}"
 
 
 def _note(recording: Recording, record: Record) -> None:

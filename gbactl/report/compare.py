@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gbactl.errors import UsageError
+from gbactl.policies.base import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
-from gbactl.report.configurations import TAGS, Configuration, configuration, differing, mixed, value_of
+from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
 from gbactl.report.failures import Failure, failures
 from gbactl.report.pairs import (
     Key,
@@ -258,19 +259,21 @@ def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule:
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:
     """Which of a run's dense vectors was judged where every trainer has its own."""
-    modes = sorted({value_of(run, "mode") for run in runs if "elp" in run.metrics})
-    groups = {
-        "the centre": [mode for mode in modes if mode.endswith("_easgd")],
-        "the mean of the replicas": [mode for mode in modes if mode.endswith(("_ma", "_bmuf", "local_sgd"))],
-    }
-    return [f"Evaluated in {', '.join(names)}: {what}." for what, names in groups.items() if names]
+    found = {value_of(run, "mode") for run in runs if "elp" in run.metrics}
+    averaged = set(names(lambda mode: mode.home == "replicas" and mode.collective))
+    centred = set(names(lambda mode: mode.home == "replicas" and not mode.collective))
+    groups = {"the centre": sorted(found & centred), "the mean of the replicas": sorted(found & averaged)}
+    return [f"Evaluated in {', '.join(modes)}: {what}." for what, modes in groups.items() if modes]
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:
-    """Which all-reduce the runs of sync had: no speed of theirs means anything without it."""
-    real = [run for run in runs if value_of(run, "mode") == "sync" and value_of(run, "cluster") != "virtual"]
-    names = sorted({run.params["collective.name"] for run in real if "collective.name" in run.params})
-    return [f"The all-reduce of sync: {', '.join(names)}."] if names else []
+    """Which all-reduce the runs had whose gradients it sums: no speed of theirs means anything without it."""
+    found = defaultdict(set)
+    for run in runs:
+        if "collective.name" in run.params and not is_modelled(value_of(run, "cluster")):
+            found[value_of(run, "mode")].add(run.params["collective.name"])
+    summed = names(lambda mode: mode.home == "workers")
+    return [f"The all-reduce of {mode}: {', '.join(sorted(found[mode]))}." for mode in summed if mode in found]
 
 
 def _ceiling(runs: Sequence[Run]) -> list[str]:

@@ -6,6 +6,7 @@ A key that an older run has not logged has its default of today.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 from collections import defaultdict
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.config.place import place_of
+from gbactl.errors import ConfigError
 from gbactl.policies.base import names, policy_class
 from gbactl.switching.history import each_mode, from_listed
 from gbactl.tracking.runs import Run
@@ -69,15 +72,22 @@ def settings(run: Run) -> dict[str, str]:
 
 def _unused(found: Settings, mode: str) -> list[str]:
     """Keys, or prefixes of some, that a run like this does not look at."""
-    virtual = found["cluster.name"] == "virtual"
-    skipped = [] if virtual else ["cost."]
-    if virtual or not any(_collects(each) for each in each_mode(mode)):
+    modelled = is_modelled(found["cluster.name"])
+    skipped = [] if modelled else ["cost."]
+    if modelled or not any(_collects(each) for each in each_mode(mode)):
         skipped.append("collective.")
     if found["faults.plans"] == "[]":
         skipped.append("faults.seed")
     if found["checkpoint.name"] == "none":
         skipped += [key for key in found if key.startswith("checkpoint.") and key != "checkpoint.name"]
     return skipped
+
+
+def is_modelled(cluster: str) -> bool:
+    """Whether a run's processes were modelled; those of a place that is not known any more were not."""
+    with contextlib.suppress(ConfigError):
+        return not place_of(cluster).real
+    return False
 
 
 def _collects(mode: str) -> bool:

@@ -30,13 +30,12 @@ from gbactl.simulation.compute import Compute
 from gbactl.simulation.coordinator import VirtualCoordinator
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.dense_params import ReplicatedSide, ServedSide
+from gbactl.simulation.failures import Before, EverybodyBack, Failures
 from gbactl.simulation.message_faults import LossyNetwork
 from gbactl.simulation.network import Host, Network, VirtualHub
-from gbactl.simulation.process_faults import Failing
 from gbactl.simulation.replica_rounds import TICK, Rounds
 from gbactl.simulation.ring import Ring
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.server_failures import Before, Comebacks, EverybodyBack
 from gbactl.simulation.shared import Crew
 from gbactl.simulation.trainer_params import Sides, TrainerSide
 from gbactl.simulation.worker import VirtualWorker
@@ -116,12 +115,12 @@ class VirtualCluster:
         else:
             self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.failing, self.comebacks = Failing(self), Comebacks(self, before)
-        self.coordinator.spent(self.comebacks.told)
+        self.failures = Failures(self, before)
+        self.coordinator.spent(self.failures.servers.told)
         self.coordinator.context.launcher = Launcher(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
-        self.comebacks.begin()
+        self.failures.servers.begin()
 
     def run(self) -> None:
         """Train. Raises GbactlError."""
@@ -129,25 +128,34 @@ class VirtualCluster:
             server.coordinator.send(Hello("server", server.index, str(server.peer), 0))
             server.coordinator.send(Ready("server", server.index))
         for worker in self.workers:
-            worker.coordinator.send(Hello("worker", worker.index, "", 0))
-            worker.coordinator.send(Ready("worker", worker.index))
-            worker.start(self.ahead)
+            self._start(worker)
         self.coordinator.run()
+
+    def _start(self, worker: VirtualWorker) -> None:
+        worker.coordinator.send(Hello("worker", worker.index, "", 0))
+        worker.coordinator.send(Ready("worker", worker.index))
+        worker.start(max(phase.mode.prefetch for phase in self.cfg.possible))
+
+    def lose_worker(self, index: int) -> None:
+        """See failures.Cluster."""
+        self.sides.left(index)
+
+    def replace_worker(self, index: int, epoch: int) -> None:
+        """See failures.Cluster."""
+        worker = VirtualWorker(index, self.hosts.workers[index], self.workers[index].crew, epoch)
+        self._connect(worker)
+        self.workers[index] = worker
+        self._start(worker)
 
     def _storms_on(self) -> frozenset[int]:
         return self.storms.on(*self.coordinator.core.workers.so_far)
 
-    @property
-    def ahead(self) -> int:
-        """Batches that a worker asks for early."""
-        return max(phase.mode.prefetch for phase in self.cfg.possible)
-
     def _heard(self, listen: Listen, event: Event) -> None:
-        if not (self.comebacks.before is not None and event.fields.get("state") == "planned"):  # that was told
+        if not (self.failures.servers.before is not None and event.fields.get("state") == "planned"):  # that was told
             listen(event)
-        self.failing.heard(event)
+        self.failures.heard(event)
 
-    def wire(self, worker: VirtualWorker) -> None:
+    def _connect(self, worker: VirtualWorker) -> None:
         """Connect a worker with everybody."""
         servers = [self.network.connect(worker, server) for server in self.servers]
         worker.connect(self.network.connect(worker, self.hub), servers)
@@ -162,7 +170,7 @@ class VirtualCluster:
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
-        made = Shard(self._spec(shard))
+        made = self.new_shard(shard)
         if self.cfg.resume is not None:
             load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
@@ -171,11 +179,15 @@ class VirtualCluster:
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, spare, inline=True)
 
         server = VirtualServer(
-            self.hub, made, host, self.network, norms, saver, self.comebacks.saves
+            self.hub, made, host, self.network, norms, saver, self.failures.servers.saves
         )  # fmt: skip
         server.served_dense = self.cfg.home != "workers"
         server.slow(Slowness.of(self.cfg.fault_plan(), shard))
         return server
+
+    def new_shard(self, shard: int) -> Shard:
+        """See failures.Cluster."""
+        return Shard(self._spec(shard))
 
     def _spec(self, shard: int) -> ShardSpec:
         spec, flat = shard_spec(self.cfg, self.dataset, shard), self.compute.flat
@@ -191,7 +203,7 @@ class VirtualCluster:
         crew = Crew(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
         workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
-            self.wire(worker)
+            self._connect(worker)
         return workers
 
     def _sides(self) -> Sides:
@@ -253,4 +265,4 @@ def run_virtual(
                 cluster.run()
                 return
             except EverybodyBack:
-                before = cluster.comebacks.leave()
+                before = cluster.failures.servers.leave()

@@ -9,22 +9,19 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: never renumbered: curves of old runs keep their meaning
-IDS = {
-    "sync": 0, "async": 1, "gba": 2, "bsp": 3, "hop_bs": 4, "hop_bw": 5, "shadow_easgd": 6, "shadow_ma": 7,
-    "shadow_bmuf": 8, "fr_easgd": 9, "fr_ma": 10, "fr_bmuf": 11, "local_sgd": 12,
-}  # fmt: skip
+from gbactl.policies.base import names, policy_class
 
 
 def mode_id(mode: str) -> float | None:
     """The mode's number in the metric `mode_id`; None for one that has none."""
-    number = IDS.get(mode)
+    number = policy_class(mode).number if mode in names() else None
     return None if number is None else float(number)
 
 
 def legend() -> str:
     """What the numbers mean."""
-    return ", ".join(f"{number} {mode}" for mode, number in IDS.items())
+    numbered = sorted((number, mode) for mode in names() if (number := policy_class(mode).number) is not None)
+    return ", ".join(f"{number} {mode}" for number, mode in numbered)
 
 
 def switched(modes: str, to: str, point: str, fresh: bool = False) -> str:

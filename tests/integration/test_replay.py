@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gbactl.coordinator.event_log import PHASE, AnnounceRecord, GrantRecord, InfoRecord, LeftRecord, read
+from tests.support.modes import SERVED
 from tests.support.processes import Launcher, wait_for
-from tests.support.recorded import MODES, splits
+from tests.support.recorded import splits
 from tests.support.slow import slow
 
 pytestmark = pytest.mark.beside
@@ -51,7 +52,7 @@ def recorded(launcher: Launcher, mode: str, tmp_path: Path, *more: str, tracking
     return launcher.train(*hard(tmp_path, mode), *more, small=False, tracking=tracking)
 
 
-EVERY = ["gba", *(slow(m) for m in MODES if m != "gba")]
+EVERY = ["gba", *(slow(m) for m in SERVED if m != "gba")]
 
 
 @pytest.mark.parametrize("mode", EVERY)

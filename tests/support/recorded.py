@@ -13,8 +13,6 @@ from gbactl.data.prepare import prepare
 from tests.support.memory_cluster import run_in_memory
 from tests.support.samples import libfm
 
-MODES = ("async", "gba", "bsp", "hop_bs", "hop_bw")
-
 
 def splits(folder: Path, rows: int = 730) -> dict[str, Any]:
     """The `data` section of a set with train, validation and test, which epochs need; 3 fields of 20 ids."""

@@ -32,6 +32,7 @@ from gbactl.wire.messages import KIND, Elastic, Event, GetDense, GiveReplica, In
 from tests.support.deaths import Victim
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
+from tests.support.modes import CENTRED, EVERY, REPLICAS, every_k
 from tests.support.small_data import prepared
 
 SAMPLES = 1500
@@ -98,22 +99,19 @@ def bytes_of(result: dict[str, Any], kind: str) -> list[int]:
     return [result["memory"][f"S{shard}"][kind] for shard in range(3)]
 
 
-@pytest.mark.parametrize(
-    "mode", ["gba", "async", "bsp", "hop_bs", "hop_bw", "sync", "shadow_easgd", "fr_easgd", "fr_ma"]
-)
+@pytest.mark.parametrize("mode", EVERY)
 @pytest.mark.parametrize("dense", [1, 2])
 def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
     data: Path, tmp_path: Path, asked: Counter[tuple[int, type[Any]]], mode: str, dense: int
 ) -> None:
-    options = {"k": 3} if mode.startswith("fr_") else {}
-    result = run_in_memory(config(mode, dense, **options), data, tmp_path)
+    result = run_in_memory(config(mode, dense, **every_k(mode)), data, tmp_path)
     adds_up(result)
     sizes = bytes_of(result, "dense")
     assert all(sizes[:dense]) and not any(sizes[dense:]) and max(sizes[:dense]) - min(sizes[:dense]) <= 4
     assert all(bytes_of(result, "table")) and result["auc"] > 0.5
     assert {shard for shard, _ in asked} <= set(range(dense))
-    expected = {"shadow_easgd": {Elastic, GiveReplica}, "fr_easgd": {Elastic, GiveReplica}, "fr_ma": {GiveReplica}}
-    assert {kind for _, kind in asked} >= expected.get(mode, set())
+    expected = {kind for kind, modes in ((Elastic, CENTRED), (GiveReplica, REPLICAS)) if mode in modes}
+    assert {kind for _, kind in asked} >= expected
 
 
 @pytest.mark.parametrize("mode", ["sync", "gba"])

@@ -22,7 +22,8 @@ from tests.support.deaths import Death, DyingWorker
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed
 from tests.support.memory_cluster import run_in_memory as run
-from tests.support.recorded import MODES, config, splits
+from tests.support.modes import SERVED
+from tests.support.recorded import config, splits
 
 ROWS, BATCHES = 730, 46
 
@@ -55,12 +56,12 @@ def go(cfg: RunConfig, folder: Path, **more: Any) -> dict[str, Any]:
     return run(cfg, prepare(cfg.data), folder, **more)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SERVED)
 @pytest.mark.parametrize("turn", [1, 9, 30, 58, 97, 150])
 def test_it_dies_at_any_message(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
 ) -> None:
-    death = Death(monkeypatch, tmp_path, turn + MODES.index(mode))
+    death = Death(monkeypatch, tmp_path, turn + SERVED.index(mode))
     result = go(config(mode, data), tmp_path)
     assert death.deaths == 1
     went_well(result, tmp_path)

@@ -14,8 +14,7 @@ from gbactl.coordinator.phase import Apply, Command, Discard, Event, Forgo, Give
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Drop, Grant, Member, Phase, Step, make
 from gbactl.policies.hop_bw import HopBwOptions
-
-PLAIN = ("async", "bsp", "gba", "hop_bs", "hop_bw", "sync")
+from tests.support.modes import WITHOUT_REPLICAS
 
 
 def phase_of(mode: str, samples: int, workers: int = 2, global_batch: int = 8) -> TrainingPhase:
@@ -99,7 +98,10 @@ def test_the_end_applies_what_is_left_over() -> None:
     assert left == Apply(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0, accepted=True), 1.0) and phase.closed
 
 
-@given(mode=st.sampled_from(PLAIN), samples=st.integers(1, 90), choices=st.lists(st.integers(0, 99), max_size=120))
+@given(
+    mode=st.sampled_from(WITHOUT_REPLICAS), samples=st.integers(1, 90),
+    choices=st.lists(st.integers(0, 99), max_size=120),
+)  # fmt: skip
 def test_whatever_happens_every_sample_has_one_fate(mode: str, samples: int, choices: list[int]) -> None:
     """Take, announce, lose, bring back, stop; then to the end."""
     phase, fates = phase_of(mode, samples, workers=3, global_batch=12), deque[int]()

@@ -32,9 +32,9 @@ from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.hop_bw import HopBwOptions
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Hello, OrderStep, Staged
+from tests.support.modes import WITHOUT_REPLICAS
 
 WORKERS, SERVERS, NUMBER = 3, 2, 4
-MODES = ("async", "bsp", "gba", "hop_bs", "hop_bw", "sync")
 
 
 class Ear:
@@ -185,7 +185,7 @@ def counted(statistics: Statistics) -> list[Any]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 30), events=st.integers(0, 150))
+@given(mode=st.sampled_from(WITHOUT_REPLICAS), seed=st.integers(0, 1 << 30), events=st.integers(0, 150))
 def test_the_log_alone_gives_the_state_that_was(tmp_path: Path, mode: str, seed: int, events: int) -> None:
     rng, run = random.Random(seed), Run(tmp_path / "events.log", mode, 150)
     for _ in range(events):
@@ -202,7 +202,7 @@ def test_the_log_alone_gives_the_state_that_was(tmp_path: Path, mode: str, seed:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 30), events=st.integers(1, 150))
+@given(data=st.data(), mode=st.sampled_from(WITHOUT_REPLICAS), seed=st.integers(0, 1 << 30), events=st.integers(1, 150))
 def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     tmp_path: Path, data: Any, mode: str, seed: int, events: int
 ) -> None:
@@ -256,7 +256,7 @@ def test_what_is_given_up_at_a_switch_is_decayed_here_as_there(tmp_path: Path) -
     assert inside(found.phase.finished) == inside(run.phase.finished)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: str) -> None:
     """The log ends behind the announcement that closes a step."""
     rng, run = random.Random(2), Run(tmp_path / "events.log", mode, 150)

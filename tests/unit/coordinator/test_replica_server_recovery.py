@@ -49,11 +49,11 @@ from gbactl.wire.messages import (
 from gbactl.worker.client import Exchange
 from tests.support.deaths import Death, Orphaned, Victim
 from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.modes import CENTRED, REPLICAS, every_k
 from tests.support.small_data import prepared
 
 ROWS, DAYS = 900, 3
 SAMPLES = ROWS * (DAYS - 1)  # two days of training, evaluated after each
-CENTRE, ROUNDS = ("shadow_easgd", "fr_easgd"), ("shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf", "local_sgd")
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,9 @@ def config(
     mode: str, save: str = "cpr", every: int = 8, *, workers: int = 3, servers: int = 2, batch: int = 32,
     switches: list[dict[str, Any]] | None = None, optimizer: str = "adam", resume: str | None = None, **options: Any,
 ) -> RunConfig:  # fmt: skip
-    own = {} if mode.startswith("shadow") or mode not in CENTRE + ROUNDS else {"k": 3}
     return check(
         RunConfig(
-            mode=ModeConfig(mode, batch, prefetch=1, options={**own, **options}),
+            mode=ModeConfig(mode, batch, prefetch=1, options={**every_k(mode), **options}),
             model=ModelConfig(dim=4, hidden=[8], batch_norm=True, dropout=0.1),
             cluster=ClusterConfig(workers=workers, servers=servers, hang_seconds=10.0),
             train=TrainConfig(global_batch=96, eval_batch=100),
@@ -125,7 +124,7 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("saved_early")
-@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_path: Path, mode: str) -> None:
     """In the same mode and others, on other numbers of trainers and shards; and exports."""
     told: list[Event] = []
@@ -146,7 +145,7 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
         adds_up(again)
         assert again["checkpoint"]["resumed_at"] == chain.last.step
         sentences = [fields["sentence"] for fields in of(heard, "checkpoint") if fields["state"] == "resumed"]
-        which = "the centre" if mode in CENTRE else "the mean of the replicas"
+        which = "the centre" if mode in CENTRED else "the mean of the replicas"
         assert sentences == ([f"Every replica begins with {which} of step {chain.last.step}."] if then == mode else [])
 
 
@@ -238,7 +237,7 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
 # -- the lost server alone goes back ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize("mode", REPLICAS)
 @pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (OrderStep, 21, True)])
 def test_training_goes_on_and_every_update_is_there_or_counted(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, kind: type[Any],
@@ -341,7 +340,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
 # -- everybody goes back ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize("mode", REPLICAS)
 @pytest.mark.parametrize("every", [8, 1000])
 def test_everybody_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: dict[int, Any], mode: str, every: int
@@ -431,13 +430,13 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
 
 
-@pytest.mark.parametrize("mode", CENTRE + ROUNDS)
+@pytest.mark.parametrize("mode", REPLICAS)
 @pytest.mark.parametrize("turn", [1, 12, 45, 90, 130, 170])
 def test_the_coordinator_dies_at_any_message(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int
 ) -> None:
     """While a checkpoint is under way, too."""
-    death = Death(monkeypatch, tmp_path, turn + 3 * (CENTRE + ROUNDS).index(mode))
+    death = Death(monkeypatch, tmp_path, turn + 3 * REPLICAS.index(mode))
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert death.deaths == 1 and [failed["process"] for failed in result["recovery"]] == ["C"]

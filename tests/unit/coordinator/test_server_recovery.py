@@ -49,9 +49,9 @@ from gbactl.wire.messages import (
 from tests.support.deaths import Orphaned, Victim
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.small_data import prepared
 
-PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 SAMPLES = 1500
 
 
@@ -101,7 +101,7 @@ def of(told: list[Event], name: str) -> list[dict[str, Any]]:
 # -- the lost server alone goes back ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [*PS, "sync"])
+@pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 @pytest.mark.parametrize(("kind", "turn", "after"), [(Push, 30, False), (Push, 31, True), (OrderStep, 11, True)])
 def test_training_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[Any], turn: int, after: bool
@@ -341,7 +341,7 @@ def test_sync_ends_with_the_bits_of_a_run_in_which_nobody_died(
     assert failed["samples_rolled_back"] == rewound["samples"]
 
 
-@pytest.mark.parametrize("mode", PS)
+@pytest.mark.parametrize("mode", SERVED)
 def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     Victim(monkeypatch, Push, 25)
     told: list[Event] = []

@@ -33,8 +33,7 @@ from gbactl.worker.client import Exchange
 from tests.support import small_data
 from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
-
-PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
+from tests.support.modes import SERVED
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def names(told: list[Event], name: str) -> list[str]:
     return [event.fields["process"] for event in told if event.name == name]
 
 
-@pytest.mark.parametrize("mode", PS)
+@pytest.mark.parametrize("mode", SERVED)
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_the_others_go_on_and_every_sample_counts_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, when: str
@@ -80,7 +79,7 @@ def test_the_others_go_on_and_every_sample_counts_once(
     assert names(told, "lost") == ["W1"]
 
 
-@pytest.mark.parametrize("mode", PS)
+@pytest.mark.parametrize("mode", SERVED)
 def test_the_only_worker_is_waited_for(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Nobody else can finish the run, so the successor did."""
     Victim(monkeypatch, 0, 4, "before")
@@ -240,7 +239,7 @@ def test_a_successor_before_a_switch(
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
 
 
-@pytest.mark.parametrize("mode", PS)
+@pytest.mark.parametrize("mode", SERVED)
 def test_lost_doubled_late_and_overtaken_messages_change_no_account(data: Path, tmp_path: Path, mode: str) -> None:
     result = run_in_memory(config(mode, faults=FaultsConfig(plans=[STORM])), data, tmp_path)
     adds_up(result)

@@ -14,7 +14,7 @@ HOSTS = ["cluster=hosts", "cluster.hosts=[a:4,10.0.0.7:2]", "train.global_batch=
 def test_there_are_as_many_workers_as_slots() -> None:
     cfg = compose(HOSTS)
     assert (cfg.cluster.workers, cfg.local_batch, cfg.threads) == (6, 200, 1)
-    assert cfg.real and cfg.several_hosts
+    assert cfg.place.real and not cfg.place.one_host and not cfg.place.here
     assert compose([*HOSTS, "cluster.workers=5"]).cluster.workers == 5
 
 

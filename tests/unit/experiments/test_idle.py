@@ -15,6 +15,7 @@ from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
+from tests.support.modes import every_k
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 
@@ -31,10 +32,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(mode: str, dense: int | None = None, **cost: Any) -> RunConfig:
-    options = {"k": 3} if mode.startswith("fr_") else {}
     costs = {"spread": "lognormal", "spread_scale": 0.3, "workers_per_host": 1, "servers_on": "own", **cost}
     return check(RunConfig(
-        mode=ModeConfig(name=mode, local_batch=32, options=options), model=ModelConfig(dim=4, hidden=[64, 64]),
+        mode=ModeConfig(name=mode, local_batch=32, options=every_k(mode)), model=ModelConfig(dim=4, hidden=[64, 64]),
         cluster=ClusterConfig(name="virtual", workers=4, servers=3, dense_servers=dense),
         train=TrainConfig(global_batch=128), cost=CostConfig(**costs),
     ))  # fmt: skip

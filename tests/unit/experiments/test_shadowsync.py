@@ -19,6 +19,7 @@ from gbactl.simulation.cluster import run_virtual
 from gbactl.simulation.network import VirtualChannel
 from gbactl.wire.messages import Centre, Elastic, Pull, Push, Rows
 from tests.support import small_data
+from tests.support.modes import EVERY
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 FOLDER = EXPERIMENTS / "shadowsync"
@@ -47,6 +48,8 @@ def test_the_sweep_holds_every_part(scripts: Any, size: str) -> None:
     assert parts["speed_local"].jobs == 1
     assert [name for name, part in parts.items() if part.idle] == ["speed_one", "speed"]
     assert set(scripts["results"].SECTIONS) == set(parts)
+    for part in (parts["modes"], parts["modes_adagrad"]):
+        assert {scripts["done"].options(cell.overrides)["mode"] for cell in part.cells} == set(EVERY)
 
 
 def test_one_cell_of_every_line_composes(scripts: Any) -> None:

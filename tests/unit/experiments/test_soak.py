@@ -18,7 +18,7 @@ import pytest
 from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig
 from gbactl.launch.compose import compose
-from gbactl.policies import names
+from gbactl.policies.base import names, policy_class
 from tests.support import recorded
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"
@@ -64,7 +64,7 @@ def test_between_strikes_at_servers_and_the_coordinator_are_steps(scripts: dict[
     trouble, several = scripts["trouble"], set()
     for training in (trouble.draw(1, number) for number in range(200)):
         workers = next(int(text[-1]) for text in training.overrides if text.startswith("cluster.workers="))
-        steps = trouble.ROWS / trouble.BATCH / (workers if training.mode in trouble.IN_STEP else 1)
+        steps = trouble.ROWS / trouble.BATCH / (workers if policy_class(training.mode).global_step else 1)
         core = [strike for strike in training.plan if strike.must is not None and strike.must[1] in "SC"]
         at = [int(re.search(r"step: (\d+)", strike.plan)[1]) for strike in core]
         assert all(later - sooner > 0.09 * steps for sooner, later in itertools.pairwise(at))

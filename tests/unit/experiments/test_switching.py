@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.modes import SERVED
+
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "switching"
 
 
@@ -36,7 +38,7 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     options, seeds = scripts["pauses"].done.options, scripts["pauses"].done.seeds
     assert len(seeds(parts["carry"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
     lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
-    for mode in ("async", "gba", "bsp", "hop_bs", "hop_bw"):
+    for mode in SERVED:
         assert {f"{way}-{mode}{how}" for way in ("to", "from") for how in ("", "-anew")} <= lines
     by_hand, here = ([scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells]
                      for name in ("restarts", "pauses"))  # fmt: skip

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gbactl.config import RunConfig, flatten, to_dict
+from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
-from gbactl.launch.compose import compose, known_keys
+from gbactl.launch.compose import compose, known_keys, mode_file
 from gbactl.paths import conf_dir
+from gbactl.policies.base import names, policy_class
 
 FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 NEEDED = {"cluster/hosts.yaml": ("cluster.hosts=[a:2,b:2]",)}  # what only a user can know
@@ -38,7 +39,17 @@ def test_every_file_of_a_group_composes(path: Path) -> None:
         assert chosen["name"] == own["name"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "gba"])
+def test_every_mode_has_a_file_with_its_keys_and_every_file_a_mode() -> None:
+    assert {path.stem for path in (conf_dir() / "mode").glob("*.yaml")} == set(names())
+    common = {field.name for field in dataclasses.fields(ModeConfig)} - {"options"}
+    for mode in names():
+        own = {field.name for field in dataclasses.fields(policy_class(mode).Options)}
+        values = mode_file(mode)
+        assert values["name"] == mode == policy_class(mode).name
+        assert own <= set(values) <= own | common, mode
+
+
+@pytest.mark.parametrize("mode", names())
 @pytest.mark.parametrize("experiment", sorted(p.stem for p in GROUPS if p.parts[0] == "experiment"))
 def test_every_experiment_runs_in_every_mode(experiment: str, mode: str) -> None:
     cfg = compose([f"experiment={experiment}", f"mode={mode}"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig
-from gbactl.engine.local import Child, Children
+from gbactl.engine.base import Child, Children
 from gbactl.errors import ClusterError
 from gbactl.launch.fault_injection import Injuries
 from gbactl.launch.replacements import MOST_TRIES, Successors, told

@@ -26,6 +26,7 @@ from gbactl.wire.messages import Event, Push
 from tests.support import recorded
 from tests.support.deaths import Victim
 from tests.support.memory_cluster import run_in_memory
+from tests.support.modes import SERVED
 from tests.support.small_data import options
 
 ROWS = 1450  # 23 steps of 64, the last one short, in each of two epochs
@@ -128,7 +129,7 @@ def test_what_was_rounded_is_gone_on_with_and_exported(data: dict[str, Any], tmp
     assert rows["rows"].dtype == np.float32 and not bits.any() and rows["rows"].any()
 
 
-@pytest.mark.parametrize("mode", ["gba", "async", "bsp", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", SERVED)
 def test_what_was_in_flight_is_read_again_and_counts_once(mode: str, data: dict[str, Any], tmp_path: Path) -> None:
     cfg = config(mode, data)
     result = train(cfg, tmp_path / "one")

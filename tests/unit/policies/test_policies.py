@@ -24,18 +24,16 @@ from gbactl.policies import (
     Phase,
     Step,
     make,
-    names,
 )
 from gbactl.policies.base import policy_class
+from tests.support.modes import EVERY, REPLICAS, SERVED
 from tests.support.policy_driver import Driver, phase, run
 
 seeds = st.integers(0, 1 << 30)
 phases = st.builds(
     phase, st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9), st.integers(2, 5)
 )
-REPLICAS = ["fr_bmuf", "fr_easgd", "fr_ma", "local_sgd", "shadow_bmuf", "shadow_easgd", "shadow_ma"]
-MODES = ["async", "bsp", "gba", "hop_bs", "hop_bw", "sync", *REPLICAS]
-OPTIONS = {name: st.none() for name in MODES} | {
+OPTIONS = {name: st.none() for name in EVERY} | {
     "gba": st.builds(
         GbaOptions,
         st.sampled_from(["hard", "inverse", "exp"]),
@@ -49,16 +47,12 @@ OPTIONS = {name: st.none() for name in MODES} | {
 }
 
 
-def test_the_modes_of_this_version() -> None:
-    assert set(names()) >= set(MODES)
-
-
 def test_an_unknown_mode_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"mode\.name=turbo is not known.*async, bsp, .*gba, hop_bs, .*sync"):
         make("turbo", phase(8))
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_whatever_the_order_every_sample_is_counted_once(
     name: str, part: Phase, data: st.DataObject, seed: int
@@ -77,7 +71,7 @@ def test_whatever_the_order_every_sample_is_counted_once(
     assert name == "hop_bw" or not driver.drops
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_no_sample_is_read_twice_for_a_batch_handed_out_again(
     name: str, part: Phase, data: st.DataObject, seed: int
@@ -88,7 +82,7 @@ def test_no_sample_is_read_twice_for_a_batch_handed_out_again(
     assert driver.policy.ledger.read == part.samples
 
 
-@pytest.mark.parametrize("name", sorted(set(MODES) - {"sync"}))
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"sync"}))
 @given(phases, st.data(), seeds)
 def test_tokens_never_go_backwards_even_for_batches_handed_out_again(
     name: str, part: Phase, data: st.DataObject, seed: int
@@ -105,7 +99,7 @@ def test_the_tokens_of_sync_never_go_backwards_while_nobody_dies(part: Phase, se
         assert tokens == sorted(tokens)
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_new_batches_are_handed_out_in_data_order(
     name: str, part: Phase, data: st.DataObject, seed: int
@@ -119,7 +113,7 @@ def test_new_batches_are_handed_out_in_data_order(
         assert batches == list(range(part.batches))
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
 def test_weights_and_divisors_are_what_a_shard_accepts(
     name: str, part: Phase, data: st.DataObject, seed: int
@@ -131,7 +125,7 @@ def test_weights_and_divisors_are_what_a_shard_accepts(
         assert step.divisor > 0 or step.weight_sum == 0
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", EVERY)
 def test_nobody_takes_who_is_not_among_the_living(name: str) -> None:
     policy = make(name, phase(80, local=2, gradients=2))
     assert policy.take(3) is None
@@ -144,7 +138,7 @@ def test_nobody_takes_who_is_not_among_the_living(name: str) -> None:
     assert policy.poll() == []
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_last_ones_death_is_no_end_where_another_comes(name: str) -> None:
     driver = Driver(make(name, phase(41, local=4, gradients=3)))
     for worker in driver.policy.phase.workers:
@@ -153,7 +147,7 @@ def test_the_last_ones_death_is_no_end_where_another_comes(name: str) -> None:
     for worker in driver.policy.phase.workers:
         driver.kill(worker)
     assert not driver.policy.idle
-    assert len(driver.steps) == (1 if name in ("async", "hop_bs", *REPLICAS) else 0) + (name == "hop_bw")
+    assert len(driver.steps) == (not policy_class(name).global_step) + (name == "hop_bw")
     driver.join(9)
     driver.finish()
     driver.policy.ledger.check()
@@ -229,12 +223,12 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def test_where_the_dense_parameters_are() -> None:
-    assert policy_class("sync").dense_on == "workers"
+    assert policy_class("sync").home == "workers"
     assert not policy_class("sync").prefetch_rows
     assert policy_class("sync").collective
     for name in REPLICAS:
-        assert policy_class(name).dense_on == "replicas" and policy_class(name).prefetch_rows
+        assert policy_class(name).home == "replicas" and policy_class(name).prefetch_rows
         assert policy_class(name).collective == ("easgd" not in name)
-    for name in set(MODES) - {"sync", *REPLICAS}:
-        assert policy_class(name).dense_on == "servers" and not policy_class(name).collective
+    for name in SERVED:
+        assert policy_class(name).home == "servers" and not policy_class(name).collective
         assert policy_class(name).prefetch_rows == (name != "hop_bw")

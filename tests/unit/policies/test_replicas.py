@@ -11,12 +11,11 @@ from gbactl.errors import ConfigError
 from gbactl.policies import make
 from gbactl.policies.base import policy_class
 from gbactl.policies.replicas import ReplicaPolicy
+from tests.support.modes import REPLICAS
 from tests.support.policy_driver import phase
 
-MODES = ("fr_bmuf", "fr_easgd", "fr_ma", "local_sgd", "shadow_bmuf", "shadow_easgd", "shadow_ma")
 
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_a_grant_tells_the_trainer_how_to_step_and_what_to_wait_for(mode: str) -> None:
     policy = make(mode, phase(10, 4, workers=2))
     first, second = policy.take(0), policy.take(1)
@@ -30,7 +29,7 @@ def test_a_grant_tells_the_trainer_how_to_step_and_what_to_wait_for(mode: str) -
     assert policy.take(1) is None
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_a_dead_trainers_batches_are_handed_out_again(mode: str) -> None:
     policy = make(mode, phase(8, 4, workers=2))
     policy.take(0), policy.take(1)
@@ -62,7 +61,7 @@ def test_what_cannot_be_is_refused(mode: str, values: dict[str, Any], message: s
 
 
 def test_which_rule_each_mode_has() -> None:
-    found = {mode: policy_class(mode) for mode in MODES}
+    found = {mode: policy_class(mode) for mode in REPLICAS}
     assert all(issubclass(each, ReplicaPolicy) for each in found.values())
     rules = {mode: each.rule for mode, each in found.items() if issubclass(each, ReplicaPolicy)}
-    assert rules == {mode: "ma" if mode == "local_sgd" else mode.partition("_")[2] for mode in MODES}
+    assert rules == {mode: "ma" if mode == "local_sgd" else mode.partition("_")[2] for mode in REPLICAS}

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.policies import GbaOptions, HopBwOptions, Phase, Policy, make
+from gbactl.policies.base import policy_class
+from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.policy_driver import Driver
 
-MODES = ("sync", "async", "gba", "bsp", "hop_bs", "hop_bw")
 seeds = st.integers(0, 1 << 30)
 
 
@@ -25,7 +26,7 @@ def some(driver: Driver, count: int) -> None:
         driver.rng.choice([driver.some_take, driver.some_announce])()
 
 
-@given(st.sampled_from(MODES), st.integers(1, 200), st.integers(1, 4), st.integers(0, 60), seeds)
+@given(st.sampled_from(WITHOUT_REPLICAS), st.integers(1, 200), st.integers(1, 4), st.integers(0, 60), seeds)
 def test_stopped_before_it_begins_it_is_a_shorter_phase(
     mode: str, samples: int, workers: int, batch: int, seed: int
 ) -> None:
@@ -40,7 +41,7 @@ def test_stopped_before_it_begins_it_is_a_shorter_phase(
     assert (drivers[0].grants, drivers[0].steps) == (drivers[1].grants, drivers[1].steps)
 
 
-@given(st.sampled_from(MODES), st.integers(40, 200), st.integers(0, 60), st.booleans(), seeds)
+@given(st.sampled_from(WITHOUT_REPLICAS), st.integers(40, 200), st.integers(0, 60), st.booleans(), seeds)
 def test_stopped_on_its_way_it_ends_with_whole_steps(
     mode: str, samples: int, count: int, ahead: bool, seed: int
 ) -> None:
@@ -54,11 +55,11 @@ def test_stopped_on_its_way_it_ends_with_whole_steps(
     assert driver.policy.ledger.read == driver.policy.ledger.trained == end
     batches = sorted(member.batch for step in driver.steps for member in step.members)
     assert batches == list(range(-(-end // 4)))
-    if end < samples and mode not in ("async", "hop_bs", "hop_bw"):
+    if end < samples and policy_class(mode).global_step and mode != "hop_bw":
         assert all(len(step.members) == 3 for step in driver.steps)
 
 
-@given(st.sampled_from(MODES[1:]), st.integers(0, 60), st.booleans(), st.booleans(), seeds)
+@given(st.sampled_from(SERVED), st.integers(0, 60), st.booleans(), st.booleans(), seeds)
 def test_what_is_given_up_is_decayed_once(mode: str, count: int, death: bool, ahead: bool, seed: int) -> None:
     driver = Driver(policy(mode, 400, ahead=ahead), random.Random(seed))
     some(driver, count)
@@ -90,9 +91,9 @@ def test_backup_workers_stop_between_two_steps_at_once() -> None:
     assert driver.policy.idle and driver.policy.step == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 def test_how_many_batches_make_a_step(mode: str) -> None:
-    expected = {"async": 2, "hop_bs": 2, "hop_bw": None}.get(mode, 6)
+    expected = None if mode == "hop_bw" else 6 if policy_class(mode).global_step else 2
     assert policy(mode, 100).batches_of(2) == expected
 
 

@@ -20,10 +20,11 @@ from gbactl.replay.command import failed, replay, sentence
 from gbactl.simulation.cluster import run_virtual
 from gbactl.store.checksum import digest
 from tests.support.hand_made import HandMade
-from tests.support.recorded import MODES, config, record
+from tests.support.modes import SERVED
+from tests.support.recorded import config, record
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((mode, {}) for mode in MODES),
+    *((mode, {}) for mode in SERVED),
     ("gba", {"iota": 0, "decay": "exp", "divisor": "accepted"}),
     ("gba", {"iota": 0, "sparse_divisor": "contributors"}),
     ("gba", {"iota": 1, "row_staleness": "row"}),
@@ -55,7 +56,7 @@ def test_a_run_in_threads_comes_out_again(
 
 
 @pytest.mark.parametrize("plans", [[], [{"kind": "kill", "coordinator": True, "step": 5}]])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SERVED)
 def test_a_virtual_run_comes_out_again(data: dict[str, Any], tmp_path: Path, mode: str, plans: list[Any]) -> None:
     """Also where the coordinator died."""
     cfg = config(mode, data)
@@ -90,7 +91,7 @@ def test_a_log_of_an_older_format_is_refused(data: dict[str, Any], tmp_path: Pat
         replay(tmp_path)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SERVED)
 @pytest.mark.parametrize("backend", ["local", "virtual"])
 def test_with_servers_that_hold_rows_alone_it_comes_out_again(
     data: dict[str, Any], tmp_path: Path, mode: str, backend: str
@@ -109,14 +110,14 @@ def test_with_servers_that_hold_rows_alone_it_comes_out_again(
 
 def test_batches_are_really_handed_out_again(data: dict[str, Any], tmp_path: Path) -> None:
     reissued = 0
-    for mode in MODES:
+    for mode in SERVED:
         made = HandMade(config(mode, data), tmp_path / mode, seed=1, deaths=3)
         made.write()
         granted = [r.batch for r in event_log.read(tmp_path / mode / "events.log") if isinstance(r, GrantRecord)]
         assert len(granted) == 2 * BATCHES + made.reissued
         reissued += made.reissued
         assert replay(tmp_path / mode)["identical"]
-    assert reissued >= len(MODES)
+    assert reissued >= len(SERVED)
 
 
 @pytest.mark.parametrize(("servers", "dense"), [(1, None), (2, None), (3, 1)])
@@ -194,7 +195,7 @@ def entry(unit: str, value: float, to: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", ["threads", "virtual"])
-@pytest.mark.parametrize("order", [MODES, MODES[::-1]])
+@pytest.mark.parametrize("order", [SERVED, SERVED[::-1]])
 def test_switches_within_an_epoch_come_out_again(
     data: dict[str, Any], tmp_path: Path, backend: str, order: tuple[str, ...]
 ) -> None:

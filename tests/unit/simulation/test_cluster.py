@@ -14,6 +14,7 @@ from gbactl.simulation.cluster import VirtualCluster, place, run_virtual
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.wire.messages import Granted
 from gbactl.worker.loop import DataSource
+from tests.support.modes import EVERY
 from tests.support.simulated_runs import adds_up, config, run
 
 # computing takes 1 ms a batch and nothing else takes any time worth mention
@@ -44,7 +45,7 @@ def eps(mode: str, data: Path, folder: Path, workers: int, cost: dict[str, Any],
     return rate
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "gba", "bsp", "hop_bs", "hop_bw", "shadow_easgd"])
+@pytest.mark.parametrize("mode", EVERY)
 def test_where_only_computing_takes_time_workers_add_up(long: Path, tmp_path: Path, mode: str) -> None:
     """And no more than that is counted, however early batches are handed out: the clock ends with the last gradient."""
     more = {"options": {"backup": 0}} if mode == "hop_bw" else {}

@@ -13,9 +13,8 @@ from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator import event_log
 from gbactl.errors import DivergedError
 from gbactl.wire.messages import Event
+from tests.support.modes import EVERY
 from tests.support.simulated_runs import config, run
-
-MODES = ["sync", "gba", "async", "hop_bs", "hop_bw", "bsp", "local_sgd", "fr_ma", "shadow_bmuf", "shadow_easgd"]
 
 
 def exploding(
@@ -31,7 +30,7 @@ def exploding(
     return dataclasses.replace(cfg, optim=optim, train=train, checkpoint=saved)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY)
 def test_a_run_ends_at_the_loss_that_is_too_large(mode: str, data: Path, tmp_path: Path) -> None:
     told: list[Event] = []
     with pytest.raises(DivergedError) as caught:

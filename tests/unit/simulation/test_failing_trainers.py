@@ -9,14 +9,14 @@ import pytest
 
 from gbactl.config import RunConfig, check
 from gbactl.errors import PeerGoneError
+from tests.support.modes import FOREGROUND, REPLICAS, every_k
 from tests.support.simulated_runs import adds_up, config, run
 
 KILL = {"kind": "kill", "workers": [1], "step": 5}
 
 
 def failing(mode: str, plan: dict[str, Any], lost: str, switches: Any = (), **options: Any) -> RunConfig:
-    own = {"k": 3} if mode.startswith("fr") else {}
-    more = {"local_batch": 32, "options": {**own, **options}, "switches": list(switches)}
+    more = {"local_batch": 32, "options": {**every_k(mode), **options}, "switches": list(switches)}
     cfg = config(mode, faults=[plan], cost={"restart_us": 2_000.0}, **more)
     cfg.cluster.lost_worker, cfg.cluster.hang_seconds = lost, 0.02
     return check(cfg)
@@ -33,7 +33,7 @@ def test_another_trainer_takes_its_place(data: Path, tmp_path: Path, mode: str, 
     assert again["checksums"] == result["checksums"] and again["replicas"] == result["replicas"]
 
 
-@pytest.mark.parametrize("mode", ["shadow_easgd", "fr_easgd", "shadow_ma", "shadow_bmuf", "fr_ma", "local_sgd"])
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_without_replacement_the_others_go_on(data: Path, tmp_path: Path, mode: str) -> None:
     result = run(failing(mode, KILL, "continue", hogwild_threads=2), data, tmp_path)
     adds_up(result, 1500)
@@ -61,7 +61,7 @@ def test_ended_by_a_death_where_that_is_asked_for(data: Path, tmp_path: Path) ->
 def test_a_trainer_that_stands_still(data: Path, tmp_path: Path, mode: str, seconds: float | None) -> None:
     """For less than the patience it is only late; for longer, another one takes its place."""
     hang = {**KILL, "kind": "hang", **({} if seconds is None else {"seconds": seconds})}
-    own = {} if mode.startswith("fr") else {"shadow_interval": 0.002}
+    own = {} if mode in FOREGROUND else {"shadow_interval": 0.002}
     result = run(failing(mode, hang, "replace", **own), data, tmp_path)
     adds_up(result, 1500)
     assert [failed["failure"] for failed in result["recovery"]] == ([] if seconds else ["hang"])

@@ -16,9 +16,9 @@ from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, PeerGoneError
 from gbactl.faults.message_faults import Storms, Weather
 from tests.support.failures import logged
+from tests.support.modes import EVERY, SERVED, every_k
 from tests.support.simulated_runs import adds_up, config, run
 
-PS = ("async", "bsp", "gba", "hop_bs", "hop_bw")
 STORM = {"kind": "messages", "drop": 0.1, "duplicate": 0.1, "reorder": 0.1, "delay": 0.1, "delay_seconds": 0.002}
 CRASH = {"kind": "kill", "coordinator": True}
 
@@ -31,7 +31,7 @@ def failing(
     return check(cfg)
 
 
-@pytest.mark.parametrize("mode", PS)
+@pytest.mark.parametrize("mode", SERVED)
 def test_a_worker_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
     kill = {"kind": "kill", "workers": [1], "step": 2}
     result = run(failing(mode, kill, global_batch=64), data, tmp_path / "run")
@@ -172,12 +172,11 @@ def test_where_nobody_may_be_lost(data: Path, tmp_path: Path, mode: str) -> None
         run(failing(mode, kill, lost="end"), data, tmp_path / "run")
 
 
-@pytest.mark.parametrize("mode", [*PS, "sync", "shadow_easgd", "shadow_ma", "fr_ma"])
+@pytest.mark.parametrize("mode", EVERY)
 def test_a_coordinator_that_disappears_is_replaced(data: Path, tmp_path: Path, mode: str) -> None:
     """The run takes as much longer as nobody was there; workers have something to do for a part of that."""
-    own = {"options": {"k": 3}} if mode.startswith("fr") else {}
-    plain = run(failing(mode, global_batch=64, **own), data, tmp_path / "plain")
-    cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, **own)
+    plain = run(failing(mode, global_batch=64, options=every_k(mode)), data, tmp_path / "plain")
+    cfg = failing(mode, {**CRASH, "step": 5}, global_batch=64, options=every_k(mode))
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
     adds_up(result, 1500)
     assert (result["samples"]["lost"] > 0) == (plain["samples"]["lost"] > 0) == (mode == "hop_bw")

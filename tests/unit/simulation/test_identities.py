@@ -11,6 +11,7 @@ import pytest
 
 from gbactl.config import TransportConfig
 from tests.support.memory_cluster import run_in_memory
+from tests.support.modes import WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config, model, run
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
@@ -133,7 +134,7 @@ def test_backup_workers_without_a_backup_are_sync(data: Path, tmp_path: Path, pr
     assert model(sync) == model(backup)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "gba", "bsp", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", WITHOUT_REPLICAS)
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_every_sample_has_one_fate(data: Path, tmp_path: Path, mode: str, prefetch: int) -> None:
     """Uneven batches, three shards, a straggler, batch norm and dropout."""

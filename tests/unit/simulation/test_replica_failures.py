@@ -12,15 +12,16 @@ from gbactl.checkpoint.folder import Folder
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.coordinator.worker_recovery import FATES
+from tests.support.modes import every_k
 from tests.support.simulated_runs import adds_up, config, run
 
 KILL = {"kind": "kill", "workers": [1], "step": 6}
 
 
 def failing(mode: str, plan: dict[str, Any], lost: str = "replace", **options: Any) -> RunConfig:
-    own = {} if mode.startswith("shadow") else {"k": 3}
     cfg = config(
-        mode, faults=[plan], cost={"restart_us": 2000.0}, local_batch=32, options={**own, **options}, prefetch=1
+        mode, faults=[plan], cost={"restart_us": 2000.0}, local_batch=32, options={**every_k(mode), **options},
+        prefetch=1,
     )
     cfg.cluster.lost_worker, cfg.cluster.hang_seconds = lost, 0.02
     return check(cfg)

@@ -13,15 +13,11 @@ from gbactl.data.prepare import prepare
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.server import VirtualServer
 from gbactl.wire.messages import Elastic
+from tests.support.modes import CENTRED, FOREGROUND, REPLICAS, every_k
 from tests.support.simulated_runs import adds_up, config, model, run
 
-MODES = ["shadow_easgd", "shadow_ma", "shadow_bmuf", "fr_easgd", "fr_ma", "fr_bmuf", "local_sgd"]
 SLOW_REDUCE = {"allreduce_us": 1e6}
 OWN_CORES = {"workers_per_host": 1, "servers_on": "own", "cores": 8}
-
-
-def own(mode: str) -> dict[str, Any]:
-    return {} if mode.startswith("shadow") else {"k": 3}
 
 
 def replicas(
@@ -30,19 +26,19 @@ def replicas(
 ) -> Any:  # fmt: skip
     more = {"workers": workers, "prefetch": prefetch, "cost": cost, "hard": hard, "global_batch": global_batch}
     more["dense"] = dense
-    return config(mode, local_batch=32, options={**own(mode), **options}, **more)
+    return config(mode, local_batch=32, options={**every_k(mode), **options}, **more)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_counts_and_is_the_same_twice(data: Path, tmp_path: Path, mode: str) -> None:
     cfg = replicas(mode, prefetch=1, cost={"spread": "lognormal", "spread_scale": 0.5})
     first, second = run(cfg, data, tmp_path / "a"), run(cfg, data, tmp_path / "b")
     adds_up(first, 1500)
     assert model(first) == model(second) and first["replicas"] == second["replicas"]
     told = first["replicas"]
-    assert told["evaluated"] == ("centre" if "easgd" in mode else "mean of the replicas")
+    assert told["evaluated"] == ("centre" if mode in CENTRED else "mean of the replicas")
     assert told["exchanges"] > 0 and told["distance"] and (told["trainers"], told["elp"]) == (3, 96)
-    assert (told["foreground_seconds"] > 0) == (not mode.startswith("shadow"))
+    assert (told["foreground_seconds"] > 0) == (mode in FOREGROUND)
     assert first["auc"] > 0.5
 
 
@@ -170,7 +166,7 @@ def test_a_server_takes_no_time_for_a_dense_step_that_is_not_its_own(
 @pytest.mark.parametrize("dense", [None, 1])
 @pytest.mark.parametrize("mode", ["shadow_easgd", "shadow_bmuf", "fr_ma"])
 def test_from_sync_to_replicas_to_gba_and_back(four_days: Path, tmp_path: Path, mode: str, dense: int | None) -> None:
-    options = {"local_batch": 32, **own(mode), **({"block_momentum": 0.5} if "bmuf" in mode else {})}
+    options = {"local_batch": 32, **every_k(mode), **({"block_momentum": 0.5} if "bmuf" in mode else {})}
     switches = [
         {"at": {"samples": 384}, "to": mode, "set": {**options, "hogwild_threads": 2}},
         {"at": {"samples": 1000}, "to": "gba", "set": {"local_batch": 32}},

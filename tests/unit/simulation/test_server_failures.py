@@ -16,7 +16,7 @@ from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.replay.recording import scan
-from gbactl.simulation.server_failures import Comebacks
+from gbactl.simulation.failures import ServerFailures
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event
 from tests.support.failures import logged
@@ -135,20 +135,20 @@ def test_the_lost_shard_alone_goes_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, dense: int | None
 ) -> None:
     seen: list[dict[str, Any]] = []
-    real = Comebacks._alone
+    real = ServerFailures._alone
 
-    def watched(self: Comebacks, shard: int) -> None:
+    def watched(self: ServerFailures, shard: int) -> None:
         servers = self.cluster.servers
         before = [contents(server.shard) for server in servers]
         version = servers[shard].shard.version
         real(self, shard)
-        fresh = Shard(self.cluster._spec(shard))
+        fresh = self.cluster.new_shard(shard)
         folder = Folder(tmp_path / "run" / "checkpoints")
         load_shard(fresh, folder.verified("cut-000001"), mode == "gba")
         seen.append({"before": before, "after": [contents(server.shard) for server in servers], "saved": fresh})
         assert servers[shard].shard.version == version
 
-    monkeypatch.setattr(Comebacks, "_alone", watched)
+    monkeypatch.setattr(ServerFailures, "_alone", watched)
     run(saving("cpr", mode, KILL, dense=dense), data, tmp_path / "run")
     [one] = seen
     assert same(one["before"][0], one["after"][0]) and not same(one["before"][1], one["after"][1])

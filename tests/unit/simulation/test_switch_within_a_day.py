@@ -13,11 +13,11 @@ from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecor
 from gbactl.errors import ConfigError
 from gbactl.wire.messages import Event
 from tests.support.memory_cluster import run_in_memory
+from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config, model, run
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
 SLOW = [{"kind": "constant", "workers": [1], "factor": 4.0}]
-MODES = ("sync", "async", "gba", "bsp", "hop_bs", "hop_bw")
 
 
 def at(unit: str, value: float, to: str, **changes: Any) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def test_shuffling_stays_that_of_the_whole_day(four_days: Path, tmp_path: Path, 
     assert model(stay) == model(switched) != model(run(config("sync"), four_days, tmp_path / "plain"))
 
 
-@pytest.mark.parametrize("before", MODES)
-@pytest.mark.parametrize("after", MODES)
+@pytest.mark.parametrize("before", WITHOUT_REPLICAS)
+@pytest.mark.parametrize("after", WITHOUT_REPLICAS)
 def test_any_mode_to_any_mode(data: Path, tmp_path: Path, before: str, after: str) -> None:
     """Out of order, with prefetch and a straggler."""
     cfg = config(
@@ -151,7 +151,7 @@ def test_a_point_before_the_last_whole_global_batch_of_a_day_waits_for_the_next_
     adds_up(result, 2400)
 
 
-@pytest.mark.parametrize("mode", ["gba", "async", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", SERVED)
 def test_without_prefetch_a_worker_holds_one_batch_whatever_it_asked_for_before(
     data: Path, tmp_path: Path, mode: str
 ) -> None:
@@ -183,7 +183,7 @@ def test_the_schedule_of_the_learning_rate_does_not_jump(data: Path, tmp_path: P
     assert model(stay) == model(switched)
 
 
-@pytest.mark.parametrize("mode", ["async", "gba", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", sorted(set(SERVED) - {"bsp"}))
 @pytest.mark.parametrize("after", ["bsp", "sync"])
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_what_has_not_come_by_the_deadline_is_decayed(

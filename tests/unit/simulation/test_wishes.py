@@ -14,11 +14,11 @@ from gbactl.data.dataset import open_dataset
 from gbactl.replay.command import replay
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.wire.messages import Event
+from tests.support.modes import SERVED, WITHOUT_REPLICAS
 from tests.support.simulated_runs import adds_up, config
 from tests.unit.simulation.test_switch_within_a_day import no_sample_twice, unchanged
 
 UNEVEN: dict[str, Any] = {"spread": "lognormal", "spread_scale": 1.0}
-SERVED = ("async", "gba", "bsp", "hop_bs", "hop_bw")
 
 
 def ask_at_random(
@@ -51,7 +51,7 @@ def ask_at_random(
 def test_any_wish_at_any_time_is_answered_and_loses_nothing(
     four_days: Path, tmp_path: Path, seed: int, drain: float
 ) -> None:
-    result, said = ask_at_random(four_days, tmp_path, seed, ("sync", *SERVED), drain)
+    result, said = ask_at_random(four_days, tmp_path, seed, WITHOUT_REPLICAS, drain)
     adds_up(result, 4 * 600)
     assert drain == 0.0 or result["samples"]["decayed"] < 600
     if drain:
@@ -67,7 +67,7 @@ def test_any_wish_at_any_time_is_answered_and_loses_nothing(
 
 def test_wishes_are_met(four_days: Path, tmp_path: Path) -> None:
     """The test above would not notice if all were refused."""
-    count = [len([s for s in ask_at_random(four_days, tmp_path / str(seed), seed, ("sync", *SERVED), 30.0)[1]
+    count = [len([s for s in ask_at_random(four_days, tmp_path / str(seed), seed, WITHOUT_REPLICAS, 30.0)[1]
                   if s["state"] == "done"]) for seed in range(3)]  # fmt: skip
     assert min(count) >= 2
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.switching.controller import GBA, SYNC, AutoOptions, Controller, Look
+from tests.support.modes import EVERY
 
 EAGER: dict[str, float] = {"window": 10.0, "margin": 0.0, "hysteresis": 0.1, "minimum_stay": 0.0}
 
@@ -58,7 +59,7 @@ def test_nothing_is_said_before_everybody_was_seen_a_few_times() -> None:
     assert looked(made, 99.0).workers == 2
 
 
-@pytest.mark.parametrize("mode", ["async", "bsp", "hop_bs", "hop_bw"])
+@pytest.mark.parametrize("mode", sorted(set(EVERY) - {SYNC, GBA}))
 def test_nothing_is_said_in_another_mode(mode: str) -> None:
     assert crew(1.0, 4.0, mode=mode).look(99.0) is None
 

@@ -11,6 +11,7 @@ from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, Swi
 from gbactl.coordinator.event_log import InfoRecord, read
 from tests.support import small_data
 from tests.support.memory_cluster import run_in_memory
+from tests.support.modes import SERVED
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_moving_the_dense_parameters_there_and_back_changes_no_bit(data: Path, t
 
 
 def test_every_mode_can_take_over_and_hand_back(data: Path, tmp_path: Path) -> None:
-    for mode in ("async", "gba", "bsp", "hop_bs", "hop_bw"):
+    for mode in SERVED:
         result = run(config("sync", to(mode, 1), to("sync", 2)), data, tmp_path / mode)
         assert [phase["mode"] for phase in result["phases"]] == ["sync", mode, "sync"]
         samples = result["samples"]

@@ -27,9 +27,9 @@ from gbactl.trainer.dense_params import TrainerDense
 from gbactl.wire.messages import Event
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.modes import AVERAGED, CENTRED, FOREGROUND, REPLICAS, every_k
 
 SAMPLES = 1800  # two days of training, evaluated after each
-MODES = ["shadow_easgd", "shadow_ma", "shadow_bmuf", "fr_easgd", "fr_ma", "fr_bmuf", "local_sgd"]
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +60,15 @@ def adds_up(result: dict[str, Any], samples: int = SAMPLES) -> None:
     assert result["refused_frames"] == 0
 
 
-def foreground(mode: str) -> dict[str, Any]:
-    return {} if mode.startswith("shadow") else {"k": 3}
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> None:
-    result = run_in_memory(config(mode, **foreground(mode)), data, tmp_path)
+    result = run_in_memory(config(mode, **every_k(mode)), data, tmp_path)
     adds_up(result)
     told = result["replicas"]
-    assert told["evaluated"] == ("centre" if "easgd" in mode else "mean of the replicas")
+    assert told["evaluated"] == ("centre" if mode in CENTRED else "mean of the replicas")
     assert (told["trainers"], told["elp"]) == (3, 96)
     assert told["exchanges"] > 0 and told["bytes_exchanged"] > 0 and told["distance"]
-    assert (told["foreground_seconds"] > 0) == (not mode.startswith("shadow"))
+    assert (told["foreground_seconds"] > 0) == (mode in FOREGROUND)
     if mode in ("fr_easgd", "fr_ma"):
         assert told["sync_gap"]["p99"] == 3.0
     assert [phase["replicas"]["evaluated"] for phase in result["phases"]] == [told["evaluated"]] * 2
@@ -105,7 +101,7 @@ def entry(samples: int, to: str, **values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["shadow_easgd", "fr_bmuf"])
 def test_from_sync_to_replicas_to_gba_and_back(data: Path, tmp_path: Path, mode: str) -> None:
     """Nothing changes in a switch: the model sums before and after are the same."""
-    own = {"block_momentum": 0.5, **foreground(mode)} if mode == "fr_bmuf" else {}
+    own = {"block_momentum": 0.5, **every_k(mode)} if mode == "fr_bmuf" else {}
     steps = [entry(384, mode, **own), entry(768, "gba"), entry(1200, mode, **own), entry(1500, "sync")]
     told: list[Event] = []
     result = run_in_memory(config("sync", switches=steps), data, tmp_path, told=told)
@@ -153,21 +149,21 @@ def test_with_a_centre_the_others_go_on_without_a_dead_trainer(
 ) -> None:
     dies_at(monkeypatch, 1, 8)
     told: list[Event] = []
-    result = run_in_memory(config(mode, lost="continue", **foreground(mode)), data, tmp_path, told=told)
+    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path, told=told)
     adds_up(result)
     assert [event.fields["process"] for event in told if event.name == "lost"] == ["W1"]
     assert result["auc"] > 0.55
 
 
 @pytest.mark.parametrize("batch", [8, 25])
-@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf", "local_sgd"])
+@pytest.mark.parametrize("mode", AVERAGED)
 def test_in_rounds_a_dead_trainer_is_dropped_from_the_mean(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, batch: int
 ) -> None:
     """In the middle of a day, and with its last batches, when the others are out of data: they are trained on too."""
     dies_at(monkeypatch, 1, batch)
     told: list[Event] = []
-    result = run_in_memory(config(mode, lost="continue", **foreground(mode)), data, tmp_path, told=told)
+    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path, told=told)
     adds_up(result)
     assert [event.fields["process"] for event in told if event.name == "lost"] == ["W1"]
     assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
@@ -179,7 +175,7 @@ def test_in_rounds_another_one_takes_its_place_with_a_new_phase(
 ) -> None:
     dies_at(monkeypatch, 1, 8, once=True)
     told: list[Event] = []
-    result = run_in_memory(config(mode, lost="replace", **foreground(mode)), data, tmp_path, told=told)
+    result = run_in_memory(config(mode, lost="replace", **every_k(mode)), data, tmp_path, told=told)
     adds_up(result)
     assert [event.name for event in told if event.name in ("lost", "joined")] == ["lost", "joined"]
     assert result["samples"]["trained"] == SAMPLES and result["auc"] > 0.55
@@ -197,7 +193,7 @@ def test_one_that_dies_while_all_evaluate_is_not_waited_for_the_next_day(
         plain(self, item)
 
     monkeypatch.setattr(TrainerDense, "load", load)
-    result = run_in_memory(config(mode, lost="continue", **foreground(mode)), data, tmp_path)
+    result = run_in_memory(config(mode, lost="continue", **every_k(mode)), data, tmp_path)
     adds_up(result)
     assert result["samples"]["trained"] == SAMPLES and [p["samples"] for p in result["phases"]] == [900, 900]
 
@@ -263,7 +259,7 @@ def test_replica_modes_need_their_all_reduce_prepared_but_a_centre_is_always_the
 def test_threads_on_one_replica(data: Path, tmp_path: Path, mode: str, batch_norm: bool) -> None:
     """And one thread again in the mode after it."""
     steps = [entry(1300, "async", workers=2)]
-    cfg = config(mode, 2, batch_norm=batch_norm, switches=steps, hogwild_threads=3, **foreground(mode))
+    cfg = config(mode, 2, batch_norm=batch_norm, switches=steps, hogwild_threads=3, **every_k(mode))
     result = run_in_memory(cfg, data, tmp_path)
     adds_up(result)
     told = result["replicas"]

@@ -20,7 +20,8 @@ from gbactl.wire.compression import NarrowHub, narrowed
 from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Centre, DenseState, Elastic, Predictions, Pull, Push, PutDense, Rows, SumPart, unpack
 from gbactl.wire.reconnecting import LastingHub
-from tests.support.recorded import MODES, config, record, splits
+from tests.support.modes import SERVED
+from tests.support.recorded import config, record, splits
 
 TOLD = (0.5, 0.1, 1.0, 0, 0)
 FLOATS = np.random.default_rng(0).normal(size=24).astype(np.float32)
@@ -135,7 +136,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-@pytest.mark.parametrize("mode", [*MODES, "sync"])
+@pytest.mark.parametrize("mode", [*SERVED, "sync"])
 def test_a_run_comes_out_of_its_log_again(data: dict[str, Any], tmp_path: Path, mode: str, name: str) -> None:
     """What is applied is what arrived, and a replay knows it."""
     cfg = config(mode, data)

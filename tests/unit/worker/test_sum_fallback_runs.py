@@ -35,6 +35,7 @@ from gbactl.worker.dense_params import ReplicatedDense
 from tests.support import memory_cluster, small_data
 from tests.support.deaths import DyingWorker, Orphaned, Victim
 from tests.support.memory_cluster import Killed, run_in_memory
+from tests.support.modes import AVERAGED, REPLICAS, every_k
 
 SAMPLES = 1500
 BUCKETS = CollectiveConfig().buckets
@@ -46,10 +47,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(mode: str, lost: str = "replace", name: str = "gloo", workers: int = 3, **more: Any) -> RunConfig:
-    own = {"k": 2} if mode.startswith("fr_") else {}
+    own = every_k(mode, 2)
     return check(
         RunConfig(
-            mode=ModeConfig(mode, 32 if own or mode.startswith("shadow") else None, options=own),
+            mode=ModeConfig(mode, 32 if mode in REPLICAS else None, options=own),
             model=ModelConfig(dim=4, hidden=[8], dropout=0.2, batch_norm=True),
             cluster=ClusterConfig(workers=workers, servers=2, lost_worker=lost, hang_seconds=10.0),
             collective=CollectiveConfig(name=name),
@@ -316,7 +317,7 @@ def test_a_run_whose_dense_gradients_are_gone_cannot_be_replayed(
         replay(tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["shadow_ma", "shadow_bmuf", "fr_ma", "fr_bmuf"])
+@pytest.mark.parametrize("mode", AVERAGED)
 @pytest.mark.parametrize("lost", ["continue", "replace"])
 def test_replicas_go_on_without_the_dead_trainer_and_with_another_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: Rings, mode: str, lost: str

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gbactl.config import ModeConfig, RunConfig
+from gbactl.engine.base import MOST_LIVES, Child, Children
 from gbactl.engine.fork_server import thread_environment
-from gbactl.engine.local import MOST_LIVES, Child, Children
 
 
 @pytest.fixture

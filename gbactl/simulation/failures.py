@@ -1,15 +1,27 @@
-"""Servers that are lost in virtual time: the lost one alone goes back to its newest checkpoint, or everybody does.
+"""Failures of virtual processes: the fault plan's kills and hangs, and what follows from them. Nothing here costs
+anything while nobody fails.
 
-Rows, dense slice and optimizer really go back; the time that saving, loading and finding a new place take is that of
-the configuration, and everybody stands still for it. Where everybody goes back, the cluster ends with EverybodyBack
-and another one is built from the checkpoint, as `resume` does. Costs nothing while no server fails.
+A worker disappears, or stands still, at its moment. What a killed one had sent arrives; what it was computing never
+does. A worker in its place is ready after `cost.restart_us`.
+
+Of lost servers the lost one alone goes back to its newest checkpoint, or everybody does. Rows, dense slice and
+optimizer really go back; the time that saving, loading and finding a new place take is that of the configuration, and
+everybody stands still for it. Where everybody goes back, the cluster ends with EverybodyBack and another one is built
+from the checkpoint, as `resume` does.
+
+Until another coordinator is ready in the place of a lost one, whatever is sent to it waits. It would hold what the
+journal says, which is what the lost one holds, so the same objects go on; a checkpoint under way will not be, as in
+coordinator/failover.py. Workers and servers do meanwhile what they have been given. Not modelled: the messages by which
+nodes tell what they have, and that an evaluation begins anew.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gbactl.checkpoint.folder import Chain
 from gbactl.checkpoint.intervals import costs_of
@@ -18,16 +30,160 @@ from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.checkpoint.time_spent import Spent
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
+from gbactl.coordinator.recovery_times import Failed
 from gbactl.coordinator.state import config_at
-from gbactl.errors import CheckpointError
+from gbactl.errors import CheckpointError, ClusterError
 from gbactl.faults.injector import Injector
 from gbactl.faults.message_faults import Storms
+from gbactl.simulation.clock import Events
+from gbactl.simulation.coordinator import VirtualCoordinator
+from gbactl.simulation.cost_model import CostModel
+from gbactl.simulation.network import VirtualHub
+from gbactl.simulation.server import VirtualServer
+from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event, Save
 
-if TYPE_CHECKING:
-    from gbactl.coordinator.recovery_times import Failed
-    from gbactl.simulation.cluster import VirtualCluster
+
+class Cluster(Protocol):
+    """What failures need of a cluster (cluster.py)."""
+
+    cfg: RunConfig
+    run_dir: Path
+    events: Events
+    cost: CostModel
+    hub: VirtualHub
+    storms: Storms
+    coordinator: VirtualCoordinator
+    servers: Sequence[VirtualServer]
+    workers: Sequence[VirtualWorker]
+
+    def new_shard(self, shard: int) -> Shard:
+        """What a server holds that has begun just now."""
+
+    def lose_worker(self, index: int) -> None:
+        """Go on without what it had of the dense part."""
+
+    def replace_worker(self, index: int, epoch: int) -> None:
+        """Start another worker in its place, the `epoch`-th."""
+
+
+class Failures:
+    """Listens to the coordinator as a launcher does, and carries out what is injected and what follows."""
+
+    def __init__(self, cluster: Cluster, before: Before | None = None) -> None:
+        """`before`: what the cluster leaves in whose place this one is."""
+        self.cluster = cluster
+        self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
+        self._epochs: Counter[int] = Counter()
+        self._over = False
+
+    def heard(self, event: Event) -> None:
+        """Act on what concerns who dies or is to be replaced."""
+        self.servers.heard(event)
+        if event.name == "inject":
+            self._inject(event.fields)
+        elif event.name == "lost":
+            self._lost(int(event.fields["process"][1:]), event.fields)
+        elif event.name == "result":
+            self._over = True
+
+    def _lost(self, index: int, fields: dict[str, Any]) -> None:
+        if fields["shared"]:
+            self.cluster.workers[index].die()  # it could still write into what is shared, as one that hangs
+        self.cluster.lose_worker(index)
+        if fields["replaced"]:
+            self.cluster.events.after(self.cluster.cost.restart, self._replace, index)
+
+    def _replace(self, index: int) -> None:
+        """Another worker in the place of one that is gone."""
+        if self._over:
+            return
+        self._epochs[index] += 1
+        self.cluster.replace_worker(index, self._epochs[index])
+
+    def _inject(self, fields: dict[str, Any]) -> None:
+        process, kind, seconds = fields["process"], fields["kind"], fields["seconds"]
+        if process == "C":
+            self.coordinator.inject(kind, seconds)
+        elif process[0] == "S":
+            self._at_server(int(process[1:]), kind, seconds)
+        else:
+            self._at_worker(self.cluster.workers[int(process[1:])], kind, seconds)
+
+    def _at_worker(self, worker: VirtualWorker, kind: str, seconds: float | None) -> None:
+        if kind == "kill":
+            worker.die()
+            return
+        worker.freeze()
+        if seconds is not None:
+            self.cluster.events.after(seconds, worker.wake)
+
+    def _at_server(self, shard: int, kind: str, seconds: float | None) -> None:
+        """A server disappears, or stands still: that counts as its death when it lasts too long."""
+        cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
+        if not cluster.coordinator.core.checkpoints.on:
+            why = f"The fault plan hit S{shard} ({kind})"
+            raise ClusterError(f"{why}: the run cannot go on without it; type checkpoint=cpr or full.")
+        if kind == "kill":
+            self.coordinator.server_lost = (shard, cluster.events.now)
+            self.servers.lost(shard)
+            return
+        if seconds is not None and seconds <= patience:
+            cluster.events.stall(seconds)
+            return
+        cluster.events.stall(patience)
+        self.servers.spent.rescheduling += patience
+        self.servers.lost(shard)
+
+
+class CoordinatorFailures:
+    """Losses of the coordinator, and another one in its place. `server_lost`: the server killed last, and when."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.server_lost = (-1, -1.0)
+
+    def inject(self, kind: str, seconds: float | None) -> None:
+        """It disappears, or stands still: that counts as its death when it lasts too long.
+
+        Raises ClusterError where the run ends with it."""
+        cluster, cfg = self.cluster, self.cluster.cfg.cluster
+        if cluster.hub.absent:
+            return
+        replaced = cfg.lost_coordinator == "replace"
+        if kind == "hang" and seconds is not None and (not replaced or seconds <= cfg.hang_seconds):
+            cluster.hub.leave()
+            cluster.events.after(seconds, cluster.hub.come_back)
+            return
+        if not replaced:
+            fate = "was killed by SIGKILL" if kind == "kill" else "stands still for ever"
+            raise ClusterError(f"C {fate}; type cluster.lost_coordinator=replace and another one goes on.")
+        self._check_servers()
+        cluster.hub.leave()
+        cluster.events.after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
+
+    def _check_servers(self) -> None:
+        """Another coordinator needs everything that the servers have: see Failover.gather."""
+        shard, when = self.server_lost
+        if when == self.cluster.events.now:
+            raise ClusterError(f"S{shard} did not come back when another coordinator took over.")
+
+    def _missed(self) -> None:
+        """The launcher starts another one, which waits for workers as long as one may say nothing."""
+        cluster, seconds = self.cluster, self.cluster.cost.restart
+        if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.of("worker")):
+            seconds += cluster.cfg.cluster.hang_seconds
+        cluster.events.after(seconds, self._back, cluster.events.clock)
+
+    def _back(self, missed: float) -> None:
+        """It goes on."""
+        c = self.cluster.coordinator
+        c.core.checkpoints.taken_over()
+        if c.core.switch.auto is not None and c.context.training is not None:
+            c.core.switch.auto.begin(c.context.current.mode.name, c.context.training.policy)
+        c.core.took_over("death", missed, missed)
+        self.cluster.hub.come_back()
 
 
 class EverybodyBack(Exception):
@@ -56,10 +212,10 @@ class Before:
 COUNTED = ("done", "failed", "bytes", "seconds")
 
 
-class Comebacks:
-    """Part of a virtual cluster; `spent` so far."""
+class ServerFailures:
+    """Losses of servers, and the way back; `spent` so far."""
 
-    def __init__(self, cluster: VirtualCluster, before: Before | None = None) -> None:
+    def __init__(self, cluster: Cluster, before: Before | None) -> None:
         self.cluster, self.before = cluster, before
         self.costs = costs_of(cluster.cfg.checkpoint, cluster.cfg.cluster.servers)
         self.spent = Spent() if before is None else before.spent
@@ -136,7 +292,7 @@ class Comebacks:
 
     def _state(self, shard: int) -> Shard:
         """What a new process would hold."""
-        state = Shard(self.cluster._spec(shard))
+        state = self.cluster.new_shard(shard)
         chain, resumed = self._newest(), self.cluster.cfg.resume
         if chain is None and resumed is not None:
             chain = chain_at(Path(resumed))

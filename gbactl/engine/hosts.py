@@ -1,0 +1,47 @@
+"""`cluster=hosts`: real processes on several machines, over ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gbactl.config.build import require
+from gbactl.config.groups import ClusterConfig
+from gbactl.config.place import Place
+from gbactl.config.placement import hosts_of, place, slots
+
+if TYPE_CHECKING:
+    from gbactl.engine.base import Launch
+
+
+class Hosts(Place):
+    """Children of agents (see gbactl/engine/__init__.py); the coordinator is the launcher's."""
+
+    one_host: ClassVar[bool] = False
+
+    def workers(self, cluster: Mapping[str, Any]) -> int:
+        """See Place: as many as the hosts have slots."""
+        given = cluster.get("hosts")
+        require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
+        return slots(hosts_of(given or []))
+
+    def check(self, cluster: ClusterConfig, workers: int) -> None:
+        """See Place."""
+        place(hosts_of(cluster.hosts), workers, cluster.servers, cluster.placement)
+        require(bool(cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
+
+    def threads(self, cluster: ClusterConfig, computing: int) -> int:
+        """See Place: the launcher decides when the hosts have told of their cores."""
+        return cluster.threads or 1
+
+    def train(self, launch: Launch) -> None:
+        """See engine.base.Engine."""
+        from gbactl.engine.ssh import HostChildren
+
+        children = HostChildren(
+            launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show
+        )  # fmt: skip
+        launch.follow(children)
+
+
+PLACE = Hosts()

@@ -1,0 +1,32 @@
+"""`cluster=virtual`: the nodes of a run in the launcher's process, on a discrete-event clock (gbactl/simulation)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gbactl.config.groups import ClusterConfig
+from gbactl.config.place import Place
+
+if TYPE_CHECKING:
+    from gbactl.engine.base import Launch
+
+
+class Virtual(Place):
+    """No processes but the launcher."""
+
+    real: ClassVar[bool] = False
+
+    def threads(self, cluster: ClusterConfig, computing: int) -> int:
+        """See Place: one gradient is computed after the other."""
+        return 1
+
+    def train(self, launch: Launch) -> None:
+        """See engine.base.Engine."""
+        from gbactl.engine.signals import patient
+        from gbactl.simulation.cluster import run_virtual
+
+        with patient():
+            run_virtual(launch.cfg, launch.dataset, launch.run_dir, launch.on_event, launch.look_at_signals)
+
+
+PLACE = Virtual()

@@ -164,7 +164,7 @@ class CoordinatorFailures:
         cluster.events.after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
 
     def _check_servers(self) -> None:
-        """Another coordinator needs everything that the servers have: see Revival.gather."""
+        """Another coordinator needs everything that the servers have: see Failover.gather."""
         shard, when = self.server_lost
         if when == self.cluster.events.now:
             raise ClusterError(f"S{shard} did not come back when another coordinator took over.")

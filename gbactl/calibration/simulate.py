@@ -15,12 +15,12 @@ from gbactl.calibration.observe import Notes, Observation
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Floats
-from gbactl.simulation.batch import Item
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.cost_spec import CostConfig
 from gbactl.wire.messages import Event
+from gbactl.worker.core import Item
 
 SKIPPED, ENOUGH = 8, 40  # global batches
 

@@ -84,8 +84,8 @@ class Failing:
             return
         self._epochs[index] += 1
         cluster = self.cluster
-        host, crew = cluster.hosts.workers[index], cluster.workers[index].crew
-        worker = VirtualWorker(index, host, crew, self._epochs[index])
+        host, shared = cluster.hosts.workers[index], cluster.workers[index].shared
+        worker = VirtualWorker(index, host, shared, self._epochs[index])
         cluster.wire(worker)
         cluster.workers[index] = worker
         worker.coordinator.send(Hello("worker", index, "", 0))

@@ -2,20 +2,21 @@
 
 The arithmetic and the notes are those of gbactl/replicas/; the centre is on the real servers, behind their queues and
 network interfaces, and rounds take what an all-reduce takes. A trainer's own passes over the vector are a job on its
-host's cores. Memory: replica, moments and two or three vectors a trainer, and a gradient for every lane that computes.
+host's cores. Memory: replica, moments and two or three vectors a trainer, and a gradient for every compute thread.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gbactl.kernels.base import Floats
 from gbactl.replicas import Rule, make
 from gbactl.simulation.replica_rounds import Rounds
+from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
 from gbactl.trainer.exchange import Encounter, RoundEncounter
 from gbactl.trainer.exchange_schedule import IDLE_SECONDS, Pace
@@ -32,9 +33,6 @@ from gbactl.wire.messages import (
     OpenReplicas,
     SaveReplica,
 )
-
-if TYPE_CHECKING:
-    from gbactl.simulation.worker import VirtualWorker
 
 TICK = 1e-5  # seconds that a shadow thread needs at least to wake up
 Done = Callable[[bool], None]
@@ -80,8 +78,8 @@ class VirtualTrainer:
             ready()
 
     def _begin_with(self, message: OpenReplicas) -> None:
-        rule, now = self._rule_of(message), lambda: self.worker.crew.events.now
-        codec, ring = self.worker.crew.codec, self.rounds.ring
+        rule, now = self._rule_of(message), lambda: self.worker.shared.events.now
+        codec, ring = self.worker.shared.codec, self.rounds.ring
         self._pace = Pace.of(rule, message.shadow, message.trainers, self.worker.index, message.values)
         self._next = self._pace.k
         if rule.centralised:
@@ -120,7 +118,7 @@ class VirtualTrainer:
             self._notes.idle = True
             self._pace, self._next = Pace(True, IDLE_SECONDS), math.inf
             self._pause()
-        self.worker.free()
+        self.worker.answered()
 
     def close(self, message: CloseReplicas) -> None:
         """No batch comes any more: answer the others until all leave."""
@@ -147,7 +145,7 @@ class VirtualTrainer:
         self._notes.iterations = self.replica.iterations - self._first
         worker = self.worker
         worker.coordinator.send(ClosedReplicas(worker.index, self._turn, self._notes.fields()))
-        worker.free()
+        worker.answered()
 
     def save(self, message: SaveReplica) -> None:
         """Tell the replica as it is now."""
@@ -161,7 +159,7 @@ class VirtualTrainer:
     # -- steps --------------------------------------------------------------------------------------
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
-        """A lane's local step; the lane is free for its next batch, or stands still for an exchange."""
+        """A compute thread's local step; it is free for its next batch, or stands still for an exchange."""
         if self.worker.holds(self.step, gradient, divisor, lr_scale):
             return
         self.replica.step(gradient, divisor, lr_scale)
@@ -171,19 +169,19 @@ class VirtualTrainer:
         if not self._due:
             self.worker.free()
             return
-        self._stopped.append(self.worker.crew.events.now)
-        if len(self._stopped) == self.worker.busy:
+        self._stopped.append(self.worker.shared.events.now)
+        if len(self._stopped) == self.worker.core.computing:
             self._exchange(self._met)
 
     def _met(self, _: bool) -> None:
         stopped, self._stopped, self._due = self._stopped, [], False
-        self._notes.foreground += self.worker.crew.events.now - stopped[-1]
+        self._notes.foreground += self.worker.shared.events.now - stopped[-1]
         for _since in stopped:
             self.worker.free()
 
     @property
     def standing(self) -> bool:
-        """Whether no lane may begin a batch: an exchange in the foreground is due or goes on."""
+        """Whether no compute thread may begin a batch: an exchange in the foreground is due or goes on."""
         return self._due
 
     # -- the shadow ---------------------------------------------------------------------------------
@@ -191,7 +189,7 @@ class VirtualTrainer:
     def _pause(self, part: float = 1.0) -> None:
         self._pausing = True
         if not math.isinf(self._pace.interval) and not self._leaving:
-            self.worker.crew.events.after(max(TICK, part * self._pace.interval), self._wake, self._generation)
+            self.worker.shared.events.after(max(TICK, part * self._pace.interval), self._wake, self._generation)
         elif self._leaving:
             self._wake(self._generation)
 
@@ -211,7 +209,7 @@ class VirtualTrainer:
 
     def _exchange(self, done: Done) -> None:
         """Begin one now; `done(whether it was the last)`."""
-        began = self.worker.crew.events.now
+        began = self.worker.shared.events.now
         if self._leaving and not isinstance(self._encounter, RoundEncounter):
             done(True)
         else:
@@ -222,7 +220,7 @@ class VirtualTrainer:
         self.worker.host.cores.run(self._own_work() / 2 if self.trains else 0.0, self._worked, call, *args)
 
     def _own_work(self) -> float:
-        cost, floats = self.worker.crew.cost, len(self.replica.value)
+        cost, floats = self.worker.shared.cost, len(self.replica.value)
         ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, RoundEncounter) else 0.0
         return cost.meet(floats) + ring
 

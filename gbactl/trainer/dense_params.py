@@ -28,7 +28,7 @@ from gbactl.trainer.hogwild import Lane
 from gbactl.trainer.replica import Replica
 from gbactl.trainer.statistics import Notes
 from gbactl.wire.messages import ClosedReplicas, CloseReplicas, DenseSaved, GiveReplica, OpenReplicas, SaveReplica
-from gbactl.worker.client import Item
+from gbactl.worker.core import Item
 from gbactl.worker.dense_params import ServedDense
 from gbactl.worker.dense_slices import Slices
 
@@ -92,7 +92,7 @@ class TrainerDense(Lane):
         rule = self._rule_of(message.rule, message.trainers, values)
         pace = Pace.of(rule, message.shadow, message.trainers, self.exchange.index, values)
         self._use_lanes(values["hogwild_threads"])
-        self.stands = self.exchange.lanes > 1 and not pace.shadow
+        self.stands = self.exchange.core.threads > 1 and not pace.shadow
         self._drive = pace.drive(self._meeting(rule), self._stopped)
         self._common = False
 
@@ -102,7 +102,7 @@ class TrainerDense(Lane):
             if self.more_lanes is None:
                 raise ClusterError("This worker cannot start more compute threads; please report this.")
             self._lanes.append(self.more_lanes(len(self._lanes)))
-        self.exchange.lanes = count
+        self.exchange.core.threads = count
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
@@ -144,7 +144,7 @@ class TrainerDense(Lane):
         """Answer the others until all leave, then give the servers what is theirs from now on; perhaps once more."""
         if self._drive is not None:
             self._drive.close()
-            self._drive, self.exchange.lanes = None, 1
+            self._drive, self.exchange.core.threads = None, 1
         if self._trains:
             self.slices.give(self.replica.block, lambda step: GiveReplica(step, message.turn))
         self._notes.iterations = self.replica.iterations - self._first

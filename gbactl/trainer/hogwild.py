@@ -16,7 +16,8 @@ import numpy as np
 from gbactl.kernels.base import Floats
 from gbactl.models.flat import FlatModel
 from gbactl.trainer.replica import Replica
-from gbactl.worker.client import Exchange, Item
+from gbactl.worker.client import Exchange
+from gbactl.worker.core import Item
 from gbactl.worker.dense_params import NOT_HERE
 
 

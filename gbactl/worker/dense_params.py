@@ -22,7 +22,7 @@ from gbactl.store.norms import dense_square
 from gbactl.store.schedule import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Norms
-from gbactl.worker.client import Item
+from gbactl.worker.core import Item
 from gbactl.worker.dense_slices import Slices
 from gbactl.worker.sync_recovery import Survival
 
@@ -87,12 +87,12 @@ class ServedDense:
         self._held: Frame | None = None
 
     def size(self, shard: int) -> int:
-        """See exchange.DenseParts."""
+        """See client.DenseParts."""
         low, high = self.cuts[shard]
         return high - low
 
     def write(self, shard: int, out: Any) -> None:
-        """See exchange.DenseParts."""
+        """See client.DenseParts."""
         low, high = self.cuts[shard]
         if high - low == self.flat.size:
             self.flat.gradient_into(out)

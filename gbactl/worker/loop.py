@@ -28,7 +28,8 @@ from gbactl.wire.messages import (
     Prepare,
     SaveDense,
 )
-from gbactl.worker.client import LATER, Exchange, Item, Question
+from gbactl.worker.client import LATER, Exchange
+from gbactl.worker.core import Item, Question
 from gbactl.worker.core_sharing import AnyTime, Turns
 from gbactl.worker.dense_params import DenseSide, Sides
 from gbactl.worker.kernel_scheduling import ask_for_long_slices, settle_garbage
@@ -65,12 +66,12 @@ class DataSource:
         self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
-        """See exchange.Source."""
+        """See client.Source."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
-        """See exchange.Source."""
+        """See client.Source."""
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:
@@ -110,10 +111,10 @@ class Worker:
             else:
                 self._evaluate(item)
 
-    def assist(self, lane: int) -> None:
+    def assist(self, thread: int) -> None:
         """Compute training batches beside the worker's own loop, as another thread, until the run is over."""
         self.turns.settle()
-        while (item := self.exchange.next(self._answer, lane)) is not None:
+        while (item := self.exchange.next(self._answer, thread)) is not None:
             self._train(item)
 
     @property

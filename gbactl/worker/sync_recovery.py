@@ -14,7 +14,8 @@ import numpy as np
 from gbactl.collective.base import Vector
 from gbactl.collective.fault_tolerant import Surviving
 from gbactl.models.flat import FlatModel
-from gbactl.worker.client import Exchange, Item
+from gbactl.worker.client import Exchange
+from gbactl.worker.core import Item
 
 
 class Survival:
@@ -56,7 +57,7 @@ class Survival:
 
     def more(self) -> bool:
         """Whether another batch of the step at hand is this worker's."""
-        return self.exchange.has_batch_of(self._token)
+        return self.exchange.core.has_batch_of(self._token)
 
     def _more_comes(self, step: int) -> None:
         if step <= self._token:

@@ -23,7 +23,8 @@ from gbactl.store.dense import DenseBlock
 from gbactl.store.norms import dense_square
 from gbactl.store.schedule import due
 from gbactl.wire.messages import Norms
-from gbactl.worker.core import Item, push_views
+from gbactl.worker.core import Item, ReplicatedSteps, push_views, weigh
+from gbactl.worker.dense_params import NOT_HERE
 
 Payloads = list[tuple[int, Any, int, int]]
 
@@ -97,7 +98,7 @@ class ServedDense:
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See worker.DensePlacement: nothing is held here."""
-        return 0, -1, np.empty(0, np.float32)
+        return NOT_HERE
 
     def leave(self) -> None:
         """See worker.DensePlacement."""
@@ -153,10 +154,10 @@ class ReplicatedDense:
         self.compute, self.flat, self.block = compute, compute.flat, block
         self.ring, self.norms_every, self.codec = ring, norms_every, codec
         self._none = [0] * compute.servers
-        self._sum, self._global_batch = OrderedSum(self.flat.size), global_batch
+        self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
         self.members = set(range(len(ring.hosts)))
         self._before = block.value.copy()  # the parameters that the last step was taken from
-        self._taken, self._parts, self._stepping = -1, 0, False
+        self._parts, self._stepping = 0, False
         self._again: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
         self._payloads: dict[int, Payloads] = {}
@@ -165,22 +166,18 @@ class ReplicatedDense:
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
         """Compute now: the vector is this step's until everybody has finished."""
-        grant, phase, gradient = item.grant, item.phase, self._gradient
-        width = self._global_batch // phase.local_batch
-        first = (grant.token - phase.first_step) * width
-        if grant.samples and grant.token <= self._taken:
+        place, gradient = self.steps.place(item), self._gradient
+        if place is None:
             self._compute_again(worker, item)
             return
-        self._parts = min(width, -(-phase.samples // phase.local_batch) - first)
-        if grant.samples == 0:
+        self._parts = place.parts
+        if place.part is None:
             return
         self._payloads[worker.index] = computed(self.compute, item, self._none)
         self.flat.gradient_into(gradient)
-        weight = grant.samples / phase.local_batch
-        if weight != 1.0:
-            gradient *= np.float32(weight)
+        weigh(gradient, item.weight)
         round_here(self.codec, gradient)
-        self._sum.add(grant.batch - first, gradient)
+        self._sum.add(place.part, gradient)
 
     def _compute_again(self, worker: VirtualWorker, item: Item) -> None:
         """A dead worker's batch of a step that is taken: its rows are missing."""
@@ -228,7 +225,7 @@ class ReplicatedDense:
 
     def _step(self, item: Item) -> None:
         grant = item.grant
-        self._stepping, self._taken = False, grant.token
+        self._stepping, self.steps.taken = False, grant.token
         np.copyto(self._before, self.block.value)
         total = self._sum.take()
         round_here(self.codec, total)
@@ -248,8 +245,9 @@ class ReplicatedDense:
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See worker.DensePlacement."""
-        if after and self._taken != after - 1:
-            return None if self._taken < after - 1 else (0, -1, np.empty(0, np.float32))
+        there = self.steps.at(after)
+        if not there:
+            return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from gbactl.simulation.replica_rounds import Rounds
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock
-from gbactl.worker.core import Item
+from gbactl.worker.core import Item, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 
@@ -48,9 +48,7 @@ class TrainerDense:
             self.flat.use(value)
         payloads, gradient = computed(self.compute, item, self._none), np.empty(self.flat.size, np.float32)
         self.flat.gradient_into(gradient)
-        weight = item.grant.samples / item.phase.local_batch
-        if weight != 1.0:
-            gradient *= np.float32(weight)
+        weigh(gradient, item.weight)
         self._computed[worker.index, item.grant.batch] = (payloads, gradient)
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:

@@ -185,12 +185,12 @@ class TrainerDense(Lane):
     # -- moving -------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
         self.served.leave()
         self._evaluating = False
 
     def take_over(self, turn: int) -> None:
-        """See DenseSide: every trainer begins with what the servers hold."""
+        """See DensePlacement: every trainer begins with what the servers hold."""
         if isinstance(self.collective, Surviving):
             self.collective.renew(turn)  # others may have come since it was formed, or parts been dealt
         self._fetch()

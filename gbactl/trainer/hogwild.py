@@ -17,7 +17,7 @@ from gbactl.kernels.base import Floats
 from gbactl.models.flat import FlatModel
 from gbactl.trainer.replica import Replica
 from gbactl.worker.client import Exchange
-from gbactl.worker.core import Item
+from gbactl.worker.core import Item, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 
@@ -36,7 +36,7 @@ class Trainer(Protocol):
 
 
 class Lane:
-    """Thread number `thread`; a DenseSide."""
+    """Thread number `thread`; a DensePlacement."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: Trainer | None = None) -> None:
         self.flat, self.thread, self._trainer = flat, thread, trainer
@@ -65,9 +65,7 @@ class Lane:
         if len(self._gradient) != self.flat.size:
             self._gradient = np.empty(self.flat.size, np.float32)
         self.flat.gradient_into(self._gradient)
-        weight = grant.samples / item.phase.local_batch
-        if weight != 1.0:
-            self._gradient *= np.float32(weight)
+        weigh(self._gradient, item.weight)
         trainer.exchange.push(item, row_gradient, None)
         trainer.replica.step(self._gradient, grant.divisor, grant.lr_scale, self.thread)
         if trainer.stands:
@@ -79,17 +77,17 @@ class Lane:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DenseSide: a replica is no part of a step of all (see TrainerDense for what is saved of it)."""
+        """See DensePlacement: a replica is no part of a step of all (see TrainerDense for what is saved of it)."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
 
     def take_over(self, turn: int) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
 
     def hand_over(self) -> None:
-        """See DenseSide: the servers have it."""
+        """See DensePlacement: the servers have it."""
 
 
 def start(lane: Lane, work: Callable[[], None], exchange: Exchange) -> None:

@@ -63,6 +63,11 @@ class Item:
     seconds: float = 0.0
     slowdown: float = 1.0
 
+    @property
+    def weight(self) -> float:
+        """What its gradient counts, compared with that of a whole batch."""
+        return self.grant.samples / self.phase.local_batch
+
     def push(self, shard: int, rows: int, dense: int) -> Push:
         """What a shard, and through it the coordinator, learns of the gradient."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
@@ -73,6 +78,12 @@ class Item:
         for _, frame in self.answers.values():
             if frame is not self.kept:
                 frame.release()
+
+
+def weigh(gradient: Floats, weight: float) -> None:
+    """Scale a gradient in place; that of a whole batch keeps its bits."""
+    if weight != 1.0:
+        gradient *= np.float32(weight)
 
 
 def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
@@ -344,3 +355,36 @@ class WorkerCore:
     def pushed(self, item: Item) -> None:
         """A gradient is about to be pushed."""
         self._holdings.returned(item.grant)
+
+
+class Place(NamedTuple):
+    """`part` of the `parts` of a step's sum; None for a batch of no samples, which fills none."""
+
+    part: int | None
+    parts: int
+
+
+class ReplicatedSteps:
+    """The steps that the replicas of the dense vector have taken where all workers hold it and step together.
+
+    A step's batches have places in its sum, `global_batch` samples in all, and any worker may fill any of them."""
+
+    def __init__(self, global_batch: int) -> None:
+        self.global_batch = global_batch
+        self.taken = -1  # the last one; another worker's batches of it may still come
+
+    def place(self, item: Item) -> Place | None:
+        """The place that a batch fills; None where its step is taken, and only its rows are missing."""
+        grant, phase = item.grant, item.phase
+        if grant.samples and grant.token <= self.taken:
+            return None
+        width = self.global_batch // phase.local_batch
+        first = (grant.token - phase.first_step) * width
+        parts = min(width, -(-phase.samples // phase.local_batch) - first)
+        return Place(grant.batch - first if grant.samples else None, parts)
+
+    def at(self, after: int) -> bool | None:
+        """Whether exactly `after` steps (0: any number) are taken; None before that."""
+        if not after or self.taken == after - 1:
+            return True
+        return None if self.taken < after - 1 else False

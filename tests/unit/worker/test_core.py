@@ -32,7 +32,21 @@ from gbactl.wire.messages import (
     Stop,
     Take,
 )
-from gbactl.worker.core import Ahead, Ask, Command, Complete, Drop, Item, Look, Tell, WorkerCore, push_views
+from gbactl.worker.core import (
+    Ahead,
+    Ask,
+    Command,
+    Complete,
+    Drop,
+    Item,
+    Look,
+    Place,
+    ReplicatedSteps,
+    Tell,
+    WorkerCore,
+    push_views,
+    weigh,
+)
 
 QUESTION = Inspect("dense")
 
@@ -362,6 +376,41 @@ def test_data_that_is_ready_early_is_used_once_and_for_its_batch_alone() -> None
     at.core.told(early)
     at.grant(grant(4))
     assert at.core.to_prepare is None, "what is granted is not prepared any more"
+
+
+# -- steps of equal replicas ------------------------------------------------------------------------
+
+
+def test_a_batch_has_a_place_in_its_step_until_that_is_taken() -> None:
+    """Steps of 30 samples in batches of 10, from step 4 on; 70 samples: the last step has one batch."""
+    begun = BeginPhase(1, True, "sync", 0, 0, 70, 10, 4, False, False)
+    steps = ReplicatedSteps(30)
+
+    def placed(batch: int, token: int, samples: int = 10) -> Place | None:
+        return steps.place(Item(Granted(1, batch, token, 0, samples, 0, 1.0, 1.0), begun, *data(1)))
+
+    assert [placed(batch, 4 + batch // 3) for batch in range(7)] == [
+        *(Place(part, 3) for _ in range(2) for part in range(3)),
+        Place(0, 1),
+    ]
+    steps.taken = 4
+    assert placed(1, 4) is None
+    assert placed(-1, 4, samples=0) == Place(None, 3), "of no samples: it has no rows that could be missing"
+    assert placed(3, 5) == Place(0, 3)
+
+
+def test_a_replica_is_saved_after_a_step_and_not_before_or_past_it() -> None:
+    steps = ReplicatedSteps(30)
+    steps.taken = 4
+    assert [steps.at(after) for after in (0, 4, 5, 6)] == [True, False, True, None]
+
+
+@pytest.mark.parametrize(("samples", "weight"), [(10, 1.0), (5, 0.5)])
+def test_a_short_batch_counts_by_its_samples(samples: int, weight: float) -> None:
+    item = Item(grant(0)._replace(samples=samples), phase(), *data(1))
+    gradient = np.full(3, 0.1, np.float32)
+    weigh(gradient, item.weight)
+    assert gradient.tolist() == (np.full(3, 0.1, np.float32) * np.float32(weight)).tolist()
 
 
 # -- any order of events ----------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class VirtualWorker(VirtualProcess):
         elif isinstance(message, DenseState):
             self.moves.came(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
-            self.moves.acked()
+            self.moves.acked(self._shard[id(channel)])
 
     def _granted(self, grant: Granted) -> None:
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)

@@ -24,7 +24,7 @@ from gbactl.trainer.core import TrainerCore
 from gbactl.trainer.easgd_exchange import ElasticExchange
 from gbactl.trainer.exchange import CentreMeeting, Meeting, RoundMeeting
 from gbactl.trainer.exchange_schedule import Drive
-from gbactl.trainer.hogwild import Lane
+from gbactl.trainer.hogwild import ComputeThread
 from gbactl.trainer.replica import Replica
 from gbactl.wire.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas, SaveReplica
 from gbactl.worker.core import Item
@@ -32,24 +32,24 @@ from gbactl.worker.dense_params import ServedDense
 from gbactl.worker.dense_slices import Slices
 
 
-class TrainerDense(Lane):
+class TrainerDense(ComputeThread):
     """`make_block` builds the replica at its first use, equal on all trainers; `collective` is None without one.
 
-    `codec`: values go in two bytes, and have `ring_item` in a ring. It is the first lane itself; `more_lanes(thread)`
-    starts another."""
+    `codec`: values go in two bytes, and have `ring_item` in a ring. It is the first compute thread itself;
+    `more_threads(thread)` starts another."""
 
     def __init__(
         self, flat: FlatModel, slices: Slices, served: ServedDense, make_block: Callable[[], DenseBlock],
-        collective: Collective | None, more_lanes: Callable[[int], Lane] | None = None, codec: Codec | None = None,
-        ring_item: int = 4,
+        collective: Collective | None, more_threads: Callable[[int], ComputeThread] | None = None,
+        codec: Codec | None = None, ring_item: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(flat, 0, self)
         self.slices, self.exchange = slices, slices.exchange
         self.core = TrainerCore(self.exchange.index, make_block)
         self.served, self.collective = served, collective
         self.codec, self.ring_item = codec, ring_item
-        self.more_lanes = more_lanes
-        self._lanes: list[Lane] = [self]
+        self.more_threads = more_threads
+        self._threads: list[ComputeThread] = [self]
         self.stands = False
         self._elastic: ElasticExchange | None = None
         self._drive: Drive | None = None
@@ -79,24 +79,24 @@ class TrainerDense(Lane):
         if self.core.open(message):
             self._fetch()
         rule = self.core.begin(message)
-        self._use_lanes(message.values["hogwild_threads"])
+        self._use_threads(message.values["hogwild_threads"])
         self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
         self._drive = self.core.pace.drive(self._meeting(rule), self._stopped)
 
-    def _use_lanes(self, count: int) -> None:
+    def _use_threads(self, count: int) -> None:
         self.replica.grow(count)
-        while len(self._lanes) < count:
-            if self.more_lanes is None:
+        while len(self._threads) < count:
+            if self.more_threads is None:
                 raise ClusterError("This worker cannot start more compute threads; please report this.")
-            self._lanes.append(self.more_lanes(len(self._lanes)))
+            self._threads.append(self.more_threads(len(self._threads)))
         self.exchange.core.threads = count
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
         """No thread computes inside."""
         with ExitStack() as held:
-            for lane in self._lanes if self.stands else []:
-                held.enter_context(lane.turn)
+            for each in self._threads if self.stands else []:
+                held.enter_context(each.computing)
             yield
 
     def _meeting(self, rule: Rule) -> Meeting:
@@ -114,7 +114,7 @@ class TrainerDense(Lane):
         return RoundMeeting(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
 
     def stepped(self) -> None:
-        """See lane.Trainer."""
+        """See hogwild.Trainer."""
         assert self._drive is not None
         self._drive.stepped(self.core.iterations)
 

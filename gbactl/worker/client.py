@@ -20,7 +20,7 @@ from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats, Unique
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.frames import Frame
+from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Absent,
     Ack,
@@ -38,7 +38,19 @@ from gbactl.wire.messages import (
     SaveReplica,
     decode,
 )
-from gbactl.worker.core import Ahead, Ask, Command, Drop, Item, Question, Tell, Told, WorkerCore, push_views
+from gbactl.worker.core import (
+    Ahead,
+    Ask,
+    Command,
+    DenseTransfer,
+    Drop,
+    Item,
+    Question,
+    Tell,
+    Told,
+    WorkerCore,
+    push_views,
+)
 from gbactl.worker.routing import Dial, Parked, Routes
 
 LATER = object()  # a question that cannot be answered yet
@@ -83,9 +95,7 @@ class Exchange:
         self._busy: set[int] = set()  # compute threads with a batch
         #: what else servers send: message -> (its shard, message, frame), called by the reading thread
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
-        self._states: dict[int, tuple[DenseState, Frame]] = {}
-        self._acks: set[int] = set()
-        self._again: Callable[[int], None] = lambda _: None  # asks a shard for what is being waited for
+        self._dense = DenseTransfer()
         #: called by the reading thread: a batch of this step is next; another worker is gone
         self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
@@ -188,27 +198,24 @@ class Exchange:
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
         """The dense slices of some shards with their optimizer, copied. Raises what ended the run meanwhile."""
-        self._ask_all(shards, lambda shard: self.servers[shard].send(GetDense()), self._states)
-        found = {shard: self._states[shard] for shard in shards}
-        self._states.clear()
-        values = {shard: frame.payload.view(np.float32).copy() for shard, (_, frame) in found.items()}
+        self._transfer({shard: (GetDense(), None) for shard in shards})
+        found = self._dense.taken()
+        values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
         for _, frame in found.values():
             frame.release()
-        return {shard: (state, values[shard]) for shard, (state, _) in found.items()}
+        return {shard: (found[shard][0], values[shard]) for shard in shards}
 
     def put_dense(self, message: PutDense | GiveReplica, parts: Mapping[int, Floats]) -> None:
         """Give some shards their dense slice with its optimizer, and wait until all have it."""
-        self._ask_all(parts, lambda shard: self.servers[shard].send(message, parts[shard].view(np.uint8)), self._acks)
-        self._acks.clear()
+        self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
-    def _ask_all(self, shards: Collection[int], ask: Callable[[int], None], answers: Collection[int]) -> None:
-        """Ask shards and wait until all have answered; whoever takes the place of one meanwhile is asked, too."""
+    def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
+        """Send shards a message and wait until all have answered; whoever takes one's place meanwhile gets it, too."""
         with self._cv:
-            self._again = lambda shard: ask(shard) if shard in shards and shard not in answers else None
-            for shard in shards:
-                ask(shard)
-        self.until(lambda: len(answers) == len(shards))
-        self._again = lambda _: None
+            self._dense.begin(asked)
+            for shard, told in asked.items():
+                self.servers[shard].send(*told)
+        self.until(lambda: self._dense.done)
 
     @contextmanager
     def steady(self) -> Iterator[dict[int, Channel]]:
@@ -293,10 +300,10 @@ class Exchange:
         elif isinstance(message, SaveReplica):
             self.on_save(message)
         elif isinstance(message, DenseState):
-            self._states[self._of(shard)] = (message, frame)
+            self._dense.answered(self._of(shard), (message, frame))
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._acks.add(self._of(shard))
+            self._dense.answered(self._of(shard))
             self._cv.notify_all()
         elif isinstance(message, Relocated):
             self._relocated(message)
@@ -341,6 +348,8 @@ class Exchange:
         if self.dial is None or self.routes.renew(message, self.dial) is None:
             return
         self._carry_out(self.core.ask_again(shard))
-        self._again(shard)
+        asked = self._dense.again(shard)
+        if asked is not None:
+            self.servers[shard].send(*asked)
         self.on_back(shard)
         self._cv.notify_all()

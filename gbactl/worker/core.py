@@ -9,6 +9,7 @@ clock in a simulated one (simulation/worker.py).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from gbactl.wire.messages import (
     Abandon,
     BeginPhase,
     CloseReplicas,
+    DenseState,
     Granted,
     Inspect,
     MoveDense,
@@ -355,6 +357,38 @@ class WorkerCore:
     def pushed(self, item: Item) -> None:
         """A gradient is about to be pushed."""
         self._holdings.returned(item.grant)
+
+
+class DenseTransfer:
+    """Dense slices that servers are asked for or given: who has yet to answer, and what has come. One at a time."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[DenseState, Frame]] = {}
+        self._asked: dict[int, tuple[Any, Bytes | None]] = {}
+
+    def begin(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
+        """Each of these shards is sent a message with its payload."""
+        self._states, self._asked = {}, dict(asked)
+
+    @property
+    def done(self) -> bool:
+        """Whether all have answered."""
+        return not self._asked
+
+    def answered(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
+        """A shard has what it was given, or sends what it was asked for."""
+        self._asked.pop(shard, None)
+        if state is not None:
+            self._states[shard] = state
+
+    def again(self, shard: int) -> tuple[Any, Bytes | None] | None:
+        """What another server in the place of one that has not answered is sent."""
+        return self._asked.get(shard)
+
+    def taken(self) -> dict[int, tuple[DenseState, Frame]]:
+        """What has come, by shard; it is the caller's from now on."""
+        states, self._states = self._states, {}
+        return dict(sorted(states.items()))
 
 
 class Place(NamedTuple):

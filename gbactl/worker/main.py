@@ -29,7 +29,7 @@ from gbactl.store.dense import DenseBlock
 from gbactl.store.from_config import dense_cuts, optimizer, segment_bytes
 from gbactl.store.memory import copied
 from gbactl.trainer.dense_params import TrainerDense
-from gbactl.trainer.hogwild import Lane, start
+from gbactl.trainer.hogwild import ComputeThread, start
 from gbactl.wire.addresses import near
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
@@ -63,7 +63,7 @@ def work(
         warm_up(life.computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
     life.share_turns()
-    trainer.more_lanes = lambda thread: life.lane(thread, trainer)
+    trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
     worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
         worker.run(max(phase.mode.prefetch for phase in cfg.possible))
@@ -177,15 +177,15 @@ class Life:
         delay = Delay(FaultPlan.of(cfg), self.boot.index)
         return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
 
-    def lane(self, thread: int, trainer: TrainerDense) -> Lane:
+    def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """One more compute thread on the trainer's replica, begun."""
         computer = self._computer()
-        lane = Lane(computer.flat, thread, trainer)
-        worker = self.worker(computer, Placements({"replicas": lane}, "replicas"))
+        made = ComputeThread(computer.flat, thread, trainer)
+        worker = self.worker(computer, Placements({"replicas": made}, "replicas"))
 
         def assist() -> None:
             _settle(self.cfg)
             worker.assist(thread)
 
-        start(lane, assist, self.exchange)
-        return lane
+        start(made, assist, self.exchange)
+        return made

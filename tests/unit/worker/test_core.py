@@ -17,6 +17,8 @@ from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Abandon,
     BeginPhase,
+    DenseState,
+    GetDense,
     Granted,
     Holding,
     Inspect,
@@ -26,6 +28,7 @@ from gbactl.wire.messages import (
     Prepare,
     Pull,
     Push,
+    PutDense,
     Revive,
     Rows,
     SaveDense,
@@ -37,6 +40,7 @@ from gbactl.worker.core import (
     Ask,
     Command,
     Complete,
+    DenseTransfer,
     Drop,
     Item,
     Look,
@@ -376,6 +380,24 @@ def test_data_that_is_ready_early_is_used_once_and_for_its_batch_alone() -> None
     at.core.told(early)
     at.grant(grant(4))
     assert at.core.to_prepare is None, "what is granted is not prepared any more"
+
+
+# -- dense slices -----------------------------------------------------------------------------------
+
+
+def test_a_transfer_is_done_when_all_have_answered_and_asks_those_again_who_have_not() -> None:
+    transfer, ask = DenseTransfer(), (GetDense(), None)
+    assert transfer.done
+    transfer.begin({2: ask, 0: ask})
+    frame = Frame(1, b"", NO_BYTES)
+    transfer.answered(2, (DenseState(4), frame))
+    assert not transfer.done
+    assert transfer.again(0) == ask and transfer.again(2) is None and transfer.again(1) is None
+    transfer.answered(0, (DenseState(5), frame))
+    assert transfer.done and list(transfer.taken()) == [0, 2] and not transfer.taken()
+    transfer.begin({1: (PutDense(3), NO_BYTES)})
+    transfer.answered(1)
+    assert transfer.done and not transfer.taken()
 
 
 # -- steps of equal replicas ------------------------------------------------------------------------

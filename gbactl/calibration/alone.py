@@ -17,10 +17,10 @@ from gbactl.data.dataset import Dataset
 from gbactl.kernels import load
 from gbactl.kernels.denormals import flushed
 from gbactl.models import build, row_width
-from gbactl.simulation.batch import Item
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.server import Answer
-from gbactl.wire.messages import BeginPhase, Granted
+from gbactl.wire.messages import BeginPhase, Granted, Rows
+from gbactl.worker.core import Item
 from gbactl.worker.loop import DataSource
 
 LEAST = 5  # of each batch size
@@ -51,7 +51,8 @@ class Alone:
         item = Item(grant, self.phase, *self.source.prepare(grant))
         for shard, low, high in item.unique.shares():
             rows = self._random.uniform(-self._scale, self._scale, (high - low, self.compute.width))
-            item.answers[shard] = Answer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
+            answer = Answer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
+            item.answers[shard] = (Rows(0, 0, high - low, 0), answer)
         return item
 
     def gradient(self, number: int, samples: int) -> float:

@@ -20,7 +20,7 @@ from gbactl.errors import TrackingError
 from gbactl.tracking.backlog import FILE_NAME
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.send import send_backlog
-from gbactl.tracking.store import connect, ensure_store, tracking_uri
+from gbactl.tracking.store import connect, ensure_store, sqlite_path, tracking_uri
 
 ONE_RUN = """
 import sys
@@ -81,12 +81,17 @@ def test_four_launchers_start_at_once_on_an_empty_store(tmp_path: Path) -> None:
 
 
 def history(uri: str, run_id: str) -> list[float]:
+    """None yet where the thread that sends has yet to make the store."""
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        return []
     return sorted(point.value for point in connect(uri).get_metric_history(run_id, "auc"))
 
 
-def until_known(uri: str, run_id: str, wanted: list[float]) -> None:
+def until_known(uri: str, run: TrackedRun, wanted: list[float]) -> None:
+    """The run's id is its own until the store has answered, which making one may put off for seconds."""
     deadline = time.monotonic() + 60
-    while history(uri, run_id) != wanted:
+    while history(uri, run.run_id) != wanted:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -101,7 +106,7 @@ def test_a_sqlite_store_that_is_moved_away_and_back_loses_nothing(tmp_path: Path
     said: list[str] = []
     run = TrackedRun(uri, "moved", None, {"seed": 1}, {}, run_dir, warn=said.append)
     run.log({"auc": 0.5}, step=1, seconds=1.0)
-    until_known(uri, run.run_id, [0.5])
+    until_known(uri, run, [0.5])
     shutil.move(tmp_path / "store", tmp_path / "elsewhere")
     run.log({"auc": 0.6}, step=2, seconds=2.0)
     run.artifact(run_dir / "plot.png")
@@ -131,7 +136,7 @@ def test_a_store_that_was_deleted_gets_the_whole_run_again(tmp_path: Path) -> No
     run_dir.mkdir()
     run = TrackedRun(uri, "deleted", None, {"mode.name": "gba"}, {"a": "b"}, run_dir, warn=lambda _: None)
     run.log({"auc": 0.5}, step=1, seconds=1.0)
-    until_known(uri, run.run_id, [0.5])
+    until_known(uri, run, [0.5])
     (tmp_path / "mlflow.db").unlink()
     run.log({"auc": 0.6}, step=2, seconds=2.0)
     assert run.finish("FINISHED") is not None
@@ -192,7 +197,7 @@ def test_a_tracking_server_that_is_killed_loses_nothing(
     (run_dir / "result.json").write_text("{}")
     run = TrackedRun(uri, "served", "r", {"seed": 1}, {}, run_dir, warn=lambda _: None)
     run.log({"auc": 0.5}, step=1, seconds=1.0)
-    until_known(uri, run.run_id, [0.5])
+    until_known(uri, run, [0.5])
     stop_server(process)
     before = time.monotonic()
     run.log({"auc": 0.6}, step=2, seconds=2.0)

@@ -45,9 +45,7 @@ def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
         sums = compute.gradient(item)
         for (_, low, high), (_, rows) in zip(shares, rooms, strict=True):
             rows[:] = sums[low:high]
-    return [
-        (shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _) in zip(shares, rooms, strict=True)
-    ]
+    return [(shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _) in zip(shares, rooms, strict=True)]
 
 
 def push(worker: VirtualWorker, item: Item, payloads: Payloads) -> None:

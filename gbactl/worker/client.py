@@ -79,9 +79,7 @@ class Source(Protocol):
 class Exchange:
     """See the module."""
 
-    def __init__(
-        self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source
-    ) -> None:
+    def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
         self.error: BaseException | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import priority
-from gbactl.checkpoint.intervals import rhythm_of
+from gbactl.checkpoint.plan import rhythm_of
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
 from gbactl.server.checkpoint_writer import Chooser, Saver

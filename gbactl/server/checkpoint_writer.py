@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint import priority
-from gbactl.checkpoint.file_writer import Writing
+from gbactl.checkpoint.ledger import RowUpdates
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.restore import arrays_of
-from gbactl.checkpoint.row_updates import RowUpdates
-from gbactl.checkpoint.tensor_file import Layout, halved, layout_of
+from gbactl.checkpoint.tensor_file import Layout, Writing, halved, layout_of
 from gbactl.errors import WireError
 from gbactl.kernels.base import RowPart
 from gbactl.server.snapshot import Snapshot

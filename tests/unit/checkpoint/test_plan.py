@@ -8,9 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate, estimate_of, job_named, rhythm_of
-from gbactl.checkpoint.overheads import Costs, bases, best_full_interval, expected_pls, full, interval_for, partial
-from gbactl.checkpoint.pls import PlsCounter
+from gbactl.checkpoint.ledger import PlsCounter
+from gbactl.checkpoint.plan import (
+    Costs,
+    Rhythm,
+    bases,
+    best_full_interval,
+    costs_of,
+    estimate,
+    estimate_of,
+    expected_pls,
+    full,
+    interval_for,
+    job_named,
+    partial,
+    rhythm_of,
+)
 from gbactl.config import CheckpointConfig
 from gbactl.errors import ConfigError
 

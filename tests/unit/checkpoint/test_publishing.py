@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.publishing import VALUE, fits
-from gbactl.checkpoint.replica_mean import Gathering
+from gbactl.checkpoint.publishing import VALUE, Gathering, fits
 from gbactl.errors import WireError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.data.shuffle import permuted
+from gbactl.data.dataset import permuted
 
 
 @given(n=st.integers(1, 3000), key=st.integers(-(2**70), 2**70))

@@ -15,7 +15,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import load
-from gbactl.kernels.denormals import flushed
+from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width
 from gbactl.simulation.batch import Item
 from gbactl.simulation.compute import Compute

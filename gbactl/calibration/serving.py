@@ -17,7 +17,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Ints
-from gbactl.kernels.denormals import flushed
+from gbactl.kernels.library import flushed
 from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.shard import Shard
 

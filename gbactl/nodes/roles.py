@@ -19,7 +19,7 @@ from gbactl.coordinator.journal import Found, kept
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.server_slowdown import Slowness
-from gbactl.kernels.denormals import flush
+from gbactl.kernels.library import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_options import saver_of
 from gbactl.server.recovery import load_last

@@ -20,7 +20,7 @@ from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.server_slowdown import Slowness
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.denormals import flushed
+from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width
 from gbactl.nodes.roles import header
 from gbactl.server.checkpoint_options import saver_of

@@ -18,7 +18,7 @@ from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
 from gbactl.coordinator.journal import Found, kept
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.faults.server_slowdown import Slowness
+from gbactl.faults.slowdown import Slowness
 from gbactl.kernels.library import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_options import saver_of

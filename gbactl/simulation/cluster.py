@@ -18,7 +18,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, shard_spec
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.server_slowdown import Slowness
+from gbactl.faults.slowdown import Slowness
 from gbactl.kernels import codec_of, load
 from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width

@@ -20,7 +20,7 @@ extern "C" void in_thread(void (*fails)()) { std::thread(fails).detach(); }
 """
 BODY = """
 import ctypes, logging, sys, time
-from gbactl.collective.gloo_guard import outlive
+from gbactl.collective.gloo import outlive
 logging.basicConfig()
 library = ctypes.CDLL(sys.argv[1])
 outlive()

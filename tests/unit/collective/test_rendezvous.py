@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gbactl.collective.admission import Visitors
+from gbactl.collective.rendezvous import Visitors
 
 
 class Door:

@@ -21,7 +21,7 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import Slowness
 from gbactl.kernels.library import flush
 from gbactl.processor import vectors
-from gbactl.server.checkpoint_options import saver_of
+from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.recovery import load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.addresses import local

@@ -23,8 +23,7 @@ from gbactl.kernels import codec_of, load
 from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width
 from gbactl.nodes.roles import header
-from gbactl.server.checkpoint_options import saver_of
-from gbactl.server.checkpoint_writer import Saver
+from gbactl.server.checkpoint_writer import Saver, saver_of
 from gbactl.simulation.clock import Events
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.coordinator import VirtualCoordinator

@@ -1,13 +1,19 @@
-"""Processes in the place of those that are gone: started as soon as the coordinator says so, again if they fail.
+"""Failures of a run's processes, seen from the launcher: injected, made good, and told once.
 
-One look at each of them four times a second.
+The fault plan is carried out on real processes: SIGKILL, SIGSTOP and, when its time has come, SIGCONT. The coordinator
+says what is due; only the launcher knows the pids. Processes in the place of those that are gone are started as soon as
+the coordinator says so, again if they fail: one look at each of them four times a second. A coordinator that takes the
+place of a killed one may tell what was told before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from gbactl.engine.base import Children
+from gbactl.engine.base import Child, Children
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import Event
 
@@ -75,3 +81,45 @@ def told(event: Event) -> str:
 
 def _having(step: int) -> str:
     return " as it was at the beginning" if step < 0 else f" as it was at step {step}"
+
+
+class Injuries:
+    """One run's."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self._wake: list[tuple[float, Child]] = []
+
+    def inflict(self, fields: dict[str, Any]) -> int | None:
+        """Hurt a process as an event `inject` says; its pid, None where it does not run now."""
+        child = next((child for child in self.children.running if child.name == fields["process"]), None)
+        if child is None or child.process.poll() is not None:
+            return None
+        hang = fields["kind"] == "hang"
+        child.process.send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
+        if hang and fields["seconds"] is not None:
+            self._wake.append((time.monotonic() + fields["seconds"], child))
+        return child.process.pid
+
+    def look(self) -> None:
+        """Wake those up whose time has come."""
+        now = time.monotonic()
+        for due, child in list(self._wake):
+            if now >= due:
+                self._wake.remove((due, child))
+                child.process.send_signal(signal.SIGCONT)
+
+
+def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is a loss of a process, of the same epoch, that is among those told."""
+    return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
+
+
+def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is a switch, done, that is among those told; its pause does not count: only the first may know it."""
+    done = event.name == "switch" and event.fields["state"] == "done"
+    return done and _among(event.fields, switches, "step", "from", "to")
+
+
+def _among(fields: dict[str, Any], told: Sequence[dict[str, Any]], *keys: str) -> bool:
+    return any(all(fields.get(key) == old.get(key) for key in keys) for old in told)

@@ -15,11 +15,12 @@ import pytest
 from gbactl.config import RunConfig
 from gbactl.engine.base import Child, Children
 from gbactl.errors import ClusterError
-from gbactl.launch.fault_injection import Injuries
-from gbactl.launch.replacements import MOST_TRIES, Successors, told
+from gbactl.launch.failures import MOST_TRIES, Injuries, Successors, loss_known, switch_known, told
 from gbactl.wire.messages import Event
 
 SLEEPER = "import time; time.sleep(60)"
+LOST = {"process": "W1", "epoch": 0, "step": 7}
+DONE = {"state": "done", "step": 40, "from": "sync", "to": "gba", "pause_ms": 12.5}
 
 
 class Family(Children):
@@ -195,3 +196,16 @@ def test_kill_hang_and_wake(family: Family) -> None:
     assert worker.process.wait(20) == -9
     assert injuries.inflict(hang) is None and injuries.inflict({**hang, "process": "W7"}) is None
     assert os.getpid() != worker.process.pid
+
+
+def test_a_loss_is_known_by_process_and_epoch() -> None:
+    assert loss_known(Event("lost", {**LOST, "step": 9}), [LOST])
+    assert not loss_known(Event("lost", {**LOST, "epoch": 1}), [LOST])
+    assert not loss_known(Event("joined", LOST), [LOST])
+
+
+def test_a_switch_is_known_by_its_step_and_modes_whatever_its_pause() -> None:
+    assert switch_known(Event("switch", {**DONE, "pause_ms": None}), [DONE])
+    assert not switch_known(Event("switch", {**DONE, "step": 41}), [DONE])
+    assert not switch_known(Event("switch", {**DONE, "state": "stayed"}), [DONE])
+    assert not switch_known(Event("switch", DONE), [])

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gbactl.report.compare import Report, compare
+from gbactl.report.failures import MOST_LINES, slowdowns
 from gbactl.report.render import FORMATS, render
-from gbactl.report.slowdowns import MOST_LINES, slowdowns
 from gbactl.tracking.runs import Run
 from tests.support.report_examples import run
 

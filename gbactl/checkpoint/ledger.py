@@ -23,7 +23,9 @@ PARTS = ("saving", "loading", "rescheduling", "again")
 
 @dataclass
 class PlsCounter:
-    """`samples` of the whole job, `shards` of the table. Samples are told as finished so far in the job.
+    """The portion of lost samples by shard: `samples` of the whole job, `shards` of the table.
+
+    Samples are told as finished so far in the job.
 
     `saved_at`: of each shard, samples finished when it was saved last; `of`: each one's portion."""
 
@@ -64,7 +66,7 @@ class PlsCounter:
 
 @dataclass
 class UpdateCounter:
-    """Of a whole job, by shard; `pending`: not saved yet. O(1) a call."""
+    """Updates of rows of a whole job, by shard; `pending`: not saved yet. O(1) a call."""
 
     shards: int
     applied_on: list[int] = field(default_factory=list)

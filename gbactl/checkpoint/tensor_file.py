@@ -206,7 +206,9 @@ def write_tensors(
 
 
 class Writing:
-    """Begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
+    """A thread that writes one file.
+
+    It begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
     nothing is left of the file then. `finite`: no infinity and no NaN was found; with one, there is no file.
 
     `inline`: everything is written within `end`, in no other thread, and held until then. `spare`: see TensorFile."""

@@ -100,12 +100,12 @@ def make_state(rule: Rule, value: Floats, moments: Sequence[Floats], counts: Any
 
 
 def flushes() -> bool:
-    """Whether the calling thread flushes them."""
+    """Whether the calling thread takes denormal numbers as 0."""
     return bool(np.multiply(np.float32(2e-38), np.float32(0.25)) == 0)
 
 
 def flush(on: bool = True) -> None:
-    """Set the calling thread to flush them, or not to."""
+    """Set the calling thread to take denormal numbers as 0, or not to."""
     path = find_library()
     if path is not None:
         open_library(path).gb_flush_denormals(int(on))
@@ -117,7 +117,7 @@ def flush(on: bool = True) -> None:
 
 @contextlib.contextmanager
 def flushed() -> Iterator[None]:
-    """Inside, they are 0; afterwards what was before."""
+    """Inside, denormal numbers are 0; afterwards what was before."""
     before = flushes()
     flush(True)
     try:

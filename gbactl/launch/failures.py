@@ -84,7 +84,7 @@ def _having(step: int) -> str:
 
 
 class Injuries:
-    """One run's."""
+    """The injected failures of one run."""
 
     def __init__(self, children: Children) -> None:
         self.children = children

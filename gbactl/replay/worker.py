@@ -113,7 +113,9 @@ class Gradients:
 
 
 class Replica:
-    """Of a run with these shards; `home` says who holds the dense parameters now."""
+    """The dense parameters in phases where every worker holds them: one copy, stepped as the workers step theirs.
+
+    `home` says who holds them now."""
 
     def __init__(self, gradients: Gradients, shards: list[Shard]) -> None:
         cfg, flat = gradients.cfg, gradients.flat

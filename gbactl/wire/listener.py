@@ -190,7 +190,7 @@ def _closed() -> bytes:
 
 
 class Refusals(Counter[str]):
-    """How often, by reason."""
+    """How often something was turned away, by reason."""
 
     def note(self, reason: str) -> None:
         """Something was turned away."""

@@ -21,12 +21,12 @@ from gbactl.kernels import load
 from gbactl.kernels.base import Ints
 from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width
-from gbactl.simulation.batch import Item
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.server import Answer
 from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.shard import Shard
-from gbactl.wire.messages import BeginPhase, Granted
+from gbactl.wire.messages import BeginPhase, Granted, Rows
+from gbactl.worker.core import Item
 from gbactl.worker.loop import DataSource
 
 LEAST = 5  # of each batch size
@@ -59,7 +59,8 @@ class Alone:
         item = Item(grant, self.phase, *self.source.prepare(grant))
         for shard, low, high in item.unique.shares():
             rows = self._random.uniform(-self._scale, self._scale, (high - low, self.compute.width))
-            item.answers[shard] = Answer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
+            answer = Answer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
+            item.answers[shard] = (Rows(0, 0, high - low, 0), answer)
         return item
 
     def gradient(self, number: int, samples: int) -> float:

@@ -16,11 +16,11 @@ from gbactl.config import RunConfig
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Floats
-from gbactl.simulation.batch import Item
 from gbactl.simulation.cluster import VirtualCluster
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.cost_model import CostModel
 from gbactl.wire.messages import Event
+from gbactl.worker.core import Item
 
 SKIPPED, ENOUGH = 8, 40  # global batches
 

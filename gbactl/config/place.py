@@ -30,7 +30,7 @@ class PlaceOptions:
 
 
 class Place:
-    """What is so wherever nothing else is said: real processes on this host."""
+    """Where the processes of a run are; unless a subclass says otherwise, real ones on this host."""
 
     #: its own keys
     Options: ClassVar[type[PlaceOptions]] = PlaceOptions

@@ -29,11 +29,11 @@ from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import to_dict
 from gbactl.coordinator.context import Flow, RunContext, Until
-from gbactl.coordinator.divergence import ADVICE
-from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.handout import Training
+from gbactl.coordinator.phase import GradientSlices
 from gbactl.coordinator.schedule import spare_bytes
 from gbactl.coordinator.state import Position, encoded
+from gbactl.coordinator.statistics import ADVICE
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width
@@ -208,7 +208,7 @@ class Checkpointing:
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
-            training.phase.slices = Parts(self.unsaved.updates.applied, self._missed)
+            training.phase.slices = GradientSlices(self.unsaved.updates.applied, self._missed)
 
     def _missed(self, shard: int, samples: int, rows: int) -> None:
         """Count a gradient's slice that was in flight when its server was lost, and is not applied."""

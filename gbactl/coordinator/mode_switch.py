@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
 from gbactl.config.rules import obstacle, wished
 from gbactl.coordinator import event_log
-from gbactl.coordinator.abandoned_gradients import AbandonedGradients
 from gbactl.coordinator.auto_switch import AutoSwitch
 from gbactl.coordinator.context import Flow, RunContext, Until
 from gbactl.coordinator.dense_migration import DenseMigration
@@ -26,11 +26,45 @@ from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
 from gbactl.switching.history import switched
-from gbactl.wire.messages import Abandon, Afresh, Inspected
+from gbactl.wire.messages import Abandon, Afresh, Inspected, Staged
 
 log = logging.getLogger(__name__)
 BY_AUTO = 0  # the id of a wish of switch=auto; those from outside count from 1
 SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switch: 40 ms
+
+
+class AbandonedGradients:
+    """Gradients that a switch did not wait for, and that may still come; `servers`: how many shards see one.
+
+    A worker asks for its next batch by announcing one; what was given up is never announced. So when every shard has
+    seen such a gradient, its worker is free."""
+
+    def __init__(self, servers: int) -> None:
+        self.servers = servers
+        self._seen: dict[tuple[int, int], tuple[int, set[int]]] = {}
+
+    def add(self, phase: int, given_up: Iterable[tuple[int, int, set[int]]]) -> None:
+        """(worker, batch, shards that have seen it) of gradients of a phase that nobody waits for."""
+        for worker, batch, seen in given_up:
+            self._seen[phase, batch] = (worker, set(seen))
+
+    def by_worker(self) -> dict[int, list[tuple[int, int]]]:
+        """(phase, batch) of those that are still to come, for each worker."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for key, (owner, _) in self._seen.items():
+            found.setdefault(owner, []).append(key)
+        return found
+
+    def staged(self, message: Staged) -> bool:
+        """A shard has seen a gradient. Whether it was one of these, now seen by all."""
+        worker, seen = self._seen.get((message.phase, message.batch), (-1, set[int]()))
+        if worker != message.worker:
+            return False
+        seen.add(message.shard)
+        if len(seen) < self.servers:
+            return False
+        del self._seen[message.phase, message.batch]
+        return True
 
 
 class ModeSwitch:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.coordinator.divergence import LossLimit
 from gbactl.errors import WireError
 from gbactl.faults.observed import Observed
 from gbactl.policies import Member, Step
@@ -21,6 +20,9 @@ from gbactl.policies import Member, Step
 POINTS = 20
 MOST_DIGITS = 20
 _COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # of a trainer's notes
+DIVERGED = 1000.0  # times the first loss
+ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
+LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that gives every click one half
 
 
 def quantiles(histogram: Counter[int]) -> dict[str, float]:
@@ -35,6 +37,30 @@ def quantiles(histogram: Counter[int]) -> dict[str, float]:
         "p50": float(values[np.searchsorted(ranks, 0.5)]),
         "p99": float(values[np.searchsorted(ranks, 0.99)]),
     }
+
+
+@dataclass
+class LossLimit:
+    """When a training counts as diverged. A loss is compared with `first`, the run's first one, which is at least
+    LEAST_FIRST: a tiny first loss sets no limit."""
+
+    first: float | None = None
+
+    def passed(self, loss: float) -> bool:
+        """Whether a gradient with this loss is one of a model that has diverged."""
+        if not math.isfinite(loss):
+            return True
+        if self.first is None:
+            self.first = max(loss, LEAST_FIRST)
+        return loss > DIVERGED * self.first
+
+    def sentence(self, worker: int, step: int, loss: float, rate: float) -> str:
+        """What happened and what to type; `rate`: the learning rate in force."""
+        first = "" if self.first is None else f", {DIVERGED:,.0f} times the first one is {DIVERGED * self.first:.4g}"
+        return (
+            f"The model diverged: the loss of W{worker} at step {step} is {loss:.4g}{first}, at a learning rate of "
+            f"{rate:g}; {ADVICE}"
+        )
 
 
 @dataclass

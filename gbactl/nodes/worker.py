@@ -27,15 +27,16 @@ from gbactl.models.flat import FlatModel
 from gbactl.store.dense import DenseBlock
 from gbactl.store.memory import copied
 from gbactl.trainer.dense_params import TrainerDense
-from gbactl.trainer.hogwild import Lane, start
+from gbactl.trainer.hogwild import ComputeThread, start
 from gbactl.wire.addresses import near
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Hello, Ready
 from gbactl.wire.startup import await_setup, install_dense
 from gbactl.worker.client import Exchange
+from gbactl.worker.core import ReplicatedSteps
 from gbactl.worker.core_sharing import Place, join
-from gbactl.worker.dense_params import DenseSide, ReplicatedDense, ServedDense, Sides
+from gbactl.worker.dense_params import DensePlacement, Placements, ReplicatedDense, ServedDense
 from gbactl.worker.dense_slices import Slices
 from gbactl.worker.loop import DataSource, Worker
 from gbactl.worker.sum_fallback import ServedSums
@@ -55,13 +56,13 @@ def work(
     if cfg.collects:
         sums = functools.partial(ServedSums, life.exchange)
         collective = collective or connect(boot.epoch > 0, sums, life.ring_item)
-    sides, trainer = life.sides(collective)
+    placements, trainer = life.placements(collective)
     if boot.epoch > 0:
         warm_up(life.computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
     life.share_turns()
-    trainer.more_lanes = lambda thread: life.lane(thread, trainer)
-    worker = life.worker(life.computer, Sides(sides, cfg.home))
+    trainer.more_threads = lambda thread: life.compute_thread(thread, trainer)
+    worker = life.worker(life.computer, Placements(placements, cfg.home))
     try:
         worker.run(max(phase.mode.prefetch for phase in cfg.possible))
     finally:
@@ -122,7 +123,7 @@ class Life:
         cfg = self.cfg
         return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
-    def sides(self, collective: Any) -> tuple[dict[str, DenseSide], TrainerDense]:
+    def placements(self, collective: Any) -> tuple[dict[str, DensePlacement], TrainerDense]:
         """Who holds the dense part in each mode of this run, by the mode's home; and that of trainers."""
         flat = self.flat
         if collective is not None:
@@ -135,11 +136,11 @@ class Life:
         trainer = TrainerDense(
             flat, self.slices, served, self._replica, collective, codec=self.codec, ring_item=self.ring_item
         )
-        sides: dict[str, DenseSide] = {"servers": served, "replicas": trainer}
+        placements: dict[str, DensePlacement] = {"servers": served, "replicas": trainer}
         if "workers" in self.cfg.homes:
             assert collective is not None
-            sides["workers"] = self._replicated(collective)
-        return sides, trainer
+            placements["workers"] = self._replicated(collective)
+        return placements, trainer
 
     def _replica(self) -> DenseBlock:
         """A trainer's own, as it is at first or the checkpoint has it that a run of trainers goes on from."""
@@ -153,35 +154,36 @@ class Life:
         cfg, flat, exchange = self.cfg, self.flat, self.exchange
         block = self._block(flat.initial() if flat.buffers else flat.vector)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, fault_tolerant.Surviving)
-        survival = Survival(collective, exchange, flat, block.value, cfg.train.global_batch) if survives else None
-        side = ReplicatedDense(
-            flat, self.slices, collective, block, cfg.collective.buckets, cfg.train.norms_every, survival, self.codec
+        steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
+        survival = Survival(collective, exchange, flat, block.value, steps) if survives else None
+        placement = ReplicatedDense(
+            flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, survival, self.codec
         )
         if cfg.resume is not None and self.boot.epoch == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
-            side.restored()
-        return side
+            placement.restored()
+        return placement
 
     def share_turns(self) -> None:
         """Take turns with the other workers on this core, unless a thread may wait for another within its turn."""
         place = self.boot.place
         self.turns = join(None if place is None or self.cfg.lanes > 1 else Place(*place))
 
-    def worker(self, computer: GradientComputer, dense: Sides) -> Worker:
+    def worker(self, computer: GradientComputer, dense: Placements) -> Worker:
         """One that computes on `computer`."""
         cfg = self.cfg
         delay = Delay(cfg.fault_plan(), self.boot.index)
         return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
 
-    def lane(self, thread: int, trainer: TrainerDense) -> Lane:
+    def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """One more compute thread on the trainer's replica, begun."""
         computer = self._computer()
-        lane = Lane(computer.flat, thread, trainer)
-        worker = self.worker(computer, Sides({"replicas": lane}, "replicas"))
+        made = ComputeThread(computer.flat, thread, trainer)
+        worker = self.worker(computer, Placements({"replicas": made}, "replicas"))
 
         def assist() -> None:
             _settle(self.cfg)
             worker.assist(thread)
 
-        start(lane, assist, self.exchange)
-        return lane
+        start(made, assist, self.exchange)
+        return made

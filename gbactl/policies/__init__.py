@@ -1,7 +1,8 @@
 """Policies: who may take the next batch, what is applied when and with what weight.
 
 Pure state machines: no I/O, no torch, no clock. A policy costs a few microseconds a decision.
-To add a mode: one file here with a `@register("name")` class, one file in conf/mode/, one test.
+To add a mode: one file here with a `@register("name", number)` class, one file in conf/mode/, one test, as
+tests/integration/test_additions.py does. What a mode is, its class says (see base.Policy): lists of modes are `names`.
 """
 
 from __future__ import annotations

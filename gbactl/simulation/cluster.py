@@ -28,16 +28,15 @@ from gbactl.simulation.clock import Events
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.coordinator import VirtualCoordinator
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_params import ReplicatedSide, ServedSide
+from gbactl.simulation.dense_params import ReplicatedDense, ServedDense
 from gbactl.simulation.failures import Before, EverybodyBack, Failures
 from gbactl.simulation.message_faults import LossyNetwork
 from gbactl.simulation.network import Host, Network, VirtualHub
 from gbactl.simulation.replica_rounds import TICK, Rounds
 from gbactl.simulation.ring import Ring
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.shared import Crew
-from gbactl.simulation.trainer_params import Sides, TrainerSide
-from gbactl.simulation.worker import VirtualWorker
+from gbactl.simulation.trainer_params import Placements, TrainerDense
+from gbactl.simulation.worker import Shared, VirtualWorker
 from gbactl.store.dense import DenseBlock
 from gbactl.store.memory import copied
 from gbactl.store.shard import Shard
@@ -141,7 +140,7 @@ class VirtualCluster:
 
     def replace_worker(self, index: int, epoch: int) -> None:
         """See failures.Cluster."""
-        worker = VirtualWorker(index, self.hosts.workers[index], self.workers[index].crew, epoch)
+        worker = VirtualWorker(index, self.hosts.workers[index], self.workers[index].shared, epoch)
         self._connect(worker)
         self.workers[index] = worker
         self._start(worker)
@@ -199,13 +198,13 @@ class VirtualCluster:
         cfg = self.cfg
         source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.sides = self._sides()
-        crew = Crew(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
-        workers = [VirtualWorker(index, host, crew) for index, host in enumerate(self.hosts.workers)]
+        shared = Shared(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
+        workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self._connect(worker)
         return workers
 
-    def _sides(self) -> Sides:
+    def _sides(self) -> Placements:
         cfg, flat, replicated = self.cfg, self.compute.flat, None
         if "workers" in cfg.homes:
             block = self._block(flat.initial() if flat.buffers else flat.vector)
@@ -213,11 +212,11 @@ class VirtualCluster:
                 load_dense(block, dense_state(chain_at(Path(cfg.resume))))
                 flat.load(block.value.copy())
             ring = self._ring(cfg.collective.buckets)
-            replicated = ReplicatedSide(
+            replicated = ReplicatedDense(
                 self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
             )
-        trainers = TrainerSide(self.compute, self._replicas(), Rounds(self._ring(1, TICK)))
-        return Sides(ServedSide(self.compute), replicated, trainers, cfg.home)
+        trainers = TrainerDense(self.compute, self._replicas(), Rounds(self._ring(1, TICK)))
+        return Placements(ServedDense(self.compute), replicated, trainers, cfg.home)
 
     def _ring(self, buckets: int, least: float = 0.0) -> Ring:
         """All workers': Horovod's agree on every bucket."""

@@ -12,9 +12,17 @@ import numpy as np
 
 from gbactl.kernels.base import Floats, Kernels
 from gbactl.models.compute import GradientComputer
-from gbactl.simulation.batch import Item
+from gbactl.simulation.server import Answer
 from gbactl.store.dense import Cut, held
+from gbactl.worker.core import Item
 from gbactl.worker.loop import dropout_key
+
+
+def answer_of(item: Item, shard: int) -> Answer:
+    """A virtual server's answer for an item."""
+    frame = item.answers[shard][1]
+    assert isinstance(frame, Answer)
+    return frame
 
 
 class Compute:
@@ -30,8 +38,8 @@ class Compute:
 
     def load(self, item: Item) -> None:
         """Put the dense vector that was pulled into the model."""
-        for shard, answer in item.answers.items():
-            values = answer.dense
+        for shard in item.answers:
+            values = answer_of(item, shard).dense
             if values is None or values is self._loaded[shard]:
                 continue
             self._loaded[shard] = values
@@ -77,7 +85,7 @@ class Compute:
 
     def _gathered(self, item: Item) -> Floats:
         """float32[U, W]: the shards' answers in the order of the item's distinct rows."""
-        parts = [item.answers[shard].rows for shard in range(self.servers)]
+        parts = [answer_of(item, shard).rows for shard in range(self.servers)]
         if len(parts) == 1:
             assert parts[0] is not None
             return parts[0]

@@ -1,4 +1,4 @@
-"""Who holds the dense vector of a virtual cluster: the servers, all workers the same one, or each its own.
+"""Compute backends of a virtual cluster by dense placement: the servers hold the dense vector, or all workers do.
 
 Where the servers hold it, a gradient is computed when it is pushed, from what was pulled: until then only the
 pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
@@ -15,25 +15,23 @@ import numpy as np
 
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import Codec, round_here
-from gbactl.simulation.batch import Item
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.ring import Ring
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.schedule import due
-from gbactl.wire.messages import Norms, Push
+from gbactl.wire.messages import Norms
+from gbactl.worker.core import Item, ReplicatedSteps, push_views, weigh
+from gbactl.worker.dense_params import NOT_HERE
 
 Payloads = list[tuple[int, Any, int, int]]
 
 
-def _room(item: Item, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats, Floats]:
-    """A push's payload uint8[n] with its index written, and float32 views: rows [high - low, width], [dense]."""
-    count = high - low
-    out = np.empty(4 * (count + count * width + dense), np.uint8)
-    out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
-    values, cut = out.view(np.float32), count * (1 + width)
-    return out, values[count:cut].reshape(count, width), values[cut:]
+def _room(item: Item, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats]:
+    """A push's payload uint8[n] with its index written, and a view of its rows float32[high - low, width]."""
+    out = np.empty(4 * ((high - low) * (1 + width) + dense), np.uint8)
+    return out, push_views(out, item.unique.index[low:high], width)[0]
 
 
 def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
@@ -44,22 +42,21 @@ def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
         compute.gradient(item, rooms[0][1])
     else:
         sums = compute.gradient(item)
-        for (_, low, high), (_, rows, _) in zip(shares, rooms, strict=True):
+        for (_, low, high), (_, rows) in zip(shares, rooms, strict=True):
             rows[:] = sums[low:high]
     return [
-        (shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _, _) in zip(shares, rooms, strict=True)
+        (shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _) in zip(shares, rooms, strict=True)
     ]
 
 
 def push(worker: VirtualWorker, item: Item, payloads: Payloads) -> None:
     """Send every shard its part."""
-    grant = item.grant
+    worker.core.pushed(item)
     for shard, out, rows, dense in payloads:
-        told = item.loss, item.seconds, item.slowdown, item.row_versions[shard], item.dense_versions[shard]
-        worker.servers[shard].send(Push(grant.phase, grant.batch, rows, dense, *told), out)
+        worker.servers[shard].send(item.push(shard, rows, dense), out)
 
 
-class ServedSide:
+class ServedDense:
     """The servers hold it: pulled with the rows, pushed with their gradients."""
 
     def __init__(self, compute: Compute) -> None:
@@ -68,12 +65,12 @@ class ServedSide:
         self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """See worker.Side."""
+        """See worker.DensePlacement."""
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """See worker.Side."""
+        """See worker.DensePlacement."""
         if item.grant.samples == 0:
-            worker.take()
+            worker.take(item)
         else:
             self.compute.load(item)
             payloads = computed(self.compute, item, self.sizes)
@@ -92,18 +89,18 @@ class ServedSide:
             part[:] = self._whole[low:high]
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See worker.Side: nobody waits here."""
+        """See worker.DensePlacement: nobody waits here."""
 
     def checksum(self) -> tuple[str, str]:
-        """See worker.Side."""
+        """See worker.DensePlacement."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See worker.Side: nothing is held here."""
-        return 0, -1, np.empty(0, np.float32)
+        """See worker.DensePlacement: nothing is held here."""
+        return NOT_HERE
 
     def leave(self) -> None:
-        """See worker.Side."""
+        """See worker.DensePlacement."""
         self.compute.come_home()
 
 
@@ -143,7 +140,7 @@ class OrderedSum:
         return self.total
 
 
-class ReplicatedSide:
+class ReplicatedDense:
     """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step.
 
     Who dies is not waited for: others are dealt its batches, as in worker/sync_recovery.py. `members`: who takes
@@ -156,10 +153,10 @@ class ReplicatedSide:
         self.compute, self.flat, self.block = compute, compute.flat, block
         self.ring, self.norms_every, self.codec = ring, norms_every, codec
         self._none = [0] * compute.servers
-        self._sum, self._global_batch = OrderedSum(self.flat.size), global_batch
+        self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
         self.members = set(range(len(ring.hosts)))
         self._before = block.value.copy()  # the parameters that the last step was taken from
-        self._taken, self._parts, self._stepping = -1, 0, False
+        self._parts, self._stepping = 0, False
         self._again: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
         self._payloads: dict[int, Payloads] = {}
@@ -168,22 +165,18 @@ class ReplicatedSide:
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
         """Compute now: the vector is this step's until everybody has finished."""
-        grant, phase, gradient = item.grant, item.phase, self._gradient
-        width = self._global_batch // phase.local_batch
-        first = (grant.token - phase.first_step) * width
-        if grant.samples and grant.token <= self._taken:
+        place, gradient = self.steps.place(item), self._gradient
+        if place is None:
             self._compute_again(worker, item)
             return
-        self._parts = min(width, -(-phase.samples // phase.local_batch) - first)
-        if grant.samples == 0:
+        self._parts = place.parts
+        if place.part is None:
             return
         self._payloads[worker.index] = computed(self.compute, item, self._none)
         self.flat.gradient_into(gradient)
-        weight = grant.samples / phase.local_batch
-        if weight != 1.0:
-            gradient *= np.float32(weight)
+        weigh(gradient, item.weight)
         round_here(self.codec, gradient)
-        self._sum.add(grant.batch - first, gradient)
+        self._sum.add(place.part, gradient)
 
     def _compute_again(self, worker: VirtualWorker, item: Item) -> None:
         """A dead worker's batch of a step that is taken: its rows are missing."""
@@ -196,11 +189,11 @@ class ReplicatedSide:
     def finish(self, worker: VirtualWorker, item: Item) -> None:
         """Push the rows; the last worker to come starts the all-reduce."""
         if item.grant.samples == 0:
-            worker.take()
+            worker.take(item)
         else:
             push(worker, item, self._payloads.pop(worker.index))
         worker.pull_ahead()
-        if worker.index in self._again or worker.has_batch_of(item.grant.token):
+        if worker.index in self._again or worker.core.has_batch_of(item.grant.token):
             self._again.discard(worker.index)
             worker.free()
             return
@@ -217,9 +210,9 @@ class ReplicatedSide:
             self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See worker.Side: it goes on if it waits for a step of which it has another batch now."""
+        """See worker.DensePlacement: it goes on if it waits for a step of which it has another batch now."""
         _, item = self._there.get(worker.index, (worker, None))
-        if item is not None and not self._stepping and worker.has_batch_of(item.grant.token):
+        if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]
             worker.free()
 
@@ -231,7 +224,7 @@ class ReplicatedSide:
 
     def _step(self, item: Item) -> None:
         grant = item.grant
-        self._stepping, self._taken = False, grant.token
+        self._stepping, self.steps.taken = False, grant.token
         np.copyto(self._before, self.block.value)
         total = self._sum.take()
         round_here(self.codec, total)
@@ -250,17 +243,18 @@ class ReplicatedSide:
             worker.host.cores.run(seconds, worker.free)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See worker.Side."""
-        if after and self._taken != after - 1:
-            return None if self._taken < after - 1 else (0, -1, np.empty(0, np.float32))
+        """See worker.DensePlacement."""
+        there = self.steps.at(after)
+        if not there:
+            return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
-        """See worker.Side; computed once a step for all."""
+        """See worker.DensePlacement; computed once a step for all."""
         if self._checksum[0] != self.block.step:
             own = digest([self.block.value, *self.block.moments.values()])
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
     def leave(self) -> None:
-        """See worker.Side."""
+        """See worker.DensePlacement."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from gbactl.kernels.base import Floats
 from gbactl.simulation.network import VirtualChannel
-from gbactl.wire.frames import Frame
+from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import DenseState, GetDense, GiveReplica, PutDense
+from gbactl.worker.core import DenseTransfer
 
 State = tuple[int, Floats]
 
@@ -19,39 +21,42 @@ class Moves:
 
     def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
         self.servers = servers
-        self._states: dict[int, State] = {}
-        self._missing = 0
+        self._transfer = DenseTransfer()
         self._then: Callable[[], None] = lambda: None
 
     def fetch(self, then: Callable[[list[State]], None]) -> None:
         """Ask all of them; call `then` with what they hold."""
 
         def all_here() -> None:
-            found = [self._states[shard] for shard in sorted(self._states)]
-            self._states.clear()
-            then(found)
+            found = self._transfer.taken().values()
+            then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
 
-        self._missing, self._then = len(self.servers), all_here
-        for channel in self.servers.values():
-            channel.send(GetDense())
+        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
 
     def give(
         self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | GiveReplica] = PutDense
     ) -> None:
         """Give each its state (or none of them any); call `then` when all have it."""
-        self._missing, self._then = len(states), then
-        for channel, (step, values) in zip(self.servers.values(), states, strict=False):
-            channel.send(how(step), values.view(np.uint8))
+        each = zip(self.servers, states, strict=False)
+        self._begin({shard: (how(step), values.view(np.uint8)) for shard, (step, values) in each}, then)
         if not states:
             then()
 
+    def _begin(self, asked: dict[int, tuple[Any, Bytes | None]], then: Callable[[], None]) -> None:
+        self._then = then
+        self._transfer.begin(asked)
+        for shard, told in asked.items():
+            self.servers[shard].send(*told)
+
     def came(self, shard: int, message: DenseState, frame: Frame) -> None:
         """A server's state."""
-        self._states[shard] = (message.step, frame.payload.view(np.float32))
-        self.acked()
+        self._answered(shard, (message, frame))
 
-    def acked(self) -> None:
-        """A server has answered."""
-        self._missing -= 1
-        if not self._missing:
+    def acked(self, shard: int) -> None:
+        """A server has what it was given."""
+        self._answered(shard, None)
+
+    def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
+        self._transfer.answered(shard, state)
+        if self._transfer.done:
             self._then()

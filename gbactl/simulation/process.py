@@ -8,7 +8,7 @@ from typing import Any
 from gbactl.simulation.network import VirtualChannel
 
 
-class Mortal:
+class VirtualProcess:
     """`connections`: its channels, which break when it dies."""
 
     def __init__(self) -> None:

@@ -2,39 +2,33 @@
 
 The arithmetic and the notes are those of gbactl/replicas/; the centre is on the real servers, behind their queues and
 network interfaces, and rounds take what an all-reduce takes. A trainer's own passes over the vector are a job on its
-host's cores. Memory: replica, moments and two or three vectors a trainer, and a gradient for every lane that computes.
+host's cores. Memory: replica, moments and two or three vectors a trainer, and a gradient for every compute thread.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.replicas import Rule, make
 from gbactl.simulation.replica_rounds import Rounds
+from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
+from gbactl.trainer.core import CentreSlices, TrainerCore
 from gbactl.trainer.exchange import Encounter, RoundEncounter
 from gbactl.trainer.exchange_schedule import IDLE_SECONDS, Pace
 from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import Notes
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     Centre,
-    ClosedReplicas,
     CloseReplicas,
-    DenseSaved,
-    Elastic,
     GiveReplica,
     OpenReplicas,
     SaveReplica,
 )
-
-if TYPE_CHECKING:
-    from gbactl.simulation.worker import VirtualWorker
 
 TICK = 1e-5  # seconds that a shadow thread needs at least to wake up
 Done = Callable[[bool], None]
@@ -44,27 +38,27 @@ class VirtualTrainer:
     """One worker's; `cuts` are the servers' slices, of those that have one."""
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: Rounds) -> None:
-        self.worker, self.replica, self.cuts, self.rounds = worker, Replica(block), cuts, rounds
-        self.trains = self._begun = False
-        self.fresh = self.common = True
-        self._rule: tuple[tuple[str, int, dict[str, Any]], Rule] | None = None
+        self.worker, self.cuts, self.rounds = worker, cuts, rounds
+        self.core = TrainerCore(worker.index, lambda: block)
+        self._slices = CentreSlices(cuts, len(block.value))
         self._encounter: Encounter
-        self._notes, self._first = Notes(), 0
         self._pace, self._next = Pace(), math.inf
-        self._leaving = self._pausing = self._due = False
-        self._generation = self._ticket = self._missing = self._turn = 0
-        self._centre: Floats = np.empty(0, np.float32)
+        self._begun = self._leaving = self._pausing = self._due = False
+        self._generation = self._turn = 0
         self._arrived: Callable[[], None] = lambda: None
         self._stopped: list[float] = []
+
+    @property
+    def replica(self) -> Replica:
+        """The trainer's own."""
+        return self.core.replica
 
     # -- phases -------------------------------------------------------------------------------------
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
         """A phase begins; `then` when the replica is there."""
-        self.trains = self.worker.index < message.trainers
-        left_behind, self.fresh = self.trains and not self.fresh, self.trains
+        behind = self.core.open(message)
         self._leaving = self._pausing = self._due = self._begun = False
-        self._notes, self._first = Notes(), self.replica.iterations
 
         def ready() -> None:
             self._begin_with(message)
@@ -74,41 +68,29 @@ class VirtualTrainer:
             self._load(states)
             ready()
 
-        if left_behind:
+        if behind:
             self.worker.moves.fetch(fetched)
         else:
             ready()
 
     def _begin_with(self, message: OpenReplicas) -> None:
-        rule, now = self._rule_of(message), lambda: self.worker.crew.events.now
-        codec, ring = self.worker.crew.codec, self.rounds.ring
-        self._pace = Pace.of(rule, message.shadow, message.trainers, self.worker.index, message.values)
-        self._next = self._pace.k
+        rule, now = self.core.begin(message), lambda: self.worker.shared.events.now
+        codec, ring, notes = self.worker.shared.codec, self.rounds.ring, self.core.notes
+        self._pace, self._next = self.core.pace, self.core.pace.k
         if rule.centralised:
-            self._encounter = Encounter(self.replica, rule, self._notes, now, codec, ring.traffic.item)
+            self._encounter = Encounter(self.replica, rule, notes, now, codec, ring.traffic.item)
         else:
-            self._encounter = RoundEncounter(
-                self.replica, rule, self._notes, float(self.trains), now, codec, ring.item
-            )
-        self.common, self._begun = False, True
+            weight = float(self.core.trains)
+            self._encounter = RoundEncounter(self.replica, rule, notes, weight, now, codec, ring.item)
+        self._begun = True
         if self._pace.shadow:
             self._pause(self._pace.part)
-
-    def _rule_of(self, message: OpenReplicas) -> Rule:
-        """See trainer/dense_params.py."""
-        key = (message.rule, message.trainers, message.values)
-        if self.common or self._rule is None or self._rule[0] != key:
-            block = self.replica.block
-            self._rule = (key, make(message.rule, block.params, message.values))
-            if self.common:
-                self._rule[1].start(block.value)
-        return self._rule[1]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """Begin with what the servers hold, as every trainer does."""
         self.rounds.joined(self.worker.index)
         self._load(states)
-        self.fresh = self.common = True
+        self.core.took_over()
 
     def _load(self, states: list[tuple[int, Floats]]) -> None:
         for (step, values), cut in zip(states, self.cuts.values(), strict=True):
@@ -117,10 +99,10 @@ class VirtualTrainer:
     def idle(self) -> None:
         """See Foreground.idle in trainer/exchange_schedule.py; the worker is free at once."""
         if not self._pace.shadow and not math.isinf(self._pace.k):
-            self._notes.idle = True
+            self.core.notes.idle = True
             self._pace, self._next = Pace(True, IDLE_SECONDS), math.inf
             self._pause()
-        self.worker.free()
+        self.worker.answered()
 
     def close(self, message: CloseReplicas) -> None:
         """No batch comes any more: answer the others until all leave."""
@@ -140,50 +122,44 @@ class VirtualTrainer:
     def _parted(self) -> None:
         """Give the servers what is theirs from now on."""
         block = self.replica.block
-        states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.trains else []
+        states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
         self.worker.moves.give(states, self._told, lambda step: GiveReplica(step, self._turn))
 
     def _told(self) -> None:
-        self._notes.iterations = self.replica.iterations - self._first
-        worker = self.worker
-        worker.coordinator.send(ClosedReplicas(worker.index, self._turn, self._notes.fields()))
-        worker.free()
+        self.worker.coordinator.send(self.core.closed(self._turn))
+        self.worker.answered()
 
     def save(self, message: SaveReplica) -> None:
         """Tell the replica as it is now."""
-        block, coordinator = self.replica.block, self.worker.coordinator
-        if not (self.trains and self._begun):
-            coordinator.send(DenseSaved(message.number, 0, -1))
-            return
-        values = block.packed(0, len(block.value))
-        coordinator.send(DenseSaved(message.number, block.step, block.params), values.view(np.uint8))
+        told, values = self.core.saved(message.number, self.core.trains and self._begun)
+        self.worker.coordinator.send(told, None if values is None else values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
-        """A lane's local step; the lane is free for its next batch, or stands still for an exchange."""
+        """A compute thread's local step; it is free for its next batch, or stands still for an exchange."""
         if self.worker.holds(self.step, gradient, divisor, lr_scale):
             return
         self.replica.step(gradient, divisor, lr_scale)
-        if self.replica.iterations - self._first >= self._next:
+        if self.core.iterations >= self._next:
             self._next += self._pace.k
             self._due = True
         if not self._due:
             self.worker.free()
             return
-        self._stopped.append(self.worker.crew.events.now)
-        if len(self._stopped) == self.worker.busy:
+        self._stopped.append(self.worker.shared.events.now)
+        if len(self._stopped) == self.worker.core.computing:
             self._exchange(self._met)
 
     def _met(self, _: bool) -> None:
         stopped, self._stopped, self._due = self._stopped, [], False
-        self._notes.foreground += self.worker.crew.events.now - stopped[-1]
+        self.core.notes.foreground += self.worker.shared.events.now - stopped[-1]
         for _since in stopped:
             self.worker.free()
 
     @property
     def standing(self) -> bool:
-        """Whether no lane may begin a batch: an exchange in the foreground is due or goes on."""
+        """Whether no compute thread may begin a batch: an exchange in the foreground is due or goes on."""
         return self._due
 
     # -- the shadow ---------------------------------------------------------------------------------
@@ -191,7 +167,7 @@ class VirtualTrainer:
     def _pause(self, part: float = 1.0) -> None:
         self._pausing = True
         if not math.isinf(self._pace.interval) and not self._leaving:
-            self.worker.crew.events.after(max(TICK, part * self._pace.interval), self._wake, self._generation)
+            self.worker.shared.events.after(max(TICK, part * self._pace.interval), self._wake, self._generation)
         elif self._leaving:
             self._wake(self._generation)
 
@@ -211,7 +187,7 @@ class VirtualTrainer:
 
     def _exchange(self, done: Done) -> None:
         """Begin one now; `done(whether it was the last)`."""
-        began = self.worker.crew.events.now
+        began = self.worker.shared.events.now
         if self._leaving and not isinstance(self._encounter, RoundEncounter):
             done(True)
         else:
@@ -219,10 +195,10 @@ class VirtualTrainer:
 
     def _work(self, call: Callable[..., None], *args: Any) -> None:
         """Half of an exchange's own work, passes over the vector and what a ring takes of this core, then `call`."""
-        self.worker.host.cores.run(self._own_work() / 2 if self.trains else 0.0, self._worked, call, *args)
+        self.worker.host.cores.run(self._own_work() / 2 if self.core.trains else 0.0, self._worked, call, *args)
 
     def _own_work(self) -> float:
-        cost, floats = self.worker.crew.cost, len(self.replica.value)
+        cost, floats = self.worker.shared.cost, len(self.replica.value)
         ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, RoundEncounter) else 0.0
         return cost.meet(floats) + ring
 
@@ -236,24 +212,18 @@ class VirtualTrainer:
             vector = met.offer(self._leaving)
             self.rounds.meet(self.worker.index, vector, lambda: self._work(self._summed, began, done))
             return
-        sent, alpha = met.send(), float(met.rule.alpha)
-        self._ticket, self._missing = self._ticket + 1, len(self.cuts)
-        if not len(self._centre):
-            self._centre = np.empty_like(sent)
         self._arrived = lambda: self._work(self._answered, began, done)
-        for shard, (low, high) in self.cuts.items():
-            self.worker.servers[shard].send(Elastic(self._ticket, alpha), sent[low:high].copy().view(np.uint8))
+        for shard, told, values in self._slices.ask(met.send(), float(met.rule.alpha), self.cuts):
+            self.worker.servers[shard].send(told, values.copy().view(np.uint8))
 
-    def centre(self, shard: int, _: Centre, frame: Frame) -> None:
+    def centre(self, shard: int, message: Centre, frame: Frame) -> None:
         """A server's slice of the centre."""
-        low, high = self.cuts[shard]
-        self._centre[low:high] = frame.payload.view(np.float32)
-        self._missing -= 1
-        if not self._missing:
+        self._slices.arrived(shard, message, frame.payload)
+        if not self._slices.missing:
             self._arrived()
 
     def _answered(self, began: float, done: Done) -> None:
-        self._encounter.receive(self._centre, began, len(self._centre))
+        self._encounter.receive(self._slices.centre, began, len(self._slices.centre))
         done(False)
 
     def _summed(self, began: float, done: Done) -> None:

@@ -1,4 +1,4 @@
-"""The dense side of trainers, who hold a replica each, and all the ways a run has to keep its dense vector."""
+"""The compute backend of trainers, who hold a replica each, and all dense placements that a run uses."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.batch import Item
 from gbactl.simulation.compute import Compute
-from gbactl.simulation.dense_params import Payloads, ReplicatedSide, ServedSide, computed, push
+from gbactl.simulation.dense_params import Payloads, ReplicatedDense, ServedDense, computed, push
 from gbactl.simulation.replica_rounds import Rounds
-from gbactl.simulation.shared import Side
 from gbactl.simulation.trainer import VirtualTrainer
-from gbactl.simulation.worker import VirtualWorker
+from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock
+from gbactl.worker.core import Item, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 
-class TrainerSide:
-    """Every worker holds its own: a gradient is computed from the replica as a lane begins, and applied as it ends."""
+class TrainerDense:
+    """Every worker holds its own: a gradient is computed from the replica at a batch's begin and applied at its end."""
 
     def __init__(self, compute: Compute, make_block: Callable[[], DenseBlock], rounds: Rounds) -> None:
         self.compute, self.flat = compute, compute.flat
@@ -29,7 +28,7 @@ class TrainerSide:
         self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """See worker.Sides."""
+        """See worker.Placements."""
         known = self._trainers.get(worker.index)
         if known is None or known.worker is not worker:  # a successor has a replica of its own
             made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
@@ -41,7 +40,7 @@ class TrainerSide:
         self._rounds.left(index)
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """See worker.Side."""
+        """See worker.DensePlacement."""
         value = self.trainer(worker).replica.value
         if self.flat.buffers:
             self.flat.load(value)
@@ -49,9 +48,7 @@ class TrainerSide:
             self.flat.use(value)
         payloads, gradient = computed(self.compute, item, self._none), np.empty(self.flat.size, np.float32)
         self.flat.gradient_into(gradient)
-        weight = item.grant.samples / item.phase.local_batch
-        if weight != 1.0:
-            gradient *= np.float32(weight)
+        weigh(gradient, item.weight)
         self._computed[worker.index, item.grant.batch] = (payloads, gradient)
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
@@ -59,11 +56,11 @@ class TrainerSide:
         grant = item.grant
         payloads, gradient = self._computed.pop((worker.index, grant.batch))
         push(worker, item, payloads)
-        seconds = worker.crew.cost.replica_step(self.flat.size)
+        seconds = worker.shared.cost.replica_step(self.flat.size)
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See worker.Side: nobody waits for others."""
+        """See worker.DensePlacement: nobody waits for others."""
 
     def checksum(self) -> tuple[str, str]:
         """Replicas differ; what is judged is what the servers hold."""
@@ -74,29 +71,30 @@ class TrainerSide:
         return NOT_HERE
 
     def leave(self) -> None:
-        """See worker.Side."""
+        """See worker.DensePlacement."""
         self.compute.come_home()
 
 
-class Sides:
-    """The ways a run has to keep its dense vector, home -> side, and the one in use."""
+class Placements:
+    """The dense placements that a run uses, by home, and the one in use."""
 
     def __init__(
-        self, served: ServedSide, replicated: ReplicatedSide | None, trainers: TrainerSide, first: str
+        self, served: ServedDense, replicated: ReplicatedDense | None, trainers: TrainerDense, first: str
     ) -> None:
         self._replicated, self._trainers, self._home = replicated, trainers, first
-        self._sides: dict[str, Side | None] = {"servers": served, "workers": replicated, "replicas": trainers}
+        self._placements: dict[str, DensePlacement | None]
+        self._placements = {"servers": served, "workers": replicated, "replicas": trainers}
         self._due = False
 
     @property
-    def now(self) -> Side:
+    def now(self) -> DensePlacement:
         """The one in use."""
-        side = self._sides[self._home]
-        assert side is not None
-        return side
+        placement = self._placements[self._home]
+        assert placement is not None
+        return placement
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """See worker.Sides."""
+        """See worker.Placements."""
         return self._trainers.trainer(worker)
 
     def left(self, index: int) -> None:
@@ -106,7 +104,7 @@ class Sides:
             self._replicated.left(index)
 
     def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
-        """See worker.Sides."""
+        """See worker.Placements."""
         replicas = self._replicated
         if home == self._home:
             if replicas is not None and home == "workers":
@@ -122,7 +120,7 @@ class Sides:
         return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """See worker.Sides; the same comes to every worker, for all of which there is one copy."""
+        """See worker.Placements; the same comes to every worker, for all of which there is one copy."""
         replicas = self._replicated
         assert replicas is not None
         if not self._due:

@@ -1,30 +1,34 @@
-"""A worker as a chain of events: what worker/client.py and worker/loop.py do with threads.
+"""A worker as a chain of events around the worker's core: what worker/client.py and worker/loop.py do with threads.
 
-Takes, prefetches, pulls and pushes at the same points as those; computing is a job on the host's cores, and what
-the fault plan adds is a delay after it. Costs about 0.1 ms a batch beside the gradient.
+The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
+cores, and what the fault plan adds is a delay after it; what is computed, and where dense gradients go, is behind
+DensePlacement. Costs about 0.1 ms a batch beside the gradient.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from gbactl.data.dataset import Batch
-from gbactl.kernels.base import Floats, Unique
-from gbactl.simulation.batch import Item
+from gbactl.faults.plan import FaultPlan
+from gbactl.kernels.base import Floats
+from gbactl.kernels.halves import Codec
+from gbactl.simulation.clock import Events
+from gbactl.simulation.compute import Compute
+from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.dense_transfer import Moves
 from gbactl.simulation.network import Host, VirtualChannel
-from gbactl.simulation.process import Mortal
-from gbactl.simulation.server import Answer
-from gbactl.simulation.shared import Crew
+from gbactl.simulation.process import VirtualProcess
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.messages import (
-    Abandon,
     Ack,
     BeginPhase,
     Centre,
+    CloseReplicas,
     DenseSaved,
     DenseState,
     Granted,
@@ -33,59 +37,129 @@ from gbactl.wire.messages import (
     Moved,
     MoveDense,
     OpenReplicas,
-    Ping,
-    Pong,
     Predictions,
-    Prepare,
-    Pull,
     Rows,
     SaveDense,
     SaveReplica,
     Stop,
-    Take,
 )
-from gbactl.worker.client import Question
-from gbactl.worker.prefetch import Upcoming
+from gbactl.worker.client import Source
+from gbactl.worker.core import Ahead, Ask, Command, Complete, Drop, Item, Question, Tell, Told, WorkerCore
 
 
-class VirtualWorker(Mortal):
+@dataclass(frozen=True)
+class Shared:
+    """What all workers of a cluster share."""
+
+    events: Events
+    cost: CostModel
+    plan: FaultPlan
+    compute: Compute
+    source: Source
+    placements: Placements
+    codec: Codec | None = None
+
+
+class DensePlacement(Protocol):
+    """A compute backend for one placement of the dense parameters (see dense_params.py)."""
+
+    def begin(self, worker: VirtualWorker, item: Item) -> None:
+        """A worker begins to compute."""
+
+    def finish(self, worker: VirtualWorker, item: Item) -> None:
+        """A worker has computed: push, and free the worker when it may go on."""
+
+    def resume(self, worker: VirtualWorker) -> None:
+        """A worker has a batch: if it waits, and the batch is one of the same step, it goes on."""
+
+    def checksum(self) -> tuple[str, str]:
+        """(checksum, model sum) of what a worker holds."""
+
+    def packed(self, after: int) -> tuple[int, int, Floats] | None:
+        """See DensePlacement in worker/dense_params.py."""
+
+    def leave(self) -> None:
+        """Somebody else holds the dense vector from now on."""
+
+
+class Placements(Protocol):
+    """The placements of the dense vector that a run uses (see trainer_params.py)."""
+
+    @property
+    def now(self) -> DensePlacement:
+        """The one in use."""
+
+    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+        """Nothing is in flight: worker `index` uses another. What the first to call it has to give to the servers:
+        (optimizer steps, float32) for every shard; nothing where they have it, or were given it."""
+
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """(optimizer steps, float32) of every shard have come from the servers."""
+
+    def trainer(self, worker: VirtualWorker) -> Trainer:
+        """A worker as a trainer; made when first asked for."""
+
+
+class Trainer(Protocol):
+    """A worker with a replica of its own (see trainer.py)."""
+
+    @property
+    def standing(self) -> bool:
+        """Whether no compute thread may begin a batch: an exchange in the foreground is due or goes on."""
+
+    def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
+        """A phase begins; `then` when the replica is there."""
+
+    def idle(self) -> None:
+        """Nothing is left to hand out: answer the others, who may still compute."""
+
+    def close(self, message: CloseReplicas) -> None:
+        """No batch comes any more: answer the others until all leave."""
+
+    def save(self, message: SaveReplica) -> None:
+        """Tell the replica as it is now."""
+
+    def centre(self, shard: int, message: Centre, frame: Frame) -> None:
+        """A server's slice of the centre."""
+
+    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+        """Begin with what the servers hold."""
+
+
+class VirtualWorker(VirtualProcess):
     """One worker; a Node of the network."""
 
-    def __init__(self, index: int, host: Host, crew: Crew, epoch: int = 0) -> None:
-        self.index, self.peer, self.host, self.crew = index, Peer("worker", index, epoch), host, crew
+    def __init__(self, index: int, host: Host, shared: Shared, epoch: int = 0) -> None:
+        self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
         super().__init__()
+        self.core = WorkerCore(index, 0)
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
         self.moves = Moves({})
-        #: batches computed at a time, each by a thread of its own, and how many are
-        self.lanes, self.busy = 1, 0
         self._shard: dict[int, int] = {}
-        self._queue: Upcoming[Item] = Upcoming()
-        self._tickets: dict[int, Item] = {}
-        self._ticket = self._turn = 0
-        self._questions: deque[tuple[Question, int]] = deque()
-        self._granted_items = self._gone_items = 0
-        self._have_dense: list[int] = []
-        self._phase: BeginPhase | None = None
-        self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}
+        self._batches = 0  # that were computed
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """The channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
-        self.moves = Moves({shard: servers[shard] for shard in self.crew.compute.held})
+        self.core = WorkerCore(self.index, len(servers))
+        self.moves = Moves({shard: servers[shard] for shard in self.shared.compute.held})
         self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
-        self._have_dense = [-1] * len(servers)
 
     def start(self, ahead: int) -> None:
         """Ask for `ahead` batches more than the one to compute."""
-        for _ in range(1 + ahead):
-            self.take()
+        self._carry_out(self.core.start(ahead))
 
-    def take(self) -> None:
-        """Ask for another batch; after a push the announcement does that."""
-        self.coordinator.send(Take(self.index))
+    def take(self, item: Item) -> None:
+        """Ask for another batch in the place of `item`; after a push the announcement does that."""
+        self._carry_out(self.core.give_back(item))
+
+    @property
+    def trainer(self) -> Trainer:
+        """This worker as a trainer."""
+        return self.shared.placements.trainer(self)
 
     # -- messages -----------------------------------------------------------------------------------
 
@@ -95,214 +169,171 @@ class VirtualWorker(Mortal):
             return
         message = frame.message
         if isinstance(message, Rows):
-            assert isinstance(frame, Answer)
-            self._rows(self._shard[id(channel)], message, frame)
+            self._carry_out(self.core.rows(self._shard[id(channel)], message, frame))
         elif isinstance(message, Granted):
             self._granted(message)
-        elif isinstance(message, Prepare):
-            self._prepared = {(message.phase, message.batch): self.crew.source.prepare(message)}
-        elif isinstance(message, BeginPhase):
-            self._begin_phase(message)
-        elif isinstance(message, Abandon):
-            self._abandon(message.phase)
-        elif isinstance(message, Question):
-            self._questions.append((message, self._granted_items))
-            self._go_on()
+        elif isinstance(message, Stop) or frame.kind == CLOSED:
+            self.die()
+        elif isinstance(message, Told):
+            self._told(message)
         elif isinstance(message, Centre):
-            self.crew.sides.trainer(self).centre(self._shard[id(channel)], message, frame)
+            self.trainer.centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, SaveReplica):
-            self.crew.sides.trainer(self).save(message)
+            self.trainer.save(message)
         elif isinstance(message, DenseState):
             self.moves.came(self._shard[id(channel)], message, frame)
         elif isinstance(message, Ack):
-            self.moves.acked()
-        elif isinstance(message, Ping):
-            self.coordinator.send(Pong(self.index, message.beat))
-        elif isinstance(message, Stop) or frame.kind == CLOSED:
-            self.die()
-
-    def _begin_phase(self, phase: BeginPhase) -> None:
-        if self._phase is not None and phase.served_dense != self._phase.served_dense:
-            self._have_dense = [-1] * len(self.servers)
-        self._phase = phase
-        self.crew.source.begin(phase)
-
-    def _abandon(self, phase: int) -> None:
-        """See Exchange."""
-        given_up = self._queue.give_up(phase)
-        for item in given_up:
-            self._gone_items += 1
-            item.abandoned = True
-            self.take()
-        if given_up:
-            self._have_dense = [-1] * len(self.servers)
-            self._go_on()
+            self.moves.acked(self._shard[id(channel)])
 
     def _granted(self, grant: Granted) -> None:
-        assert self._phase is not None
-        ready = (grant.phase, grant.batch) in self._prepared
-        data = self._prepared.pop((grant.phase, grant.batch)) if ready else self.crew.source.prepare(grant)
-        item = Item(grant, self._phase, *data)
-        self._granted_items += 1
-        if self._queue.admit(item):
-            self._pull(item)
-            return
-        self.crew.sides.now.resume(self)
-        first = len(self._queue) + self.busy <= self.lanes
-        if first or self._phase.prefetch_rows or not self._phase.training:
-            self._pull(item)
+        data = self.core.data_of(grant) or self.shared.source.prepare(grant)
+        self._carry_out(self.core.granted(grant, *data))
 
-    def has_batch_of(self, step: int) -> bool:
-        """See Upcoming."""
-        return self._queue.has_of(step)
+    def _told(self, message: Told) -> None:
+        source = self.shared.source
+        if isinstance(message, BeginPhase):
+            source.begin(message)
+        self._carry_out(self.core.told(message))
+        early = self.core.to_prepare
+        if early is not None:  # that takes no virtual time
+            self.core.prepared(early, *source.prepare(early))
 
-    def _pull(self, item: Item) -> None:
-        if item.pulled:
-            return
-        item.pulled, item.missing = True, len(self.servers)
-        self._ticket += 1
-        self._tickets[self._ticket] = item
-        grant, served = item.grant, item.phase.served_dense
-        batch = grant.batch if item.phase.training else -1
-        for shard, low, high in item.unique.shares():
-            pull = Pull(self._ticket, batch, high - low, served, grant.after, self._have_dense[shard])
-            self.servers[shard].send(pull, item.unique.index[low:high].view(np.uint8))
-
-    def _rows(self, shard: int, rows: Rows, answer: Answer) -> None:
-        item = self._tickets[rows.ticket]
-        if item.abandoned:
-            return
-        item.answers[shard] = answer
-        if rows.dense:
-            self._have_dense[shard] = rows.version
-        item.row_versions[shard] = rows.version
-        item.dense_versions[shard] = self._have_dense[shard]
-        item.missing -= 1
-        if item.ready:
-            del self._tickets[rows.ticket]
-            self.crew.sides.now.resume(self)
-            self._go_on()
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if type(command) is Ask:
+                self.servers[command.shard].send(command.pull, command.index.view(np.uint8))
+            elif type(command) is Tell:
+                self.coordinator.send(command.message)
+            elif type(command) is Ahead:
+                if not command.item.pulled:  # else when its rows are there
+                    self.shared.placements.now.resume(self)
+            elif type(command) is Drop:
+                command.item.answers.clear()
+            else:
+                if type(command) is Complete:
+                    self.shared.placements.now.resume(self)
+                self._go_on()
 
     # -- computing ----------------------------------------------------------------------------------
 
     def free(self) -> None:
-        """A lane can begin its next batch."""
-        if self.holds(self.free):
-            return
-        self.busy -= 1
-        self.pull_ahead()
-        self._go_on()
+        """A compute thread can begin its next batch."""
+        if not self.holds(self.free):
+            self._carry_out(self.core.done())
+            self._go_on()
+
+    def answered(self) -> None:
+        """The question that took time is answered."""
+        if not self.holds(self.answered):
+            self._carry_out(self.core.answered())
+            self._go_on()
 
     def pull_ahead(self) -> None:
         """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
-        if self._queue:
-            self._pull(self._queue[0])
+        self._carry_out(self.core.pull_ahead())
 
     def _go_on(self) -> None:
-        if self._stopped:
+        if self.dead:
             return
-        while self._questions and self._questions[0][1] <= self._gone_items and not self.busy:
-            self._answer(self._questions.popleft()[0])
-        while self.busy < self.lanes and self._queue and self._queue[0].ready and not self._standing:
-            self.busy += 1
-            self._gone_items += 1
-            self._begin(self._queue.popleft())
+        while self.core.asked():
+            self._answer(self.core.question())
+        while self.core.ready() and not self._standing:
+            self._begin(self.core.begin())
 
     @property
     def _standing(self) -> bool:
-        """Whether lanes stand still for an exchange in the foreground."""
-        return self.lanes > 1 and self.crew.sides.trainer(self).standing
+        """Whether compute threads stand still for an exchange in the foreground."""
+        return self.core.threads > 1 and self.trainer.standing
 
     def _answer(self, question: Question) -> None:
         """Do what is asked; what takes time keeps the worker busy until it is done."""
         if isinstance(question, Inspect):
             self.coordinator.send(self._inspected())
-            return
-        if isinstance(question, SaveDense):
-            found = self.crew.sides.now.packed(question.step)
-            if found is None:  # after the next batch
-                self._questions.appendleft((question, self._gone_items + 1))
-            else:
-                self.coordinator.send(DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
-            return
-        self.busy += 1
-        if isinstance(question, MoveDense):
+            self._carry_out(self.core.answered())
+        elif isinstance(question, SaveDense):
+            self._save_dense(question)
+        elif isinstance(question, MoveDense):
             self._move(question)
         elif isinstance(question, OpenReplicas):
-            self.lanes = int(question.values.get("hogwild_threads", 1))
-            self.crew.sides.trainer(self).open(question, self.free)
+            self.core.threads = int(question.values.get("hogwild_threads", 1))
+            self.trainer.open(question, self.answered)
         elif not question.last:
-            self.crew.sides.trainer(self).idle()
+            self.trainer.idle()
         else:
-            self.lanes = 1
-            self.crew.compute.come_home()
-            self.crew.sides.trainer(self).close(question)
+            self.core.threads = 1
+            self.shared.compute.come_home()
+            self.trainer.close(question)
+
+    def _save_dense(self, question: SaveDense) -> None:
+        found = self.shared.placements.now.packed(question.step)
+        if found is not None:
+            self.coordinator.send(DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
+        self._carry_out(self.core.answered(later=found is None))
 
     def _inspected(self) -> Inspected:
-        checksum, total = self.crew.sides.now.checksum()
+        checksum, total = self.shared.placements.now.checksum()
         return Inspected(str(self.peer), checksum, total, {}, {})
 
     def _move(self, question: MoveDense) -> None:
         """Do this worker's part in moving the dense vector."""
-        sides = self.crew.sides
+        placements = self.shared.placements
 
         def moved() -> None:
             self.coordinator.send(Moved(self.index, question.turn))
-            self.free()
+            self.answered()
 
         def taken(states: list[tuple[int, Floats]]) -> None:
             if question.home == "workers":
-                sides.take_over(states)
+                placements.take_over(states)
             else:
-                sides.trainer(self).take_over(states)
+                self.trainer.take_over(states)
             moved()
 
-        given = sides.move(question.home, self.index)
+        given = placements.move(question.home, self.index)
         if question.home == "servers":
             self.moves.give(given, moved)
         else:
             self.moves.fetch(taken)
 
     def _begin(self, item: Item) -> None:
-        crew, samples = self.crew, item.grant.samples
-        item.began = crew.events.now
+        shared, samples, began = self.shared, item.grant.samples, self.shared.events.now
         if not item.phase.training:
-            self.host.cores.run(crew.cost.predict(self.index, samples), self._evaluated, item)
+            self.host.cores.run(shared.cost.predict(self.index, samples), self._evaluated, item)
             return
-        crew.sides.now.begin(self, item)
+        placement = shared.placements.now
+        placement.begin(self, item)
         if samples == 0:
-            crew.sides.now.finish(self, item)
+            placement.finish(self, item)
             return
-        seconds = crew.cost.gradient(self.index, self._turn, samples)
-        self.host.cores.run(seconds, self._computed, item)
+        seconds = shared.cost.gradient(self.index, self._batches, samples)
+        self.host.cores.run(seconds, self._computed, item, began)
 
     def _evaluated(self, item: Item) -> None:
         if self.holds(self._evaluated, item):
             return
-        grant, compute = item.grant, self.crew.compute
+        grant, compute = item.grant, self.shared.compute
         compute.load(item)
         message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
         predictions = np.ascontiguousarray(compute.predict(item), np.float32)
         self.coordinator.send(message, predictions.view(np.uint8))
-        self.take()
+        self.take(item)
         self.free()
 
-    def _computed(self, item: Item) -> None:
+    def _computed(self, item: Item, began: float) -> None:
         """The job is done; what the fault plan adds comes now."""
-        if self.holds(self._computed, item):
+        if self.holds(self._computed, item, began):
             return
-        events = self.crew.events
-        self._first = item.began if self._first is None else self._first
-        item.slowdown = self.crew.plan.factor(self.index, self._turn, item.began - self._first)
-        self._turn += 1
+        events = self.shared.events
+        self._first = began if self._first is None else self._first
+        item.slowdown = self.shared.plan.factor(self.index, self._batches, began - self._first)
+        self._batches += 1
         if item.slowdown > 1.0:
-            events.after((item.slowdown - 1.0) * (events.now - item.began), self._finish, item)
+            events.after((item.slowdown - 1.0) * (events.now - began), self._finish, item, began)
         else:
-            self._finish(item)
+            self._finish(item, began)
 
-    def _finish(self, item: Item) -> None:
-        if self.holds(self._finish, item):
+    def _finish(self, item: Item, began: float) -> None:
+        if self.holds(self._finish, item, began):
             return
-        item.seconds = self.crew.events.now - item.began
-        self.crew.sides.now.finish(self, item)
-
+        item.seconds = self.shared.events.now - began
+        self.shared.placements.now.finish(self, item)

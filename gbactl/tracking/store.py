@@ -75,7 +75,7 @@ def quiet_mlflow() -> None:
 def connect(uri: str) -> MlflowClient:
     """A client whose SQLite connections wait for each other. Raises TrackingError."""
     quiet_mlflow()
-    from mlflow import MlflowClient as MlflowClient  # also for who holds a client
+    from mlflow import MlflowClient
 
     quiet_mlflow()  # importing mlflow sets its own level
     path = sqlite_path(uri)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gbactl.errors import PeerGoneError, WireError
+from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats
+from gbactl.trainer.core import CentreSlices
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import Centre, Elastic
+from gbactl.wire.messages import Centre
 from gbactl.worker.dense_slices import Slices
 
 AWAY_SECONDS = 0.05  # how long an exchange waits where no server is there: it would be tried again at once
@@ -23,10 +24,7 @@ class ElasticExchange:
 
     def __init__(self, slices: Slices, size: int) -> None:
         self.exchange, self.cuts = slices.exchange, slices.held
-        self._centre: Floats = np.empty(size, np.float32)
-        self._sent = self._centre
-        self._ticket = 0
-        self._missing: set[int] = set()
+        self._slices = CentreSlices(self.cuts, size)
         self.exchange.more[Centre] = self._arrived
         self.exchange.on_lost = self._lost
 
@@ -37,35 +35,24 @@ class ElasticExchange:
         Raises GbactlError when the run is over, or a server gone for good."""
         self.exchange.until(self._anybody, AWAY_SECONDS)
         with self.exchange.steady() as served:
-            there = {shard: channel for shard, channel in served.items() if shard in self.cuts}
-            self._ticket, self._sent, self._missing = self._ticket + 1, replica, set(there)
-        for shard, (low, high) in self.cuts.items():
-            if shard not in there:
-                self._centre[low:high] = replica[low:high]
-                continue
-            out = there[shard].reserve(4 * (high - low))
-            out.view(np.float32)[:] = replica[low:high]
-            there[shard].send(Elastic(self._ticket, alpha), out)
-        self.exchange.until(lambda: not self._missing)
-        if self._missing:
+            asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
+        for channel, told, part in asked:
+            out = channel.reserve(part.nbytes)
+            out.view(np.float32)[:] = part
+            channel.send(told, out)
+        self.exchange.until(lambda: not self._slices.missing)
+        if self._slices.missing:
             raise PeerGoneError("The run was over before a replica's exchange was.")
-        return self._centre if there else None
+        return self._slices.centre if asked else None
 
     def _anybody(self) -> bool:
         with self.exchange.steady() as there:
             return not self.cuts.keys().isdisjoint(there)
 
     def _arrived(self, shard: int, message: Centre, frame: Frame) -> None:
-        low, high = self.cuts[shard]
-        if message.ticket != self._ticket or frame.payload.size != 4 * (high - low):
-            raise WireError(f"S{shard} answered an exchange with {frame.payload.size} bytes.")
-        self._centre[low:high] = frame.payload.view(np.float32)
+        self._slices.arrived(shard, message, frame.payload)
         frame.release()
-        self._missing.discard(shard)
 
     def _lost(self, shard: int) -> None:
         """Nobody answers for a shard any more."""
-        if shard in self._missing:
-            low, high = self.cuts[shard]
-            self._centre[low:high] = self._sent[low:high]
-            self._missing.discard(shard)
+        self._slices.lost(shard)

@@ -1,7 +1,7 @@
 """A compute thread on a trainer's replica (Hogwild): its own model over the same memory, its own gradient.
 
-Threads never wait for each other's steps. An exchange in the foreground stops them all: each holds its turn from the
-beginning of a batch to its local step, and the exchange takes every turn. Memory: a gradient a thread, and, with
+Threads never wait for each other's steps. An exchange in the foreground stops them all: each holds a lock from the
+beginning of a batch to its local step, and the exchange takes every lock. Memory: a gradient a thread, and, with
 batch norm, a copy of the vector, because a forward pass writes a batch's statistics there.
 """
 
@@ -16,7 +16,8 @@ import numpy as np
 from gbactl.kernels.base import Floats
 from gbactl.models.flat import FlatModel
 from gbactl.trainer.replica import Replica
-from gbactl.worker.client import Exchange, Item
+from gbactl.worker.client import Exchange
+from gbactl.worker.core import Item, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 
@@ -34,12 +35,12 @@ class Trainer(Protocol):
         """A thread has done an iteration. Raises what ended the exchanges."""
 
 
-class Lane:
-    """Thread number `thread`; a DenseSide."""
+class ComputeThread:
+    """Thread number `thread`; a DensePlacement."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: Trainer | None = None) -> None:
         self.flat, self.thread, self._trainer = flat, thread, trainer
-        self.turn = threading.Lock()
+        self.computing = threading.Lock()
         self._gradient: Floats = np.empty(0, np.float32)
 
     @property
@@ -51,7 +52,7 @@ class Lane:
     def load(self, item: Item) -> None:
         """Compute with the replica where it lies; with batch norm with a copy of it."""
         if self.trainer.stands:
-            self.turn.acquire()
+            self.computing.acquire()
         value = self.trainer.replica.value
         if self.flat.buffers:
             self.flat.load(value)
@@ -64,13 +65,11 @@ class Lane:
         if len(self._gradient) != self.flat.size:
             self._gradient = np.empty(self.flat.size, np.float32)
         self.flat.gradient_into(self._gradient)
-        weight = grant.samples / item.phase.local_batch
-        if weight != 1.0:
-            self._gradient *= np.float32(weight)
+        weigh(self._gradient, item.weight)
         trainer.exchange.push(item, row_gradient, None)
         trainer.replica.step(self._gradient, grant.divisor, grant.lr_scale, self.thread)
         if trainer.stands:
-            self.turn.release()
+            self.computing.release()
         trainer.stepped()
 
     def checksum(self) -> tuple[str, str]:
@@ -78,21 +77,21 @@ class Lane:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DenseSide: a replica is no part of a step of all (see TrainerDense for what is saved of it)."""
+        """See DensePlacement: a replica is no part of a step of all (see TrainerDense for what is saved of it)."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
 
     def take_over(self, turn: int) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
 
     def hand_over(self) -> None:
-        """See DenseSide: the servers have it."""
+        """See DensePlacement: the servers have it."""
 
 
-def start(lane: Lane, work: Callable[[], None], exchange: Exchange) -> None:
-    """Run a lane's compute loop in a thread; what goes wrong there ends the worker's."""
+def start(each: ComputeThread, work: Callable[[], None], exchange: Exchange) -> None:
+    """Run another compute loop in a thread; what goes wrong there ends the worker's."""
 
     def run() -> None:
         try:
@@ -100,4 +99,4 @@ def start(lane: Lane, work: Callable[[], None], exchange: Exchange) -> None:
         except BaseException as error:
             exchange.fail(error)
 
-    threading.Thread(target=run, name=f"lane {lane.thread}", daemon=True).start()
+    threading.Thread(target=run, name=f"compute {each.thread}", daemon=True).start()

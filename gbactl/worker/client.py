@@ -1,18 +1,16 @@
-"""A worker's side of the wire: takes batches, fetches rows, pushes gradients, announces them.
+"""A worker's connections: takes batches, fetches rows, pushes gradients, announces them.
 
-One thread reads the network while the compute thread computes, so the next batch's data and rows are there
-when they are wanted. A push does not block; the shards tell the coordinator that they have it.
-Costs about 0.3 ms of CPU a batch, most of it deduplicating ids.
+A lock, a reading thread and compute threads around the worker's core (core.py). The reading thread reads the network
+while a compute thread computes, so the next batch's data and rows are there when they are wanted. A push does not
+block; the shards tell the coordinator that they have it. Costs about 0.3 ms of CPU a batch, most of it deduplicating
+ids.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,70 +20,40 @@ from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats, Unique
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.failover_memory import Holdings
-from gbactl.wire.frames import Frame
+from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
-    Abandon,
     Absent,
     Ack,
     BeginPhase,
-    CloseReplicas,
     DenseState,
     GetDense,
     GiveReplica,
     Granted,
-    Inspect,
-    MoveDense,
-    OpenReplicas,
-    Ping,
-    Pong,
     Predictions,
     Prepare,
-    Pull,
-    Push,
     PutDense,
     Relocated,
-    Revive,
     RingBroken,
     Rows,
-    SaveDense,
     SaveReplica,
-    Stop,
-    Take,
     decode,
 )
-from gbactl.worker.prefetch import Upcoming
+from gbactl.worker.core import (
+    Ahead,
+    Ask,
+    Command,
+    DenseTransfer,
+    Drop,
+    Item,
+    Question,
+    Tell,
+    Told,
+    WorkerCore,
+    push_views,
+)
 from gbactl.worker.routing import Dial, Parked, Routes
 
-Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
-
 LATER = object()  # a question that cannot be answered yet
-
-
-@dataclass(slots=True)
-class Item:
-    """A granted batch on its way: its data, its distinct rows, and the shards' answers."""
-
-    grant: Granted
-    phase: BeginPhase
-    batch: Batch
-    unique: Unique
-    pulled: bool = False
-    abandoned: bool = False
-    answers: dict[int, tuple[Rows, Frame]] = field(default_factory=dict)
-    dense_seen: dict[int, int] = field(default_factory=dict)
-    row_versions: list[int] = field(default_factory=list)
-    dense_versions: list[int] = field(default_factory=list)
-    kept: Frame | None = None
-    loss: float = 0.0
-    seconds: float = 0.0
-    slowdown: float = 1.0
-
-    def release(self) -> None:
-        """Give the answers' memory back, but for what the model computes with."""
-        for _, frame in self.answers.values():
-            if frame is not self.kept:
-                frame.release()
 
 
 class DenseParts(Protocol):
@@ -123,26 +91,11 @@ class Exchange:
         self.patience = 60.0  # seconds in which it comes
         self._overdue: dict[int, threading.Timer] = {}
         self._cv = threading.Condition()
-        self._queue: Upcoming[Item] = Upcoming()
-        self._tickets: dict[int, Item] = {}
-        self._next_ticket = 0
-        #: compute threads that may take batches: 0 to lanes - 1, of which 0 alone answers questions and evaluates
-        self.lanes = 1
-        self._busy: set[int] = set()
-        self._answering = False
-        self._have_dense = [-1] * len(servers)
-        self._phase: BeginPhase | None = None
-        self._questions: deque[tuple[Question, int]] = deque()
+        self.core = WorkerCore(index, len(servers))
+        self._busy: set[int] = set()  # compute threads with a batch
         #: what else servers send: message -> (its shard, message, frame), called by the reading thread
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
-        self._to_prepare: Prepare | None = None
-        self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}  # of the one to come: (phase, batch) -> data
-        self._granted_items = self._gone_items = 0
-        self._holdings = Holdings()
-        self._states: dict[int, tuple[DenseState, Frame]] = {}
-        self._acks: set[int] = set()
-        self._again: Callable[[int], None] = lambda _: None  # asks a shard for what is being waited for
-        self._stopped = False
+        self._dense = DenseTransfer()
         #: called by the reading thread: a batch of this step is next; another worker is gone
         self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
@@ -160,10 +113,9 @@ class Exchange:
     def start(self, ahead: int) -> None:
         """Begin reading, and ask for `ahead` batches more than the one to compute."""
         self._thread.start()
-        for _ in range(1 + ahead):
-            self.coordinator.send(Take(self.index))
+        self._carry_out(self.core.start(ahead))
 
-    def next(self, answer: Callable[[Any], Any], lane: int = 0) -> Item | None:
+    def next(self, answer: Callable[[Any], Any], thread: int = 0) -> Item | None:
         """The next batch with its rows there; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
@@ -171,62 +123,60 @@ class Exchange:
         for which nobody waits), and once more after the next one where that is LATER.
         """
         with self._cv:
-            self._done(lane)
-            self.pull_ahead()
-            self._cv.wait_for(lambda: self._due(lane))
-            while lane == 0 and self._asked() and not self.over():
-                self._reply(answer, self._questions.popleft()[0])
-                self._cv.wait_for(lambda: self._due(lane))
+            self._done(thread)
+            self._cv.wait_for(lambda: self._due(thread))
+            while thread == 0 and self.core.asked() and not self.over():
+                self._reply(answer, self.core.question())
+                self._cv.wait_for(lambda: self._due(thread))
             if self.error is not None:
                 raise self.error
-            if self._stopped:
+            if self.core.stopped:
                 return None
-            self._busy.add(lane)
-            return self._queue.popleft()
+            self._busy.add(thread)
+            return self.core.begin()
 
-    def _done(self, lane: int) -> None:
-        """A lane asks for a batch: it is done with the one before."""
-        if lane in self._busy:
-            self._busy.remove(lane)
-            self._gone_items += 1
-            if self.lanes > 1:
-                self._cv.notify_all()
+    def _done(self, thread: int) -> None:
+        """A compute thread asks for a batch: it is done with the one before."""
+        if thread in self._busy:
+            self._busy.remove(thread)
+            self._carry_out(self.core.done())
+        if self.core.threads > 1:  # others may have nothing to compute, either
+            self._carry_out(self.core.pull_ahead(self.core.threads - self.core.computing))
+            self._cv.notify_all()
 
     def _reply(self, answer: Callable[[Any], Any], question: Question) -> None:
         """Nobody computes; let the reading thread in, which may bring what the answer needs."""
-        self._answering = True
+        told: Any = None
         self._cv.release()
         try:
             told = answer(question)
         finally:
             self._cv.acquire()
-            self._answering = False
-        if told is LATER:
-            self._questions.appendleft((question, self._gone_items + 1))
-        elif told is not None:
+            self._carry_out(self.core.answered(told is LATER))
+        if told is not None and told is not LATER:
             self.coordinator.send(*(told if type(told) is tuple else (told,)))
         self._cv.notify_all()
 
-    def _due(self, lane: int) -> bool:
-        if self.over():
-            return True
-        if lane == 0 and self._asked():
-            return True
-        taken = self._gone_items + len(self._busy)
-        if not self._queue or self._answering or (self._questions and self._questions[0][1] <= taken):
-            return False
-        item = self._queue[0]
-        return len(item.answers) == len(self.servers) and (lane == 0 or (lane < self.lanes and item.phase.training))
+    def _due(self, thread: int) -> bool:
+        return self.over() or (thread == 0 and self.core.asked()) or self.core.ready(thread)
 
-    def _asked(self) -> bool:
-        return bool(self._questions) and not self._busy and self._questions[0][1] <= self._gone_items
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if type(command) is Ask:
+                self.servers[command.shard].send(command.pull, command.index.view(np.uint8))
+            elif type(command) is Tell:
+                self.coordinator.send(command.message)
+            elif type(command) is Ahead:
+                self.on_more(command.item.grant.token)
+            elif type(command) is Drop:
+                command.item.release()
+            else:
+                self._cv.notify_all()
 
-    def take(self, item: Item | None = None) -> None:
+    def take(self, item: Item) -> None:
         """Ask for another batch in the place of `item`; after a push the announcement does that."""
         with self._cv:
-            if item is not None:
-                self._holdings.returned(item.grant)
-            self.coordinator.send(Take(self.index))
+            self._carry_out(self.core.give_back(item))
 
     def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:
         """Send each shard its part: row_gradient float32[U, W] in the order of the item's distinct rows.
@@ -234,48 +184,38 @@ class Exchange:
         Does not wait: no more than 1 + prefetch batches are out at a time, so no more gradients are.
         """
         width = row_gradient.shape[1]
-        self._holdings.returned(item.grant)
+        self.core.pushed(item)
         for s, low, high in item.unique.shares():
             count, size = high - low, dense.size(s) if dense is not None else 0
-            told = self._told(item, s, count, size)
+            told = item.push(s, count, size)
             channel = self.routes.pushing(s, told)
-            out = channel.reserve(4 * (count + count * width + size))
-            out[: 4 * count].view(np.int32)[:] = item.unique.index[low:high]
-            values = out.view(np.float32)
-            values[count : count * (1 + width)] = row_gradient[low:high].reshape(-1)
+            out = channel.reserve(4 * (count * (1 + width) + size))
+            rows, rest = push_views(out, item.unique.index[low:high], width)
+            rows[:] = row_gradient[low:high]
             if dense is not None:
-                dense.write(s, values[count * (1 + width) :])
+                dense.write(s, rest)
             channel.send(told, out)
-
-    def _told(self, item: Item, shard: int, rows: int, dense: int) -> Push:
-        """What a shard, and through it the coordinator, learns of a gradient."""
-        versions = item.row_versions[shard], item.dense_versions[shard]
-        grant = item.grant
-        return Push(grant.phase, grant.batch, rows, dense, item.loss, item.seconds, item.slowdown, *versions)
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
         """The dense slices of some shards with their optimizer, copied. Raises what ended the run meanwhile."""
-        self._ask_all(shards, lambda shard: self.servers[shard].send(GetDense()), self._states)
-        found = {shard: self._states[shard] for shard in shards}
-        self._states.clear()
-        values = {shard: frame.payload.view(np.float32).copy() for shard, (_, frame) in found.items()}
+        self._transfer({shard: (GetDense(), None) for shard in shards})
+        found = self._dense.taken()
+        values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
         for _, frame in found.values():
             frame.release()
-        return {shard: (state, values[shard]) for shard, (state, _) in found.items()}
+        return {shard: (found[shard][0], values[shard]) for shard in shards}
 
     def put_dense(self, message: PutDense | GiveReplica, parts: Mapping[int, Floats]) -> None:
         """Give some shards their dense slice with its optimizer, and wait until all have it."""
-        self._ask_all(parts, lambda shard: self.servers[shard].send(message, parts[shard].view(np.uint8)), self._acks)
-        self._acks.clear()
+        self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
-    def _ask_all(self, shards: Collection[int], ask: Callable[[int], None], answers: Collection[int]) -> None:
-        """Ask shards and wait until all have answered; whoever takes the place of one meanwhile is asked, too."""
+    def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
+        """Send shards a message and wait until all have answered; whoever takes one's place meanwhile gets it, too."""
         with self._cv:
-            self._again = lambda shard: ask(shard) if shard in shards and shard not in answers else None
-            for shard in shards:
-                ask(shard)
-        self.until(lambda: len(answers) == len(shards))
-        self._again = lambda _: None
+            self._dense.begin(asked)
+            for shard, told in asked.items():
+                self.servers[shard].send(*told)
+        self.until(lambda: self._dense.done)
 
     @contextmanager
     def steady(self) -> Iterator[dict[int, Channel]]:
@@ -298,12 +238,7 @@ class Exchange:
     def pull_ahead(self) -> None:
         """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
         with self._cv:
-            for item in islice(self._queue, max(1, self.lanes - len(self._busy))):
-                self._pull(item)
-
-    def has_batch_of(self, step: int) -> bool:
-        """See Upcoming."""
-        return self._queue.has_of(step)
+            self._carry_out(self.core.pull_ahead())
 
     def predictions(self, item: Item, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
@@ -321,11 +256,11 @@ class Exchange:
 
     def over(self) -> bool:
         """Whether nothing is to be waited for any more."""
-        return self._stopped or self.error is not None
+        return self.core.stopped or self.error is not None
 
     def _read(self) -> None:
         try:
-            while not self._stopped:
+            while not self.core.stopped:
                 for channel, frame in self.hub.poll(None):
                     with self._cv:
                         self._handle(channel, frame)
@@ -335,10 +270,9 @@ class Exchange:
 
     def _prepare(self) -> None:
         """Get a batch to come ready while the one at hand is computed: not before its rows are there."""
-        message = self._to_prepare
-        if message is not None and not self._tickets:
-            self._to_prepare = None
-            self._prepared = {(message.phase, message.batch): self.source.prepare(message)}
+        message = self.core.to_prepare
+        if message is not None and not self.core.pulls:
+            self.core.prepared(message, *self.source.prepare(message))
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
         shard = self.routes.shard_of(channel)
@@ -350,38 +284,26 @@ class Exchange:
             return
         message = decode(frame)
         if isinstance(message, Rows):
-            self._rows(self._of(shard), message, frame)
+            self._carry_out(self.core.rows(self._of(shard), message, frame))
         elif isinstance(message, Granted):
-            self._granted(message)
-        elif isinstance(message, Prepare):
-            self._to_prepare = message
-        elif isinstance(message, BeginPhase):
-            self._begin(message)
-        elif isinstance(message, Abandon):
-            self._abandon(message.phase)
+            data = self.core.data_of(message) or self.source.prepare(message)
+            self._carry_out(self.core.granted(message, *data))
+        elif isinstance(message, Told):
+            if isinstance(message, BeginPhase):
+                self.hub.traffic.training = message.training
+                self.source.begin(message)
+            self._carry_out(self.core.told(message))
         elif isinstance(message, Absent):
             self.on_absent(message.worker)
         elif isinstance(message, RingBroken):
             self.on_ring_broken()
-        elif isinstance(message, Ping):
-            self.coordinator.send(Pong(self.index, message.beat))
-        elif isinstance(message, Revive):
-            # whoever asked is gone; but batches that came after the beginning of their phase wait for it
-            self._questions = deque(each for each in self._questions if isinstance(each[0], OpenReplicas))
-            self.coordinator.send(self._holdings.told(self.index, message.epoch, self._phase))
         elif isinstance(message, SaveReplica):
             self.on_save(message)
-        elif isinstance(message, Question):
-            self._questions.append((message, self._granted_items))
-            self._cv.notify_all()
         elif isinstance(message, DenseState):
-            self._states[self._of(shard)] = (message, frame)
+            self._dense.answered(self._of(shard), (message, frame))
             self._cv.notify_all()
         elif isinstance(message, Ack):
-            self._acks.add(self._of(shard))
-            self._cv.notify_all()
-        elif isinstance(message, Stop):
-            self._stopped = True
+            self._dense.answered(self._of(shard))
             self._cv.notify_all()
         elif isinstance(message, Relocated):
             self._relocated(message)
@@ -415,88 +337,19 @@ class Exchange:
         """Ask whoever serves a shard now for all that was not answered."""
         shard = message.shard
         if shard < 0:
-            self._have_dense = [-1] * len(self.servers)
+            self.core.forget_dense(shard)
             return
         if self.routes.serves(shard, message.epoch):  # told again by another coordinator
             return
-        self._have_dense[shard] = -1
+        self.core.forget_dense(shard)
         self._forsaken(shard)  # by one that hung, and whose connection still is
         if shard in self._overdue:
             self._overdue.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:
             return
-        for ticket, item in self._tickets.items():
-            if shard not in item.answers:
-                self._ask(ticket, item, *next(share for share in item.unique.shares() if share[0] == shard))
-        self._again(shard)
+        self._carry_out(self.core.ask_again(shard))
+        asked = self._dense.again(shard)
+        if asked is not None:
+            self.servers[shard].send(*asked)
         self.on_back(shard)
         self._cv.notify_all()
-
-    def _begin(self, phase: BeginPhase) -> None:
-        if self._phase is not None and phase.served_dense != self._phase.served_dense:
-            self._have_dense = [-1] * len(self.servers)
-        self._phase = phase
-        self.hub.traffic.training = phase.training
-        self.source.begin(phase)
-
-    def _abandon(self, phase: int) -> None:
-        """Forget what was not begun, and ask for others. Its dense slices were never loaded: none are here."""
-        given_up = self._queue.give_up(phase)
-        for item in given_up:
-            self._gone_items += 1
-            item.abandoned = True
-            if not item.pulled or len(item.answers) == len(self.servers):
-                item.release()
-            self.take(item)
-        if given_up:
-            self._have_dense = [-1] * len(self.servers)
-            self._cv.notify_all()
-
-    def _granted(self, grant: Granted) -> None:
-        assert self._phase is not None
-        ready = self._prepared.pop((grant.phase, grant.batch), None)
-        batch, unique = self.source.prepare(grant) if ready is None else ready
-        self._to_prepare = None  # it is this one, or another's
-        item = Item(grant, self._phase, batch, unique)
-        late = self._queue.admit(item)
-        self._holdings.granted(grant, self._phase)
-        self._granted_items += 1
-        first = len(self._queue) + len(self._busy) <= self.lanes
-        if self._queue[0] is item:
-            self.on_more(grant.token)
-        if late or first or self._phase.prefetch_rows or not self._phase.training:
-            self._pull(item)
-
-    def _pull(self, item: Item) -> None:
-        if item.pulled:
-            return
-        item.pulled = True
-        self._next_ticket += 1
-        self._tickets[self._next_ticket] = item
-        for share in item.unique.shares():
-            self._ask(self._next_ticket, item, *share)
-
-    def _ask(self, ticket: int, item: Item, shard: int, low: int, high: int) -> None:
-        """Ask one shard for its rows of an item."""
-        batch = item.grant.batch if item.phase.training else -1
-        have = self._have_dense[shard]
-        pull = Pull(ticket, batch, high - low, item.phase.served_dense, item.grant.after, have)
-        self.servers[shard].send(pull, item.unique.index[low:high].view(np.uint8))
-
-    def _rows(self, shard: int, rows: Rows, frame: Frame) -> None:
-        item = self._tickets[rows.ticket]
-        item.answers[shard] = (rows, frame)
-        if item.abandoned:
-            if len(item.answers) == len(self.servers):
-                del self._tickets[rows.ticket]
-                item.release()
-            return
-        if rows.dense:
-            self._have_dense[shard] = rows.version
-        item.dense_seen[shard] = self._have_dense[shard]
-        if len(item.answers) == len(self.servers):
-            del self._tickets[rows.ticket]
-            shards = range(len(self.servers))
-            item.row_versions = [item.answers[s][0].version for s in shards]
-            item.dense_versions = [item.dense_seen[s] for s in shards]
-            self._cv.notify_all()

@@ -1,4 +1,5 @@
-"""Who holds the dense parameters, seen from a worker: the servers, or every worker the same (trainer.py: its own).
+"""Who holds the dense parameters, seen from a worker: the servers, or every worker the same ones (see trainer/ for
+those of its own).
 
 The compute loop does not know which: it calls `load` before and `finish` after a gradient.
 """
@@ -21,37 +22,37 @@ from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.schedule import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Norms
-from gbactl.worker.client import Item
+from gbactl.worker.core import Item, ReplicatedSteps, weigh
 from gbactl.worker.dense_slices import Slices
 from gbactl.worker.sync_recovery import Survival
 
-NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DenseSide.packed
+NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
 
 
-class Sides:
-    """The ways a run has to keep its dense parameters, and the one in use: home -> side."""
+class Placements:
+    """The dense placements that a run uses, by home, and the one in use."""
 
-    def __init__(self, sides: Mapping[str, DenseSide], first: str) -> None:
-        self.sides, self.now = sides, sides[first]
+    def __init__(self, placements: Mapping[str, DensePlacement], first: str) -> None:
+        self.placements, self.now = placements, placements[first]
 
     @property
     def trainer(self) -> Any:
-        """The side of this worker as a trainer (see trainer.py)."""
-        return self.sides["replicas"]
+        """That of this worker as a trainer (see trainer/dense_params.py)."""
+        return self.placements["replicas"]
 
     def move(self, home: str, gives: bool, turn: int = 0) -> None:
         """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them.
 
         `turn` is the same for all. It may be asked again, and `gives` then, where who was to give them died."""
-        if self.now is not self.sides[home]:
+        if self.now is not self.placements[home]:
             self.now.leave()
-            self.sides[home].take_over(turn)
+            self.placements[home].take_over(turn)
         if home == "servers" and gives:
-            self.sides["workers"].hand_over()
-        self.now = self.sides[home]
+            self.placements["workers"].hand_over()
+        self.now = self.placements[home]
 
 
-class DenseSide(Protocol):
+class DensePlacement(Protocol):
     """Where a worker's dense vector comes from and where its gradient goes."""
 
     def load(self, item: Item) -> None:
@@ -86,12 +87,12 @@ class ServedDense:
         self._held: Frame | None = None
 
     def size(self, shard: int) -> int:
-        """See exchange.DenseParts."""
+        """See client.DenseParts."""
         low, high = self.cuts[shard]
         return high - low
 
     def write(self, shard: int, out: Any) -> None:
-        """See exchange.DenseParts."""
+        """See client.DenseParts."""
         low, high = self.cuts[shard]
         if high - low == self.flat.size:
             self.flat.gradient_into(out)
@@ -117,7 +118,7 @@ class ServedDense:
         self._held = frame
 
     def leave(self) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
         self.flat.come_home()
         if self._held is not None:
             self._held.release()
@@ -130,11 +131,11 @@ class ServedDense:
         """The servers have it."""
 
     def checksum(self) -> tuple[str, str]:
-        """See DenseSide."""
+        """See DensePlacement."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DenseSide: nothing is held here."""
+        """See DensePlacement: nothing is held here."""
         return NOT_HERE
 
     def finish(self, item: Item, row_gradient: Any) -> None:
@@ -153,8 +154,9 @@ class ReplicatedDense:
 
     def __init__(
         self, flat: FlatModel, slices: Slices, collective: Collective, block: DenseBlock, buckets: int,
-        norms_every: int = 0, survival: Survival | None = None, codec: Codec | None = None,
+        steps: ReplicatedSteps, norms_every: int = 0, survival: Survival | None = None, codec: Codec | None = None,
     ) -> None:  # fmt: skip
+        self.steps = steps
         self.survival, self.slices, self.exchange = survival, slices, slices.exchange
         self.flat, self.collective, self.block = flat, collective, block
         self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one tells
@@ -162,24 +164,23 @@ class ReplicatedDense:
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
         self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans, codec)
-        self._weight = np.float32(1.0)
+        self._weight = 1.0
         self._begun = self._again = False
-        self._taken = -1  # the last step; another worker's batches of it may still come
 
     def leave(self) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
         self.flat.listen(None)
 
     def take_over(self, turn: int) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
         if self.survival is not None:
             self.survival.renew(turn)
-        self._taken = -1
+        self.steps.taken = -1
         self.slices.fetch(self.block)
         self.restored()
 
     def hand_over(self) -> None:
-        """See DenseSide."""
+        """See DensePlacement."""
         self.slices.give(self.block)
 
     def load(self, item: Item) -> None:
@@ -190,7 +191,7 @@ class ReplicatedDense:
                 self.flat.listen(None)
                 return
         if item.phase.training and item.grant.samples:
-            self._weight = np.float32(item.grant.samples / item.phase.local_batch)
+            self._weight = item.weight
             self._begun = False
             self.flat.listen(self._arrived)
 
@@ -207,15 +208,15 @@ class ReplicatedDense:
         self._scaled(parameter)
 
     def _scaled(self, part: int) -> None:
-        if self._weight != 1.0:
-            low, high = self._spans[part]
-            self.gradient[low:high] *= self._weight
+        low, high = self._spans[part]
+        weigh(self.gradient[low:high], self._weight)
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DenseSide."""
-        if after and self._taken != after - 1:
-            return None if self._taken < after - 1 else NOT_HERE
+        """See DensePlacement."""
+        there = self.steps.at(after)
+        if not there:
+            return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
@@ -234,7 +235,7 @@ class ReplicatedDense:
         return True
 
     def checksum(self) -> tuple[str, str]:
-        """See DenseSide."""
+        """See DensePlacement."""
         own = digest([self.block.value, *self.block.moments.values()])
         return own, str(self.block.model_sum())
 
@@ -259,8 +260,8 @@ class ReplicatedDense:
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
             self.exchange.coordinator.send(Norms(grant.token, square, []))
         if self.survival is not None:
-            self.survival.take(grant.token)
+            self.survival.take()
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
-        self._taken = grant.token
+        self.steps.taken = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)

@@ -28,9 +28,10 @@ from gbactl.wire.messages import (
     Prepare,
     SaveDense,
 )
-from gbactl.worker.client import LATER, Exchange, Item, Question
+from gbactl.worker.client import LATER, Exchange
+from gbactl.worker.core import Item, Question
 from gbactl.worker.core_sharing import AnyTime, Turns
-from gbactl.worker.dense_params import DenseSide, Sides
+from gbactl.worker.dense_params import DensePlacement, Placements
 
 SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15
@@ -64,12 +65,12 @@ class DataSource:
         self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
-        """See exchange.Source."""
+        """See client.Source."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
-        """See exchange.Source."""
+        """See client.Source."""
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:
@@ -87,11 +88,11 @@ class Worker:
     """The compute loop of one worker."""
 
     def __init__(
-        self, exchange: Exchange, computer: GradientComputer, sides: Sides, kernels: Kernels, width: int,
+        self, exchange: Exchange, computer: GradientComputer, placements: Placements, kernels: Kernels, width: int,
         seed: int, turns: Turns | AnyTime | None = None, delay: Delay | None = None,
     ) -> None:  # fmt: skip
         self.turns, self.delay = turns or AnyTime(), delay
-        self.exchange, self.computer, self.sides = exchange, computer, sides
+        self.exchange, self.computer, self.placements = exchange, computer, placements
         self.kernels, self.width, self.seed = kernels, width, seed
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
@@ -109,16 +110,16 @@ class Worker:
             else:
                 self._evaluate(item)
 
-    def assist(self, lane: int) -> None:
+    def assist(self, thread: int) -> None:
         """Compute training batches beside the worker's own loop, as another thread, until the run is over."""
         self.turns.settle()
-        while (item := self.exchange.next(self._answer, lane)) is not None:
+        while (item := self.exchange.next(self._answer, thread)) is not None:
             self._train(item)
 
     @property
-    def dense(self) -> DenseSide:
+    def dense(self) -> DensePlacement:
         """Who holds the dense parameters now."""
-        return self.sides.now
+        return self.placements.now
 
     def _answer(self, question: Question) -> Any:
         """The message that answers, (message, payload), LATER, or None where there is nothing to tell."""
@@ -126,9 +127,9 @@ class Worker:
             found = self.dense.packed(question.step)
             return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
-            self.sides.move(question.home, question.giver == self.exchange.index, question.turn)
+            self.placements.move(question.home, question.giver == self.exchange.index, question.turn)
             return Moved(self.exchange.index, question.turn)
-        return self._inspect() if isinstance(question, Inspect) else self.sides.trainer.hear(question)
+        return self._inspect() if isinstance(question, Inspect) else self.placements.trainer.hear(question)
 
     def _inspect(self) -> Inspected:
         memory = {"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -14,20 +14,20 @@ import numpy as np
 from gbactl.collective.base import Vector
 from gbactl.collective.fault_tolerant import Surviving
 from gbactl.models.flat import FlatModel
-from gbactl.worker.client import Exchange, Item
+from gbactl.worker.client import Exchange
+from gbactl.worker.core import Item, ReplicatedSteps
 
 
 class Survival:
-    """One worker's. `value`: its dense parameters float32[n], where they are changed; `global_batch` in samples."""
+    """One worker's. `value`: its dense parameters float32[n], where they are changed."""
 
     def __init__(
-        self, collective: Surviving, exchange: Exchange, flat: FlatModel, value: Vector, global_batch: int
+        self, collective: Surviving, exchange: Exchange, flat: FlatModel, value: Vector, steps: ReplicatedSteps
     ) -> None:
         self.collective, self.exchange, self.flat, self.value = collective, exchange, flat, value
-        self.global_batch = global_batch
+        self.steps = steps
         self._before = value.copy()  # the parameters that the last step was taken from
         self._now = value.copy()
-        self._taken = -1  # the last step taken
         self._first: int | None = None  # of this generation
         self._token = -1  # of the step at hand
         collective.wanted = self._wanted
@@ -35,19 +35,14 @@ class Survival:
 
     def begin(self, item: Item) -> bool:
         """Before a batch: say which place is filled next. False where its step is taken: only its rows are missing."""
-        grant, phase = item.grant, item.phase
-        if grant.samples and grant.token <= self._taken:
+        token, place = item.grant.token, self.steps.place(item)
+        if place is None:
             np.copyto(self._now, self.value)
             self.flat.load(self._before)
             return False
-        width = self.global_batch // phase.local_batch
-        turn = grant.token - phase.first_step
-        batches = -(-phase.samples // phase.local_batch)
-        parts = min(width, batches - turn * width)
-        self._first = grant.token if self._first is None else self._first
-        self._token = grant.token
-        part = grant.batch - turn * width if grant.samples else None
-        self.collective.deal(grant.token - self._first + 1, part, parts, grant.token + 1)
+        self._first = token if self._first is None else self._first
+        self._token = token
+        self.collective.deal(token - self._first + 1, place.part, place.parts, token + 1)
         return True
 
     def forward(self) -> None:
@@ -56,7 +51,7 @@ class Survival:
 
     def more(self) -> bool:
         """Whether another batch of the step at hand is this worker's."""
-        return self.exchange.has_batch_of(self._token)
+        return self.exchange.core.has_batch_of(self._token)
 
     def _more_comes(self, step: int) -> None:
         if step <= self._token:
@@ -65,12 +60,11 @@ class Survival:
     def _wanted(self) -> bool:
         return self.exchange.over() or self.more()
 
-    def take(self, token: int) -> None:
+    def take(self) -> None:
         """The sum of a step is there: it is taken now."""
         np.copyto(self._before, self.value)
-        self._taken = token
 
     def renew(self, generation: int) -> None:
         """Everybody has the same parameters and begins anew."""
-        self._first, self._taken = None, -1
+        self._first = None
         self.collective.renew(generation)

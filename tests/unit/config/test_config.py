@@ -68,6 +68,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mode": {"name": "turbo"}}, r"mode\.name=turbo is not known; type .*= one of: async, bsp, .*hop_bw, .*sync\."),
     ({"mode": {"name": "gba", "decay": "soft"}}, r"mode\.decay= one of: hard, inverse, exp"),
     ({"mode": {"name": "gba", "divisor": "N"}}, r"mode\.divisor=M or accepted"),
+    ({"cluster": {"name": "nowhere"}}, r"^cluster=nowhere is not known; type cluster= one of: hosts, .*virtual\.$"),
+    ({"cluster": {"name": "agent"}}, r"^cluster=agent is not known"),  # a module of the engines that is no place
+    ({"cluster": {"name": "nowhere", "workers": None}}, r"^cluster=nowhere is not known"),
+    ({"cluster": {"wrokers": 2}}, r"^cluster=local has no key wrokers; keys are: name, workers, .*, forward\.$"),
     ({"mode": {"iota": 3}}, r"mode=sync has no key iota; it has none of its own"),
     ({"mode": {"sparse_divisor": "N"}}, r"mode\.sparse_divisor= one of: global, contributors"),
     ({"mode": {"prefetch": 2}}, r"^mode\.prefetch=2 is not 0 or 1; type .*=1\.$"),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gbactl.coordinator.divergence import LossLimit
+from gbactl.coordinator.statistics import LossLimit
 
 
 @pytest.mark.parametrize(

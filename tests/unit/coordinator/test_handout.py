@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from gbactl.coordinator.event_log import AnnounceRecord, EventLog, GrantRecord, LeftRecord, OrderRecord, read
-from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.handout import Training
 from gbactl.coordinator.membership import Members
-from gbactl.coordinator.phase import TrainingPhase
+from gbactl.coordinator.phase import GradientSlices, TrainingPhase
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, WireError
 from gbactl.policies import Phase, make
@@ -255,7 +254,7 @@ def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: 
 def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) -> None:
     """Announced ones go on without their part there; others are announced once the new one has one."""
     missed: list[tuple[int, int, int]] = []
-    at.training.phase.slices = Parts(lambda *_: None, lambda *told: missed.append(told))
+    at.training.phase.slices = GradientSlices(lambda *_: None, lambda *told: missed.append(told))
     for worker in (0, 1, 0):
         at.training.take(worker)
     at.announce(0, 0)

@@ -21,10 +21,9 @@ from gbactl.coordinator.event_log import (
     LeftRecord,
     OrderRecord,
 )
-from gbactl.coordinator.gradient_slices import Parts
 from gbactl.coordinator.handout import Training
 from gbactl.coordinator.membership import Members
-from gbactl.coordinator.phase import Apply, Command, TrainingPhase
+from gbactl.coordinator.phase import Apply, Command, GradientSlices, TrainingPhase
 from gbactl.coordinator.phase_log import LoggedPhase
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Phase, Policy, make
@@ -75,7 +74,7 @@ class Run:
         self.statistics = Statistics()
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
-        slices = Parts(self._hit, lambda *told: self.missed.append(told))
+        slices = GradientSlices(self._hit, lambda *told: self.missed.append(told))
         self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
         self.training = Training(NUMBER, self.phase, members, self.log, deque())
         self.reissued = 0
@@ -148,7 +147,7 @@ class Again:
         self.statistics = Statistics()
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
-        slices = Parts(self._hit, lambda *told: self.missed.append(told))
+        slices = GradientSlices(self._hit, lambda *told: self.missed.append(told))
         self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
         self.logged = LoggedPhase(self.phase)
         self.commands = fed(self.logged, records)
@@ -295,7 +294,7 @@ def test_the_driver_of_these_tests_disturbs(tmp_path: Path) -> None:
         records = list(event_log.read(run.path))
         found.update(map(type, records))
         found[AsyncPolicy] += run.reissued
-        found[Parts] += len(run.missed)
-    kinds = (LeftRecord, DropRecord, GrantRecord, OrderRecord, InfoRecord, AsyncPolicy, Parts)
+        found[GradientSlices] += len(run.missed)
+    kinds = (LeftRecord, DropRecord, GrantRecord, OrderRecord, InfoRecord, AsyncPolicy, GradientSlices)
     assert min(found[kind] for kind in kinds) > 2
     assert not found[ForgoRecord]

@@ -33,7 +33,7 @@ from gbactl.server.core import Server
 from gbactl.server.easgd_center import CentreSide
 from gbactl.trainer.dense_params import TrainerDense
 from gbactl.trainer.easgd_exchange import ElasticExchange
-from gbactl.trainer.hogwild import Lane
+from gbactl.trainer.hogwild import ComputeThread
 from gbactl.wire.messages import (
     Adopt,
     Elastic,
@@ -92,14 +92,14 @@ def of(told: list[Event], name: str) -> list[dict[str, Any]]:
 
 def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
     """W0 is slower than the others, and does fewer batches."""
-    plain = Lane.finish
+    plain = ComputeThread.finish
 
     def finish(this: Any, item: Any, gradient: Any) -> None:
         if this.trainer.exchange.index == 0:
             time.sleep(0.01)
         plain(this, item, gradient)
 
-    monkeypatch.setattr(Lane, "finish", finish)
+    monkeypatch.setattr(ComputeThread, "finish", finish)
 
 
 @pytest.fixture
@@ -480,7 +480,7 @@ def test_the_coordinator_dies_between_modes(
 def test_a_trainer_dies_and_then_the_coordinator(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    plain, died = Lane.finish, []
+    plain, died = ComputeThread.finish, []
 
     def finish(this: Any, item: Any, gradient: Any) -> None:
         if this.trainer.exchange.index == 1 and item.grant.batch >= 8 and not died:
@@ -488,7 +488,7 @@ def test_a_trainer_dies_and_then_the_coordinator(
             raise Killed
         plain(this, item, gradient)
 
-    monkeypatch.setattr(Lane, "finish", finish)
+    monkeypatch.setattr(ComputeThread, "finish", finish)
     Death(monkeypatch, tmp_path, 120)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)

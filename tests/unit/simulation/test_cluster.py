@@ -152,7 +152,7 @@ def test_a_thousand_workers_run_and_nothing_of_theirs_is_left(long: Path, tmp_pa
     adds_up(results[0], 4000)
     assert len(results[0]["per_worker"]) == 1000
     assert all(server.shard.staged == () for server in cluster.servers)
-    assert all(not worker._queue and not worker._tickets for worker in cluster.workers)
+    assert all(not worker.core.queue and not worker.core.pulls for worker in cluster.workers)
 
 
 def test_progress_is_told_by_samples_and_ends_at_all_of_them(long: Path, tmp_path: Path) -> None:

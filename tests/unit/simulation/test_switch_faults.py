@@ -13,7 +13,7 @@ from gbactl.coordinator.event_log import InfoRecord, read
 from gbactl.errors import PeerGoneError
 from gbactl.wire.messages import Event, PutDense
 from gbactl.worker.client import Exchange
-from gbactl.worker.dense_params import Sides
+from gbactl.worker.dense_params import Placements
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
@@ -38,14 +38,14 @@ def config(first: str, to: str, lost: str = "continue") -> RunConfig:
 
 
 def dies_when_moving(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
-    plain = Sides.move
+    plain = Placements.move
 
     def move(self: Any, home: str, gives: bool, turn: int = 0) -> None:
         if self.now.exchange.index == victim:
             raise Killed
         plain(self, home, gives, turn)
 
-    monkeypatch.setattr(Sides, "move", move)
+    monkeypatch.setattr(Placements, "move", move)
 
 
 def dies_half_way(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:

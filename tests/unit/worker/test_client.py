@@ -10,7 +10,8 @@ import pytest
 from gbactl.wire.auth import Peer
 from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, Prepare, Stop, Take, decode
-from gbactl.worker.client import Exchange, Item, Source
+from gbactl.worker.client import Exchange, Source
+from gbactl.worker.core import Item
 
 
 class Nothing:
@@ -80,11 +81,11 @@ def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_
     early, other = Prepare(1, 4, 0, 10), Prepare(1, 9, 0, 10)
     at = Setting(early, Stop("done"))
     read_all(at)
-    assert at.source.prepared == [early] and not at.exchange._queue and not at.exchange._tickets
+    assert at.source.prepared == [early] and not at.exchange.core.queue and not at.exchange.core.pulls
     at = Setting(early, grant(4), grant(5), Stop("done"))
     read_all(at)
     assert at.source.prepared == [early, grant(5)]
-    assert [item.grant for item in at.exchange._queue] == [grant(4), grant(5)]
+    assert [item.grant for item in at.exchange.core.queue] == [grant(4), grant(5)]
     at = Setting(early, other, grant(4), grant(9, number=2), Stop("done"))
     read_all(at)
     assert at.source.prepared == [early, other, grant(4), grant(9, number=2)], "the last one told of, of that phase"
@@ -95,7 +96,7 @@ def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there(
     at = Setting(grant(0), early, Stop("done"))
     read_all(at)
     assert at.source.prepared == [grant(0)]
-    at.exchange._tickets.clear()
+    at.exchange.core.pulls.clear()
     at.exchange._prepare()
     assert at.source.prepared == [grant(0), early]
 
@@ -106,5 +107,5 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     at = Setting(grant(0), grant(1), Abandon(of), Inspect("dense"), Stop("done"))
     read_all(at)
     assert at.takes() == 1 + (2 if of == 1 else 0)
-    assert [item.grant.batch for item in at.exchange._queue] == ([] if of == 1 else [0, 1])
-    assert at.exchange._asked() == (of == 1)
+    assert [item.grant.batch for item in at.exchange.core.queue] == ([] if of == 1 else [0, 1])
+    assert at.exchange.core.asked() == (of == 1)

@@ -1,0 +1,131 @@
+"""A trainer's phases without threads, clock or connections: what it trains with, what it reports, what is saved of it.
+
+A shell carries it out: threads and connections in a real worker (dense_params.py, easgd_exchange.py), events on a
+virtual clock in a simulated one (simulation/trainer.py). When exchanges happen is up to the shell, what one does is in
+exchange.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from gbactl.errors import WireError
+from gbactl.kernels.base import Floats
+from gbactl.replicas import Rule, make
+from gbactl.store.dense import Cut, DenseBlock
+from gbactl.trainer.exchange_schedule import Pace
+from gbactl.trainer.replica import Replica
+from gbactl.trainer.statistics import Notes
+from gbactl.wire.frames import Bytes
+from gbactl.wire.messages import Centre, ClosedReplicas, DenseSaved, Elastic, OpenReplicas
+
+
+class TrainerCore:
+    """One trainer's. `make_block` builds its replica at the first use, equal on all trainers."""
+
+    def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
+        self.index, self._make_block = index, make_block
+        self.trains = False
+        self.notes, self.pace = Notes(), Pace()
+        self.opened = -1  # the turn of the last OpenReplicas
+        self._replica: Replica | None = None
+        self._rule: tuple[tuple[str, int, dict[str, Any]], Rule] | None = None
+        self._fresh = True  # equal to all others, or trained last: not left behind as one who did not train
+        self._common = True  # all replicas are equal
+        self._first = 0
+
+    @property
+    def replica(self) -> Replica:
+        """The trainer's own."""
+        if self._replica is None:
+            self._replica = Replica(self._make_block())
+        return self._replica
+
+    @property
+    def iterations(self) -> int:
+        """Local steps in this phase."""
+        return self.replica.iterations - self._first
+
+    def open(self, message: OpenReplicas) -> bool:
+        """A phase begins. Whether the replica is to be fetched from the servers first, because others trained on.
+
+        A worker that is no trainer in it only answers the others."""
+        self.opened, self.trains = message.turn, self.index < message.trainers
+        behind, self._fresh = self.trains and not self._fresh, self.trains
+        self.notes, self._first = Notes(), self.replica.iterations
+        return behind
+
+    def begin(self, message: OpenReplicas) -> Rule:
+        """The replica is there: the phase's rule. `pace` says when exchanges happen."""
+        rule = self._rule_of(message)
+        self.pace = Pace.of(rule, message.shadow, message.trainers, self.index, message.values)
+        self._common = False
+        return rule
+
+    def _rule_of(self, message: OpenReplicas) -> Rule:
+        """The one of the phase before if it is the same: it may remember something, on all trainers the same."""
+        key = (message.rule, message.trainers, message.values)
+        if self._common or self._rule is None or self._rule[0] != key:
+            block = self.replica.block
+            self._rule = (key, make(message.rule, block.params, message.values))
+            if self._common:
+                self._rule[1].start(block.value)
+        return self._rule[1]
+
+    def took_over(self) -> None:
+        """The replica is what the servers held, as every trainer's is."""
+        self._fresh = self._common = True
+
+    def closed(self, turn: int) -> ClosedReplicas:
+        """The phase is over: what the coordinator is told of it."""
+        self.notes.iterations = self.iterations
+        return ClosedReplicas(self.index, turn, self.notes.fields())
+
+    def saved(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
+        """The replica as it is now, for a checkpoint; nothing of one that does not train."""
+        if not trains:
+            return DenseSaved(number, 0, -1), None
+        block = self.replica.block
+        with self.replica.still():
+            step, values = block.step, block.packed(0, len(block.value))
+        return DenseSaved(number, step, block.params), values
+
+
+class CentreSlices:
+    """What the servers answer to an exchange with the centre, f32[size], cut into a slice of every shard in `cuts`."""
+
+    def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
+        self.cuts = cuts
+        self.centre: Floats = np.empty(size, np.float32)
+        self.missing: set[int] = set()  # shards that have yet to answer
+        self._sent = self.centre
+        self._request = 0
+
+    def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, Elastic, Floats]]:
+        """Begin one: (shard, message, slice of the replica) for those that are served. Others keep what they are."""
+        self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
+        for shard in self.cuts.keys() - self.missing:
+            self._keep(shard)
+        told, cuts = Elastic(self._request, alpha), self.cuts.items()
+        return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
+
+    def arrived(self, shard: int, message: Centre, payload: Bytes) -> None:
+        """A server's slice. Raises WireError for one that was not asked for."""
+        low, high = self.cuts[shard]
+        if message.ticket != self._request or payload.size != 4 * (high - low):
+            raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
+        self.centre[low:high] = payload.view(np.float32)
+        self.missing.discard(shard)
+
+    def lost(self, shard: int) -> None:
+        """Nobody answers for a shard any more."""
+        if shard in self.missing:
+            self._keep(shard)
+            self.missing.discard(shard)
+
+    def _keep(self, shard: int) -> None:
+        low, high = self.cuts[shard]
+        self.centre[low:high] = self._sent[low:high]

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gbactl.checkpoint.emulation import Outcome, emulate
-from gbactl.checkpoint.intervals import Rhythm, costs_of, estimate
-from gbactl.checkpoint.overheads import Costs
+from gbactl.checkpoint.plan import Costs, Rhythm, costs_of, estimate
 from gbactl.config import CheckpointConfig
 
 SERVERS, TARGET = 8, 0.035

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from gbactl.checkpoint import priority
-from gbactl.kernels.denormals import flushed
+from gbactl.kernels.library import flushed
 from gbactl.server.checkpoint_writer import Chooser
 from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.optim import OptimizerSpec

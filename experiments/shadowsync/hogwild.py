@@ -59,7 +59,7 @@ def compute(replica: Replica, batch: int, go: Callable[[], None], goes_on: Calla
     """Step until told to stop; returns the samples."""
     import torch
 
-    from gbactl.kernels.denormals import flush
+    from gbactl.kernels.library import flush
 
     torch.set_num_threads(1)
     flush()

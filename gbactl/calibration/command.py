@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gbactl.calibration import alone, serving, write
+from gbactl.calibration import alone, write
 from gbactl.calibration.fit import Fit, fit
 from gbactl.calibration.observe import WARM_UP, Observation, undisturbed
 from gbactl.calibration.simulate import predict
@@ -96,9 +96,9 @@ class Calibration:
         """What one worker and one server cost by themselves."""
         cfg = self.plan.config("async", self.plan.workers[0])
         self.say(f"a worker by itself, batches around {cfg.local_batch}")
-        prices = alone.measure(cfg, dataset, self.plan.seconds)
+        prices = alone.measure_worker(cfg, dataset, self.plan.seconds)
         self.say("a server's kernels")
-        prices |= serving.measure(cfg, dataset, self.plan.seconds / 2)
+        prices |= alone.measure_server(cfg, dataset, self.plan.seconds / 2)
         return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
 
     def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gbactl.checkpoint.intervals import Rhythm
-from gbactl.checkpoint.overheads import Costs
-from gbactl.checkpoint.pls import PlsCounter
-from gbactl.checkpoint.time_spent import Spent
+from gbactl.checkpoint.ledger import PlsCounter, Spent
+from gbactl.checkpoint.plan import Costs, Rhythm
 from gbactl.faults.injector import Injector
 from gbactl.faults.plan import FaultPlan, FaultsConfig
 

@@ -1,10 +1,16 @@
-"""Makes a checkpoint exist once every server's part is there: dense part, manifest, pruning; in a thread."""
+"""Makes a checkpoint exist once every server's part is there: dense part, manifest, pruning; in a thread.
+
+In modes whose workers are trainers the dense part is the mean of the replicas that they tell: the parameters that a
+switch away from the mode would produce then. Values and moments are averaged, the largest count of steps stays; where a
+centre on the servers counts, the values are the centre's. Each replica is as it is when its trainer is asked. Memory:
+the vector and its moments in float64; costs one addition a trainer.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +20,7 @@ from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
 from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.tensor_file import sync_folder, write_tensors
-from gbactl.errors import NotFiniteError
+from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 
@@ -91,3 +97,40 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
         low = size + number * params
         found[f"dense.moment.{name}"] = values[low : low + params]
     return {**found, "dense.step": np.array([step], np.int64)}
+
+
+class Gathering:
+    """Of one checkpoint, from the trainers `asked`; `centred`: the servers have the values."""
+
+    def __init__(self, asked: Iterable[int], centred: bool) -> None:
+        self.due, self.centred = set(asked), centred
+        self._sum: NDArray[np.float64] | None = None
+        self._count = self._step = self._params = 0
+
+    def came(self, worker: int, step: int, params: int, values: Floats) -> None:
+        """A trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none.
+
+        Raises WireError for one that is not as long as those before."""
+        if worker not in self.due:
+            return
+        self.due.discard(worker)
+        if params < 0:
+            return
+        if self._sum is not None and self._sum.shape != values.shape:
+            raise WireError(f"W{worker} tells a replica of {len(values)} values, others {len(self._sum)}.")
+        self._sum = values.astype(np.float64) if self._sum is None else self._sum + values
+        self._count, self._step, self._params = self._count + 1, max(self._step, step), params
+
+    def left(self, worker: int) -> None:
+        """A trainer is gone: nobody waits for it."""
+        self.due.discard(worker)
+
+    def tensors(self, optimizer: str) -> dict[str, NDArray[Any]] | None:
+        """What goes to the file; None where nobody had anything."""
+        if self._sum is None:
+            return None
+        mean = (self._sum / self._count).astype(np.float32)
+        found = unpacked(self._step, self._params, mean, optimizer)
+        if self.centred:
+            del found[VALUE]
+        return found

@@ -1,12 +1,15 @@
 """A shard, or a worker's dense part, as a checkpoint has it; rows are dealt anew where there were other servers.
 
 Read in pieces of 4 MiB: memory beside the shard's own is one piece. Time: that of reading (1 GB/s), for every server
-all files where their number differs.
+all files where their number differs. A shard that has no checkpoint yet comes back as it was before the first step: its
+rows follow from the seed; its dense slice came from a worker, so the server keeps it in a file, once, some megabytes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,17 @@ from numpy.typing import NDArray
 from gbactl.checkpoint.folder import Chain, Folder
 from gbactl.checkpoint.manifest import Entry, Manifest
 from gbactl.checkpoint.publishing import DENSE
-from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened
+from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened, write_tensors
 from gbactl.errors import CheckpointError
-from gbactl.store.dense import DenseBlock
+from gbactl.store.dense import DenseBlock, DenseSpec
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 
 State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
 BEGINNING = -1  # the step of what no checkpoint has
+INITIAL_FOLDER = "beginning"
+log = logging.getLogger(__name__)
 
 
 def chain_at(cut: Path) -> Chain:
@@ -170,3 +175,32 @@ def _load_own(block: DenseBlock, chain: Chain, spec: ShardSpec) -> None:
         _fit(block, own)
     else:  # workers held it then, or more or fewer of the servers
         load_dense(block, dense_state(chain))
+
+
+def _initial_path(run_dir: Path, shard: int) -> Path:
+    return run_dir / INITIAL_FOLDER / f"S{shard}.safetensors"
+
+
+def keep_initial(run_dir: Path, spec: ShardSpec) -> None:
+    """Write a shard's first dense slice down; where that cannot be, nobody can take this server's place."""
+    if spec.dense is None or spec.dense_init is None:
+        return
+    path, sizes = _initial_path(run_dir, spec.shard), np.array([spec.dense.params, spec.dense.buffers], np.int64)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, {"sizes": sizes, "dense": spec.dense_init}, {"gbactl": "1"})
+    except OSError as error:
+        log.warning("%s could not be written (%s): if S%d is lost, the run ends", path, error.strerror, spec.shard)
+
+
+def load_initial(run_dir: Path, spec: ShardSpec, momentum: float) -> ShardSpec:
+    """The shard as it was installed at first. Raises CheckpointError."""
+    from safetensors import SafetensorError, safe_open
+
+    path = _initial_path(run_dir, spec.shard)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            sizes, values = file.get_tensor("sizes"), file.get_tensor("dense")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+    return replace(spec, dense=DenseSpec(int(sizes[0]), int(sizes[1]), momentum), dense_init=values)

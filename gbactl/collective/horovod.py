@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
-from gbactl.collective.gloo_guard import outlive
+from gbactl.collective.gloo import outlive
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 1e-4

@@ -10,25 +10,28 @@ it listens on the interface of the bind address, loopback unless told otherwise 
 process set, which sums, does not know HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to),
 and a stranger would have to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
 Cost: one thread in the launcher, idle after the ring has formed, and one for every visitor, of whom there is a bounded
-number (admission.py).
+number (`Visitors`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
 import socketserver
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gbactl.collective.admission import Visitors
 from gbactl.collective.horovod import missing
 from gbactl.collective.rendezvous_base import Meeting, Seat, address_of_own_name, interface_of
 from gbactl.errors import ClusterError, ConfigError
 
 MAX_BODY = 1 << 20
+MOST_VISITORS = 128
+VISIT_SECONDS = 10.0  # for one request, however slowly it is written
 
 
 def require_own_name() -> None:
@@ -175,3 +178,42 @@ class HorovodRendezvous(Meeting):
         if server is not None:
             server.stop()
             server._httpd.server_close()
+
+
+class Visitors:
+    """Connections that are being answered. Where one more comes, whoever has been here longest goes. `refuse` is called
+    for everybody who is sent away."""
+
+    def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
+        self.most, self.seconds, self._refuse = most, seconds, refuse
+        self._lock = threading.Lock()
+        self._here: dict[socket.socket, float] = {}  # until when, in the order in which they came
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def comes(self, visitor: socket.socket) -> None:
+        """Somebody has connected."""
+        with self._lock:
+            if len(self._here) >= self.most:
+                self._send_away(next(iter(self._here)))
+            self._here[visitor] = time.monotonic() + self.seconds
+
+    def leaves(self, visitor: socket.socket) -> None:
+        """The answer has been given."""
+        with self._lock:
+            self._here.pop(visitor, None)
+
+    def tend(self) -> None:
+        """Whose time is over goes."""
+        now = time.monotonic()
+        with self._lock:
+            for visitor in [visitor for visitor, until in self._here.items() if until <= now]:
+                self._send_away(visitor)
+
+    def _send_away(self, visitor: socket.socket) -> None:
+        """Its thread finds the connection at its end, and ends."""
+        del self._here[visitor]
+        self._refuse()
+        with contextlib.suppress(OSError):
+            visitor.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
 """Groups of a run's configuration, as conf/ has them.
 
-The group of a part that takes it whole stands beside that part: faults/plan.py, checkpoint/intervals.py,
+The group of a part that takes it whole stands beside that part: faults/plan.py, checkpoint/plan.py,
 models/options.py, store/schedule.py.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gbactl.checkpoint.intervals import SAVED_DTYPES, VARIANTS
+from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.errors import ConfigError

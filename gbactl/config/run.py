@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.checkpoint.intervals import CheckpointConfig
+from gbactl.checkpoint.plan import CheckpointConfig
 from gbactl.config.build import build, naming, own_keys, require
 from gbactl.config.cost import CostConfig
 from gbactl.config.groups import (

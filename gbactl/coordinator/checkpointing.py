@@ -2,7 +2,7 @@
 
 "Checkpoint at step k" goes to every server right behind the order of step k - 1, so all of them save the same
 moment. Where workers hold the dense parameters, one of them is asked for them right behind its batch of that step;
-where they are trainers, each tells its replica as it is then (see replica_mean.py). A checkpoint costs the coordinator
+where they are trainers, each tells its replica as it is then (see publishing.py). A checkpoint costs the coordinator
 a message to and from every server, and trainer; a thread writes the manifest.
 """
 
@@ -21,12 +21,11 @@ from gbactl import __version__
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.intervals import Estimate, estimate_of, job_named, rhythm_of
-from gbactl.checkpoint.lost_work import UnsavedWork
+from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.checkpoint.manifest import Entry, Manifest
-from gbactl.checkpoint.publishing import Closing, fits, unpacked
+from gbactl.checkpoint.plan import Estimate, estimate_of, job_named, rhythm_of
+from gbactl.checkpoint.publishing import Closing, Gathering, fits, unpacked
 from gbactl.checkpoint.ranges import Ranges
-from gbactl.checkpoint.replica_mean import Gathering
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import to_dict
 from gbactl.coordinator.context import Flow, RunContext, Until

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gbactl.checkpoint.replica_mean import Gathering
+from gbactl.checkpoint.publishing import Gathering
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.context import RunContext

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.checkpoint.lost_work import Loss
+from gbactl.checkpoint.ledger import Loss
 
 
 @dataclass

@@ -16,10 +16,8 @@ import msgspec
 import numpy as np
 
 from gbactl.checkpoint.folder import Chain
-from gbactl.checkpoint.lost_work import UnsavedWork
-from gbactl.checkpoint.pls import PlsCounter
+from gbactl.checkpoint.ledger import PlsCounter, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.ranges import Ranges
-from gbactl.checkpoint.row_updates import UpdateCounter
 from gbactl.coordinator.membership import Lives
 from gbactl.coordinator.recovery_times import Failures
 from gbactl.coordinator.schedule import EarlyStopping

@@ -18,7 +18,7 @@ from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.errors import ClusterError
 from gbactl.faults.injector import Injection, Injector
-from gbactl.faults.process_faults import Hang
+from gbactl.faults.spec import Hang
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
 

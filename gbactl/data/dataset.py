@@ -1,7 +1,12 @@
-"""A prepared data set: three memory-mapped arrays and the row ranges of its days or splits.
+"""A prepared data set: three memory-mapped arrays, the row ranges of its days or splits, the order of samples.
 
 Opening one reads meta.json and a few sampled pages (about a millisecond); a slice is a view, so a worker
 copies and parses nothing. Memory is the page cache's, shared by all workers of a host.
+
+The order is a keyed pseudo-random permutation of range(n), any part of which costs only that part's memory: a Feistel
+network over the next power of two, walked along its cycles until the value falls below n: fewer than two passes on
+average, about 60 ns a position. The coordinator and every worker compute the same order from (key, n) without
+exchanging it.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from numpy.typing import NDArray
 
 from gbactl.data.integrity import check_files
 from gbactl.errors import DataError
+from gbactl.hashing import MASK64, mix, mix_int
 
 META = "meta.json"
 FORMAT = 1
@@ -26,6 +32,7 @@ KEYS = {
     "name", "fingerprint", "kind", "numeric", "cardinalities", "shared_ids", "splits", "numeric_names",
     "field_names", "bad_lines", "best_auc", "files",
 }  # fmt: skip
+ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -154,3 +161,32 @@ def open_dataset(path: Path, *, full: bool = False) -> Dataset:
     schema = Schema(meta["numeric"], tuple(meta["cardinalities"]), meta["shared_ids"])
     splits = tuple(Split(s["name"], mapped.slice(s["lo"], s["hi"])) for s in meta["splits"])
     return Dataset(schema, splits, meta["kind"], meta["fingerprint"], meta["best_auc"], path, meta)
+
+
+def _encrypt(x: NDArray[np.uint64], bits: int, keys: list[int]) -> NDArray[np.uint64]:
+    low_bits = np.uint64(bits // 2)
+    low_mask = np.uint64((1 << (bits // 2)) - 1)
+    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    low, high = x & low_mask, x >> low_bits
+    for i in range(0, ROUNDS, 2):
+        high = high ^ (mix(low ^ np.uint64(keys[i])) & high_mask)
+        low = low ^ (mix(high ^ np.uint64(keys[i + 1])) & low_mask)
+    return (high << low_bits) | low
+
+
+def permuted(lo: int, hi: int, n: int, key: int) -> NDArray[np.int64]:
+    """int64[hi - lo]: positions lo..hi of the permutation of range(n) that belongs to `key` (any integer).
+
+    Raises ValueError unless 0 <= lo <= hi <= n.
+    """
+    if not 0 <= lo <= hi <= n:
+        raise ValueError(f"positions {lo}..{hi} of a permutation of {n}")
+    bits = max(2, (n - 1).bit_length())
+    keys = [mix_int((key + i * 0x9E3779B97F4A7C15) & MASK64) for i in range(ROUNDS)]
+    result = _encrypt(np.arange(lo, hi, dtype=np.uint64), bits, keys)
+    outside = np.flatnonzero(result >= n)
+    while len(outside):
+        walked = _encrypt(result[outside], bits, keys)
+        result[outside] = walked
+        outside = outside[walked >= n]
+    return result.astype(np.int64)

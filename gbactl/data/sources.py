@@ -1,19 +1,25 @@
-"""The data sources by name. A new one is a module with an options class like these, and a line here.
+"""The data sources by name, and their options. A new one is a module with an options class like these, and a line here.
 
-A module is imported when its source is asked for: most read text with polars, which takes a quarter of a second.
+Options are a frozen dataclass beside the reader, filled from the `data` group; every mistake is a ConfigError that says
+which key, what was expected and what there is. A module is imported when its source is asked for: most read text with
+polars, which takes a quarter of a second.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from gbactl.data.files import Progress
-from gbactl.data.options import fill
 from gbactl.data.writer import Built
 from gbactl.errors import ConfigError
+from gbactl.typed import default_of, expect
+
+T = TypeVar("T")
+COMMON = ("name", "cache")
 
 
 class Source(Protocol):
@@ -48,3 +54,23 @@ def make_source(cfg_data: Mapping[str, Any]) -> Source:
         raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")
     source: Source = fill(options_class(name), cfg_data)
     return source
+
+
+def fill(cls: type[T], values: Mapping[str, Any]) -> T:
+    """The options dataclass, filled from the `data` group. Raises ConfigError on bad keys and types."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given = {key: value for key, value in values.items() if key not in COMMON}
+    for key, value in given.items():
+        if key not in fields:
+            raise ConfigError(
+                f"data={values.get('name')} has no option data.{key}; it has: {', '.join(fields)}."
+            )
+        expect(f"data.{key}", value, hints[key], default_of(fields[key]))
+    return cls(**given)
+
+
+def require(ok: bool, message: str) -> None:
+    """Raise ConfigError(message) unless ok."""
+    if not ok:
+        raise ConfigError(message)

@@ -1,4 +1,4 @@
-"""Writing the three cache arrays: appended when the number of rows is not known, mapped when it is.
+"""Writing the three cache arrays, appended when the number of rows is not known, mapped when it is; cutting days.
 
 Appending costs one buffered write a chunk; the .npy header is rewritten in place at the end.
 """
@@ -26,6 +26,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "ids": np.dtype("<i4"),
 }
 HEADER = 128
+DEFAULT_DAYS = 7
 
 
 @dataclass(frozen=True)
@@ -124,3 +125,18 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
+    """(name, first, end) of `days` (default 7) equal parts. Raises DataError with fewer rows than days."""
+    count = days or DEFAULT_DAYS
+    if rows < count:
+        raise DataError(
+            f"The data has {rows} rows, which cannot be cut into data.days={count}; set fewer days."
+        )
+    return days_between([rows * (i + 1) // count for i in range(count)])
+
+
+def days_between(ends: list[int]) -> list[tuple[str, int, int]]:
+    """(name, first, end) of the days that end before these rows."""
+    return [(f"day{i}", start, end) for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from gbactl.faults.base import Due
 from gbactl.faults.plan import FaultPlan
-from gbactl.faults.process_faults import Failure, Hang
 from gbactl.faults.random_streams import key_of, uniform
-from gbactl.faults.triggers import Due
+from gbactl.faults.spec import Failure, Hang
 
 _FAILURES = 3  # keeps these draws apart from the plan's others
 

@@ -1,20 +1,26 @@
-"""A load trace: how many times slower workers are at every second, as it was seen on a cluster or made up. Pure.
+"""A load trace: how many times slower workers are at every second, as it was seen on a cluster or made up.
 
-Looking a factor up is a bisection, about a microsecond; who composes the configuration reads the file
-(load_trace_file.py).
+It is CSV with the columns seconds and factor, and worker where each has its own; who composes the configuration reads
+the file. Looking a factor up is pure: a bisection, about a microsecond.
 """
 
 from __future__ import annotations
 
 import bisect
+import csv
 import dataclasses
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
 from gbactl.faults.base import Fault, Shape, Sigma, Slower, drawn, kind, require
 from gbactl.typed import Interval, Seconds, Within, expect
+
+COLUMNS = ("seconds", "factor", "worker")
 
 
 @kind("trace")
@@ -73,3 +79,40 @@ class Trace(Fault):
             return mean
         draw = random_streams.DISTRIBUTIONS[self.distribution]
         return 1.0 + (mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)
+
+
+def read_trace(path: Path) -> list[list[float]]:
+    """[seconds, factor] or [seconds, factor, worker] of every line. Raises ConfigError that names file and line."""
+    try:
+        with path.open(newline="") as file:
+            return _points(path, csv.reader(line for line in file if not line.startswith("#")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The load trace {path} cannot be read ({error}).") from error
+
+
+def _points(path: Path, rows: Iterable[list[str]]) -> list[list[float]]:
+    lines = [[cell.strip() for cell in row] for row in rows if row]
+    header = tuple(lines[0]) if lines else ()
+    if sorted(header) not in (sorted(COLUMNS[:2]), sorted(COLUMNS)):
+        raise ConfigError(f"The load trace {path} must begin with a line seconds,factor or worker,seconds,factor.")
+    order = [header.index(name) for name in COLUMNS if name in header]
+    found = []
+    for line in lines[1:]:
+        try:
+            found.append([float(line[place]) for place in order])
+        except (ValueError, IndexError):
+            raise ConfigError(f"The load trace {path} has a line {','.join(line)}; type {','.join(header)}.") from None
+    return found
+
+
+def with_traces(plans: Any) -> Any:
+    """Fault plans as they are typed, the files of their traces read. Raises ConfigError."""
+    if not isinstance(plans, list):
+        return plans
+    return [_filled(plan) if isinstance(plan, dict) and plan.get("kind") == "trace" else plan for plan in plans]
+
+
+def _filled(plan: dict[str, Any]) -> dict[str, Any]:
+    if plan.get("points") is not None or not isinstance(plan.get("file"), str):
+        return plan
+    return {**plan, "points": read_trace(Path(plan["file"]).expanduser())}

@@ -2,7 +2,7 @@
 
 Dropped, delayed, duplicated, or delayed so shortly that the next one overtakes it (reordered); each with a
 probability, drawn for every transmission on every connection and direction by itself, while the plan's storm is on: all
-the time, or from a step, a time or moments drawn from a distribution (see triggers.py). About 5 us a draw.
+the time, or from a step, a time or moments drawn from a distribution (see base.py). About 5 us a draw.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from gbactl.errors import ConfigError
-from gbactl.faults.base import kind, require
+from gbactl.faults.base import Due, Timed, kind, require
 from gbactl.faults.random_streams import exponential, key_of, uniform
-from gbactl.faults.triggers import Due, Timed
 from gbactl.typed import Interval, Within
 
 _DIRECTIONS = 4  # keeps these draws apart from the plan's others

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.faults import server_slowdown
 from gbactl.faults.acted import Acted
 from gbactl.faults.cpu_hogs import hogged, worker_cores
 from gbactl.faults.plan import FaultPlan
+from gbactl.faults.slowdown import add_acted, server_slowdowns
 from gbactl.faults.spec import Hog
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
@@ -136,9 +136,9 @@ class Observed:
 
         `counters`: what the servers counted."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
-        servers = server_slowdown.summary(self.plan, counters or {})
+        servers = server_slowdowns(self.plan, counters or {})
         self._add_hogs()
-        server_slowdown.add_acted(self.acted, counters or {})
+        add_acted(self.acted, counters or {})
         acted = {"acted": self.acted.told()}
         return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
 

@@ -1,22 +1,24 @@
 """The fault plan: by what factor a worker's batch, or a server's message, is slower. Pure, seeded; 3 us each.
 
 Several faults of one process multiply. Nothing here has a clock or a memory: local and virtual runs of one
-seed slow the same batches by the same factors.
+seed slow the same batches by the same factors. Which workers (or servers) a fault is for, is chosen by the seed, too:
+indices, all, so many, or a share.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
-from gbactl.faults import process_faults
+from gbactl.errors import ConfigError
 from gbactl.faults.message_faults import Messages, Storm, Storms
 from gbactl.faults.random_streams import key_of
-from gbactl.faults.spec import Fault, Hog, parse
-from gbactl.faults.targets import choose
+from gbactl.faults.spec import Failure, Fault, Hog, parse
 from gbactl.typed import Seed
 
 _SERVERS, _STORMS = 2, 5  # keep the draws of servers and of storms apart from those of the workers
+_CHOICE = 1  # keeps the choice's numbers apart from those of the batches
 
 
 @dataclass
@@ -119,7 +121,7 @@ class FaultPlan:
     @property
     def fails(self) -> bool:
         """Whether it kills or stops anybody."""
-        return any(isinstance(fault, process_faults.Failure) for fault in self.faults)
+        return any(isinstance(fault, Failure) for fault in self.faults)
 
     def told(self) -> list[dict[str, Any]]:
         """The plans with their defaults and the workers and servers that were chosen."""
@@ -131,3 +133,39 @@ class FaultPlan:
             }
             for fault, workers, servers in zip(self.faults, self.chosen, self.servers, strict=True)
         ]
+
+
+def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
+    """Sorted indices below `total`. A share is rounded, to at least one of a `kind`. Raises ConfigError."""
+    if wanted is None:
+        return ()
+    if wanted == "all":
+        return tuple(range(total))
+    wanted = 1 if wanted == "random" else wanted
+    if isinstance(wanted, list):
+        return _named(wanted, total, where, kind)
+    count = wanted if isinstance(wanted, int) else _share(wanted, total, f"{where}.{kind}s")
+    if not 1 <= count <= total:
+        raise ConfigError(f"{where}.{kind}s={wanted} cannot be chosen; type 1 to {total}, or all.")
+    order = sorted(range(total), key=lambda index: key_of(_CHOICE, *seeds, index))
+    return tuple(sorted(order[:count]))
+
+
+def _named(wanted: list[int], total: int, where: str, kind: str) -> tuple[int, ...]:
+    strange = sorted({index for index in wanted if not 0 <= index < total})
+    if strange or len(set(wanted)) < len(wanted):
+        what = f"no {kind} {', '.join(map(str, strange))}" if strange else f"a {kind} twice"
+        raise ConfigError(f"{where}.{kind}s has {what}; {kind}s are numbered 0 to {total - 1}.")
+    return tuple(sorted(wanted))
+
+
+def _share(wanted: str | float, total: int, where: str) -> int:
+    try:
+        share = Fraction(wanted)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        share = Fraction(-1)
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f'{where}={wanted!r} is not understood; type indices ([0, 3]), "all", "random", how many, or a share (1/8).'
+        )
+    return max(1, int(share * total + Fraction(1, 2)))

@@ -1,19 +1,29 @@
-"""How a real worker is slowed: it waits after computing, as long as the plan says, and pushes later.
+"""How a real process is slowed: it waits, as long as the plan says. Waiting costs no CPU, so nobody else is slowed.
 
-Waiting costs no CPU, so nobody else is slowed. A wait that the busy kernel ends late is made up for by the
-next one: over a run the factor is met. It is the factor over what the batch takes others: one that has waited
-computes some 5 % slower afterwards (its caches are cold), which is no part of the plan.
+A worker waits after computing, and pushes later. A wait that the busy kernel ends late is made up for by the next one:
+over a run the factor is met. It is the factor over what the batch takes others: one that has waited computes some 5 %
+slower afterwards (its caches are cold), which is no part of the plan.
+
+A server waits before each message, and counts afterwards what it owes: an answer is sent while a message is handled, so
+the wait comes first, by what such a message usually takes; what that was wrong by, and what the kernel's waking up late
+made of it, is made up for by the next wait. In virtual time nothing is guessed (see simulation/server.py). Costs 5 us a
+message where a plan names servers.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from gbactl.faults.acted import Acted
 from gbactl.faults.plan import FaultPlan
 
 MOST_LATE = 0.1  # seconds of lateness that are remembered
+ADAPTING, SHORTEST = 0.1, 5e-5
+COUNTERS = ("served", "busy_us", "asked_us", "spent_us")
+SPAN = ("from_s", "until_s", "factor")  # of what a plan did, in millionths behind acted_<place>_
 
 
 class Timed(Protocol):
@@ -58,3 +68,96 @@ class Delay:
     def _wait_until(self, deadline: float) -> None:
         while (left := deadline - self.clock()) > 0.0:
             self.sleep(left)
+
+
+class Slowness:
+    """One server's share of the plan. `clock` and `sleep` in seconds."""
+
+    def __init__(
+        self, plan: FaultPlan, server: int,
+        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        self.plan, self.name, self.clock, self.sleep = plan, f"S{server}", clock, sleep
+        self.served = 0
+        self.busy = self.asked = self.spent = 0.0
+        self.acted = Acted()
+        self._usual: dict[int, float] = {}
+        self._began: float | None = None
+        self._owed = 0.0
+
+    @classmethod
+    def of(cls, plan: FaultPlan, server: int, **more: Any) -> Slowness | None:
+        """None where no server is slowed; those that are not are watched, too, to be compared with."""
+        return cls(plan, server, **more) if plan.slowed_servers else None
+
+    def handle(self, kind: int, call: Callable[..., None], *args: Any) -> None:
+        """Handle a message of a `kind`, stretched."""
+        begin = self.clock()
+        factor = self.factor(begin)
+        slept = self._wait(self._owed + (factor - 1.0) * self._usual.get(kind, 0.0))
+        worked = self.clock()
+        call(*args)
+        busy = self.clock() - worked
+        usual = self._usual.setdefault(kind, busy)
+        self._usual[kind] = usual + ADAPTING * (busy - usual)
+        self._owed = max(-MOST_LATE, self._owed + (factor - 1.0) * busy - slept)
+        self.count(factor, busy, slept)
+
+    def factor(self, now: float) -> float:
+        """That of the message at hand, which begins at `now`."""
+        self._began = now if self._began is None else self._began
+        since = now - self._began
+        for place, factor in self.plan.acting(self.name, self.served, since):
+            self.acted.note(place, self.name, since, since, factor)
+        return self.plan.factor_of(self.name, self.served, since)
+
+    def count(self, factor: float, busy: float, waited: float) -> None:
+        """A message was handled in `busy` seconds; `factor` was asked for, and so long was waited."""
+        self.served += 1
+        self.busy += busy
+        self.asked += factor * busy
+        self.spent += busy + waited
+
+    def _wait(self, seconds: float) -> float:
+        if seconds < SHORTEST:
+            return 0.0
+        begin = self.clock()
+        while (left := begin + seconds - self.clock()) > 0.0:
+            self.sleep(left)
+        return self.clock() - begin
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Whole numbers for messages.Inspected; microseconds."""
+        seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
+        acted = {
+            f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN
+        }
+        return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
+
+
+def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
+    """Note what servers have counted of plans that were at work on them."""
+    for server, each in counters.items():
+        for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
+            begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)
+            acted.note(place, server, begin, end, factor)
+
+
+def server_slowdowns(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:
+    """For every slowed server what was injected, and its seconds a message over those of servers without a fault."""
+    sound = [
+        each["busy_us"] / each["served"]
+        for name, each in counters.items()
+        if name[0] == "S" and int(name[1:]) not in plan.slowed_servers and each.get("served")
+    ]
+    reference = statistics.median(sound) if sound else 0.0
+    slowed = sorted(plan.slowed_servers)
+    return {f"S{server}": _server_slowdown(counters.get(f"S{server}", {}), reference) for server in slowed}
+
+
+def _server_slowdown(each: Mapping[str, int], reference: float) -> dict[str, float | None]:
+    injected = each["asked_us"] / each["busy_us"] if each.get("busy_us") else None
+    observed = each["spent_us"] / each["served"] / reference if reference and each.get("served") else None
+    error = observed / injected - 1.0 if injected is not None and observed is not None else None
+    return {"injected": injected, "observed": observed, "error": error}

@@ -1,7 +1,8 @@
 """The kinds of faults as they stand in the configuration: typed, checked, each error in one sentence. Pure.
 
 A kind answers `at`: the factor by which a batch is slower, or does something else and slows nobody (`slows`
-is False). To add one: a dataclass with @kind("name"), here or in a file that plan.py imports.
+is False): `kill` (SIGKILL) and `hang` (SIGSTOP) end or stop a process; injector.py says whom they hit. To add one: a
+dataclass with @kind("name"), here or in a file that plan.py imports.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any, ClassVar, get_type_hints
 
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.faults.base import KINDS, Fault, Shape, Sigma, Slower, Workers, drawn, kind, require, typed, window
+from gbactl.faults.base import KINDS, Fault, Shape, Sigma, Slower, Timed, Workers, drawn, kind, require, typed, window
 from gbactl.faults.load_trace import Trace
 from gbactl.typed import Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 
-__all__ = ["Constant", "Fault", "Hog", "Periodic", "Random", "Trace", "Window", "parse"]
+__all__ = ["Constant", "Failure", "Fault", "Hang", "Hog", "Kill", "Periodic", "Random", "Trace", "Window", "parse"]
+
 
 @kind("constant")
 @dataclass(frozen=True, kw_only=True)
@@ -149,3 +151,33 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
     made = cls(**{f"{name}_" if name == "from" else name: value for name, value in given.items()})
     made.check(where)
     return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure(Timed):
+    """Every process that is named or was drawn fails; with `mtbf`, one of them drawn anew each time."""
+
+    slows: ClassVar[bool] = False
+    workers: Workers | None = None
+    coordinator: bool = False
+
+    def check(self, where: str) -> None:
+        """See Fault."""
+        named = self.workers is not None or self.servers is not None or self.coordinator
+        require(named, f"{where} (kind {self.kind}) needs workers, servers, or coordinator: true.")
+        require(bool(self.given), f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
+        super().check(where)
+
+
+@kind("kill")
+@dataclass(frozen=True, kw_only=True)
+class Kill(Failure):
+    """Killed with SIGKILL; in virtual time it disappears."""
+
+
+@kind("hang")
+@dataclass(frozen=True, kw_only=True)
+class Hang(Failure):
+    """Stopped with SIGSTOP, and woken `seconds` later with SIGCONT (null: never)."""
+
+    seconds: Interval | None = None

@@ -1,7 +1,7 @@
 """float32 in two bytes, and back: what transport.wire_dtype does to values on their way.
 
 Rounded to nearest, ties to even. fp16: 11 bits, 6e-8 to 65,504 (what is larger becomes that, infinity too); bf16: 8
-bits, float32's range. NaN stays NaN in both, so that a training that diverges is seen to. Compiled (native_halves.py)
+bits, float32's range. NaN stays NaN in both, so that a training that diverges is seen to. Compiled (native.py)
 or by NumPy, the same bits: a million values take .4 and .1 ms, or 3 and .5 ms.
 """
 

@@ -555,7 +555,7 @@ API HOT void gb_round(int64_t kind, float* values, int64_t n) {
         for (int64_t i = 0; i < n; ++i) values[i] = of_bf16(bf16_of(values[i]));
 }
 
-// Denormal inputs and results count as 0 in the calling thread, or do not: see denormals.py.
+// Denormal inputs and results count as 0 in the calling thread, or do not: see library.py.
 API void gb_flush_denormals(int64_t on) {
 #if defined(__x86_64__)
     const unsigned bits = 0x8040;  // flush to zero, denormals are zero

@@ -1,9 +1,15 @@
-"""The compiled library's surface for ctypes: signatures, the state structure, error codes."""
+"""The compiled library's surface for ctypes: signatures, the state structure, error codes, denormal numbers.
+
+Denormal numbers count as 0 on every node: a thread that computes says so once. They are slow (a table of idle Adam
+moments fades into them), and bits are the same everywhere only if all do it. The setting belongs to the thread; it
+costs a microsecond.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -12,6 +18,7 @@ import numpy as np
 
 from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Rule, require
+from gbactl.kernels.build import find_library
 
 ABI = 5
 RULES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
@@ -90,3 +97,30 @@ def make_state(rule: Rule, value: Floats, moments: Sequence[Floats], counts: Any
         None if rule.bias is None else rule.bias.ctypes.data, steps, len(value), width,
         RULES[rule.name], rule.beta1, rule.rest1, rule.beta2, rule.rest2, rule.eps,
     )  # fmt: skip
+
+
+def flushes() -> bool:
+    """Whether the calling thread takes denormal numbers as 0."""
+    return bool(np.multiply(np.float32(2e-38), np.float32(0.25)) == 0)
+
+
+def flush(on: bool = True) -> None:
+    """Set the calling thread to take denormal numbers as 0, or not to."""
+    path = find_library()
+    if path is not None:
+        open_library(path).gb_flush_denormals(int(on))
+        return
+    import torch
+
+    torch.set_flush_denormal(on)
+
+
+@contextlib.contextmanager
+def flushed() -> Iterator[None]:
+    """Inside, denormal numbers are 0; afterwards what was before."""
+    before = flushes()
+    flush(True)
+    try:
+        yield
+    finally:
+        flush(before)

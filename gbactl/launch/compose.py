@@ -28,7 +28,7 @@ from gbactl.config import RunConfig, flatten, from_dict, to_dict
 from gbactl.config.cost import CostConfig
 from gbactl.config.place import place_of
 from gbactl.errors import ConfigError, GbactlError, UsageError
-from gbactl.faults.load_trace_file import with_traces
+from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.paths import conf_dir
 from gbactl.policies.base import names, policy_class

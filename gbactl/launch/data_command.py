@@ -1,13 +1,21 @@
-"""What `gbactl data` does: compose the configuration, prepare its data, print."""
+"""What `gbactl data` does: compose the configuration, prepare its data, print.
+
+Progress goes to stderr: a bar on a terminal, one line a stage elsewhere; at most ten updates a second.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.describe import show, summarise
+from gbactl.data.files import Progress as Callback
 from gbactl.data.prepare import prepare
-from gbactl.data.progress import shown
 from gbactl.launch.compose import compose
 
 
@@ -28,3 +36,27 @@ def run_describe(overrides: list[str], as_json: bool) -> None:
         print(json.dumps(summarise(dataset), indent=1))
         return
     show(dataset, fields=True)
+
+
+def _lines(console: Console) -> Callback:
+    seen = set[str]()
+
+    def tell(stage: str, fraction: float) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            console.print(f"data: {stage}", highlight=False, soft_wrap=True)
+
+    return tell
+
+
+@contextlib.contextmanager
+def shown(console: Console | None = None) -> Iterator[Callback]:
+    """A callback for `prepare` that shows (stage, fraction)."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = TextColumn("{task.description}"), BarColumn(30), TaskProgressColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("data", total=1.0)
+        yield lambda stage, fraction: bar.update(task, description=f"data: {stage}", completed=fraction)

@@ -1,4 +1,4 @@
-"""`gbactl train resume=RUN|PATH`: which checkpoint, and that run's configuration with what was typed beside it.
+"""`gbactl train resume=RUN|PATH`: which checkpoint, whose configuration, what was typed beside it, where it works.
 
 Finding reads the whole checkpoint once, to know that it is good.
 """
@@ -9,20 +9,25 @@ import copy
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Chain, Folder
+from gbactl.checkpoint.folder import Chain, Folder, number_of
 from gbactl.checkpoint.manifest import CUT
+from gbactl.config import RunConfig, to_dict
 from gbactl.config.groups import ClusterConfig
 from gbactl.coordinator.state import Position, config_at
+from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
+from gbactl.launch import rundir
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
 COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # what runs here or on hosts, and what it is told
+EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # of a job's checkpoints, in its estimate
 
 
 def run_of(chain: Chain) -> Path:
@@ -65,12 +70,11 @@ def identity_of(run: Path) -> str:
 def folder_of(name: str) -> Path:
     """The checkpoints of a run. Raises UsageError."""
     from gbactl.launch import find_run as runs
-    from gbactl.launch.rundir import CONFIG
 
     path = Path(name)
     if path.name == folders.NAME and path.is_dir():
         return path.resolve()
-    return runs.find(name, holding=CONFIG).resolve() / folders.NAME
+    return runs.find(name, holding=rundir.CONFIG).resolve() / folders.NAME
 
 
 def named(arguments: Iterable[str]) -> str | None:
@@ -152,3 +156,52 @@ def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> No
     position = Position.read(last.position)
     if position.round >= rounds or (position.ended and position.stopped_early):
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
+
+
+@dataclass
+class Continued:
+    """`chain`: the checkpoint, None for a run from the beginning; `same_run`: it goes on in its own directory;
+    `tracked`: the MLflow run that it goes on as, "" if that is not known (yet)."""
+
+    chain: Chain | None = None
+    same_run: bool = False
+    tracked: str = ""
+
+    @classmethod
+    def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> Continued:
+        """Of a configuration. Raises CheckpointError where a run cannot go on from what it names."""
+        if cfg.resume is None:
+            return cls()
+        chain = find(cfg.resume)
+        check(chain, to_dict(cfg), dataset.fingerprint, rounds)
+        own = run_of(chain)
+        same = cfg.run_dir is None or Path(cfg.run_dir).resolve() == own
+        return cls(chain, same, (rundir.tracked_as(own) or "") if same else "")
+
+    def run_dir(self, cfg: RunConfig) -> Path:
+        """Where it works: the run's own directory, or a new one if run_dir= names one."""
+        return run_of(self.chain) if self.chain is not None and self.same_run else rundir.create(cfg)
+
+    def modes(self, cfg: RunConfig) -> str:
+        """By which modes it has gone so far, the one included that it begins in now."""
+        mode = cfg.mode.name
+        return mode if self.chain is None else Position.read(self.chain.last.position).modes_with(mode)
+
+    def begin(self, path: Path, cfg: RunConfig) -> None:
+        """The directory is ours: put what was there aside, and what was saved after the checkpoint away."""
+        if self.chain is None or not self.same_run:
+            return
+        rundir.reopen(path, cfg)
+        folder = Folder(self.chain.folder)
+        folder.sweep()
+        for name in folder.names():
+            if number_of(name) > self.chain.last.number:
+                folder.remove(name)
+
+
+def saying(fields: dict[str, Any]) -> str:
+    """An event about checkpoints in one line."""
+    if fields["state"] == "failed":
+        why = f"The checkpoint of step {fields['step']} failed: {fields['why'].rstrip('.')}"
+        return f"{why}; training goes on, the next one tries again."
+    return str(fields["sentence"])

@@ -30,15 +30,13 @@ from gbactl.faults import acted
 from gbactl.faults.cpu_hogs import Hogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
-from gbactl.launch.continuation import EXPECTED, Continued, saying
 from gbactl.launch.control import Control
 from gbactl.launch.coordinator_link import Coordinators
-from gbactl.launch.duplicate_events import loss_known, switch_known
-from gbactl.launch.fault_injection import Injuries
+from gbactl.launch.failures import Injuries, Successors, loss_known, switch_known, told
 from gbactl.launch.memory_check import check_collective, check_memory, too_few
 from gbactl.launch.orphans import end_orphans
 from gbactl.launch.progress import Show, unit_of
-from gbactl.launch.replacements import Successors, told
+from gbactl.launch.resume import EXPECTED, Continued, saying
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.switching.history import legend, listed, mode_id

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint import initial_state
 from gbactl.checkpoint.manifest import identity
-from gbactl.checkpoint.restore import chain_at, load_shard
+from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.shards import shard_spec
 from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
 from gbactl.coordinator.journal import Found, kept
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.faults.server_slowdown import Slowness
-from gbactl.kernels.denormals import flush
+from gbactl.faults.slowdown import Slowness
+from gbactl.kernels.library import flush
 from gbactl.processor import vectors
-from gbactl.server.checkpoint_options import saver_of
+from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.recovery import load_last
 from gbactl.store.shard import Shard
 from gbactl.wire.addresses import local
@@ -139,7 +138,7 @@ def _first_shard(
     if spec is None:
         return None
     if cfg.server_returns:
-        initial_state.keep(Path(boot.run_dir), spec)
+        keep_initial(Path(boot.run_dir), spec)
     shard = Shard(spec)
     if cfg.resume is not None:
         load_shard(shard, chain_at(Path(cfg.resume)), cfg.home != "workers")
@@ -150,7 +149,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Load
     """The shard as its newest checkpoint has it, in the place of a server that is gone."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
     spec = shard_spec(cfg, dataset, boot.index)
-    shard = Shard(initial_state.again(run_dir, spec, cfg.model.batch_norm_momentum))
+    shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
     resumed = None if cfg.resume is None else Path(cfg.resume)
     own = folders.Folder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
     return shard, Loaded(boot.index, load_last(shard, own, resumed))

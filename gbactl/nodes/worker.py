@@ -20,7 +20,7 @@ from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import Delay
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.denormals import flush
+from gbactl.kernels.library import flush
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.models.flat import FlatModel

@@ -1,9 +1,15 @@
-"""`gbactl replay`: from a run's name to a verdict."""
+"""`gbactl replay`: from a run's name to a verdict, printed as a sentence for a person, as JSON for a pipe.
+
+The bits depend on the processor, torch and its threads beside the log.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +17,16 @@ from gbactl.coordinator.phase_log import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
-from gbactl.launch.find_run import LOG
+from gbactl.kernels.library import flushed
+from gbactl.launch.find_run import LOG, find
+from gbactl.launch.progress import Show
 from gbactl.nodes.roles import header
-from gbactl.replay import machine, model_file
+from gbactl.replay import model_file
+from gbactl.replay.fold import Replayer
 from gbactl.replay.recording import Recording, scan
-from gbactl.replay.replayer import Replayer
 
 Progress = Callable[[str, float], None]
+SAME = {"machine": "processor", "cpu_flags": "processor's vector instructions", "torch": "version of torch"}
 
 
 def replay(
@@ -33,8 +42,8 @@ def replay(
     recording = scan(run_dir / LOG)
     last = _last_step(recording, until)
     dataset = _dataset(recording, progress)
-    differences = machine.differences(recording.header, header(recording.cfg, dataset))
-    with machine.threads(recording.header["threads"]):
+    differences = machine_differences(recording.header, header(recording.cfg, dataset))
+    with torch_threads(recording.header["threads"]):
         replayer = _replayer(recording, dataset, last, bool(differences), progress)
         found = _run(replayer)
         kept = _keep(replayer, run_dir, path, until is not None) if found is None else None
@@ -120,3 +129,40 @@ def failed(verdict: dict[str, Any]) -> bool:
     """Whether the run is not reproduced, and should be: bits may differ on another machine, decisions nowhere."""
     found = verdict["divergence"]
     return found is not None and not (verdict["machine_differs"] and found["kind"] == "bits")
+
+
+def machine_differences(logged: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """What of this machine's header is not as in a log's; [] where the same bits are due."""
+    return [name for key, name in SAME.items() if logged[key] != here[key]]
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads for torch inside, and denormal numbers flushed as on every node of a run."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with flushed():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
+    """Find, replay, print. Raises DivergenceError, after printing, where the run is not reproduced."""
+    show = Show()
+    try:
+        verdict = replay(find(run, uri), until, keep, show.step)
+    finally:
+        show.clear()
+    if not sys.stdout.isatty():
+        print(json.dumps(verdict), flush=True)
+    if failed(verdict):
+        found = verdict["divergence"]
+        raise DivergenceError(Divergence(found["kind"], found["step"], sentence(verdict)))
+    if sys.stdout.isatty():
+        print(sentence(verdict))
+    else:
+        show.say(sentence(verdict))

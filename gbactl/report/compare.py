@@ -12,7 +12,7 @@ from gbactl.errors import UsageError
 from gbactl.policies.base import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
-from gbactl.report.failures import Failure, failures
+from gbactl.report.failures import Failure, Slowdown, failures, slowdowns
 from gbactl.report.pairs import (
     Key,
     Pairing,
@@ -24,7 +24,6 @@ from gbactl.report.pairs import (
     stats_of,
     why_alone,
 )  # fmt: skip
-from gbactl.report.slowdowns import Slowdown, slowdowns
 from gbactl.report.stats import Difference, Stat, paired
 from gbactl.tracking.runs import Run
 

@@ -1,4 +1,7 @@
-"""What failures cost: lines of a third table, for runs in which processes died or hung. Pure."""
+"""What failures and faults cost, in tables of their own: for runs in which processes died, hung or were slow. Pure.
+
+A slow-down of faulty workers and servers is told as it was injected, beside what was observed.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ COLUMNS = (
     Column("rolled back", ("samples_rolled_back",), 0, thousands=True),
 )
 _METRIC = re.compile(rf"recovery_({'|'.join(FAILURE_KINDS)})/([A-Z]\d*)\.(\w+)")
+SLOWDOWN_KINDS = ("injected", "observed")
+MOST_LINES = 8  # workers (or servers) of a group that get a line each; more share one
+_FACTOR = re.compile(rf"fault_({'|'.join(SLOWDOWN_KINDS)})/([WS]\d+)")
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,58 @@ def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[Failure]:
 def _order(line: tuple[str, str]) -> tuple[str, int, str]:
     process, failure = line
     return process[0], int(process[1:] or 0), failure
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """One line: a group's worker or server, or all its faulty ones; `n` runs. Factors, None where not known."""
+
+    key: tuple[str, ...]
+    workers: str
+    n: int
+    injected: Stat | None
+    observed: Stat | None
+
+    @property
+    def error(self) -> float | None:
+        """Percent by which observed is above injected."""
+        if self.injected is None or self.observed is None:
+            return None
+        return 100.0 * (self.observed.mean / self.injected.mean - 1.0)
+
+
+def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[Slowdown]:
+    """The lines of one group; none where no run has faults."""
+    found = [_of(run.metrics) for run in runs]
+    names = sorted({name for each in found for name in each}, key=lambda name: (name[0] != "W", int(name[1:])))
+    workers, servers = ([name for name in names if name[0] == letter] for letter in "WS")
+    return [*_lines(key, "workers", workers, found), *_lines(key, "servers", servers, found)]
+
+
+def _lines(
+    key: tuple[str, ...], what: str, names: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
+) -> list[Slowdown]:
+    if len(names) > MOST_LINES:
+        return [_line(key, f"{len(names)} {what}", names, found)]
+    return [_line(key, name, [name], found) for name in names]
+
+
+def _of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    made: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        matched = _FACTOR.fullmatch(name)
+        if matched is not None:
+            made.setdefault(matched[2], {})[matched[1]] = value
+    return made
+
+
+def _line(
+    key: tuple[str, ...], name: str, workers: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
+) -> Slowdown:
+    """A run's value is the mean over the line's workers."""
+    stats = []
+    for kind in SLOWDOWN_KINDS:
+        values = [[each[w][kind] for w in workers if kind in each.get(w, {})] for each in found]
+        stats.append(stat([sum(one) / len(one) for one in values if one]))
+    n = sum(any(worker in each for worker in workers) for each in found)
+    return Slowdown(key, name, n, *stats)

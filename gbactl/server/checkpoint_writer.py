@@ -8,6 +8,7 @@ writes as fast as it can; where they take more than all, the server copies on wi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import priority
-from gbactl.checkpoint.file_writer import Writing
+from gbactl.checkpoint.ledger import RowUpdates
 from gbactl.checkpoint.manifest import CUT
+from gbactl.checkpoint.plan import rhythm_of
 from gbactl.checkpoint.priority import Priority
 from gbactl.checkpoint.restore import arrays_of
-from gbactl.checkpoint.row_updates import RowUpdates
-from gbactl.checkpoint.tensor_file import Layout, halved, layout_of
+from gbactl.checkpoint.tensor_file import Layout, Writing, halved, layout_of
+from gbactl.config import RunConfig
+from gbactl.data.dataset import Schema
 from gbactl.errors import WireError
 from gbactl.kernels.base import RowPart
 from gbactl.server.snapshot import Snapshot
@@ -205,3 +209,28 @@ class Saver:
             self._writing.give_up()
         self._writing = self._snapshot = None
         self._watch()
+
+
+def saver_of(
+    cfg: RunConfig, schema: Schema, run_dir: Path, shard: Shard, tell: Callable[[Saved], None], spare: int,
+    inline: bool = False,
+) -> Saver:  # fmt: skip
+    """Also where nothing is saved but at a signal. `spare`: bytes that a save leaves free on the disk; `inline`:
+    written within the calls, in no other thread."""
+    c = cfg.checkpoint
+    chooser = Chooser(shard, None, (), c.share)
+    if rhythm_of(c, cfg.cluster.servers).parts > 1:
+        large = priority.largest_tables(tables(schema), c.large_tables)
+        spans = priority.local_spans(large, shard.spec.shard, shard.spec.shards)
+        name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
+        order = priority.make(name, shard.rows.table, spans, c.share, seed)
+        chooser = Chooser(shard, order, spans, c.share)
+    return Saver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
+
+
+def tables(schema: Schema) -> list[tuple[int, int]]:
+    """Each field's rows in the fused table; one for all where they share their ids."""
+    if schema.shared_ids:
+        return [(0, schema.rows)]
+    edges = [0, *itertools.accumulate(schema.cardinalities)]
+    return list(itertools.pairwise(edges))

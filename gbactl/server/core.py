@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.faults.server_slowdown import Slowness
+from gbactl.faults.slowdown import Slowness
 from gbactl.processor import settle_garbage
 from gbactl.server.checkpoint_writer import Saver
 from gbactl.server.easgd_center import CentreSide

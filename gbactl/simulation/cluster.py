@@ -18,13 +18,12 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, shard_spec
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.server_slowdown import Slowness
+from gbactl.faults.slowdown import Slowness
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.denormals import flushed
+from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width
 from gbactl.nodes.roles import header
-from gbactl.server.checkpoint_options import saver_of
-from gbactl.server.checkpoint_writer import Saver
+from gbactl.server.checkpoint_writer import Saver, saver_of
 from gbactl.simulation.clock import Events
 from gbactl.simulation.compute import Compute
 from gbactl.simulation.coordinator import VirtualCoordinator

@@ -19,8 +19,7 @@ from gbactl.simulation.compute import Compute
 from gbactl.simulation.ring import Ring
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.checksum import digest
-from gbactl.store.dense import DenseBlock
-from gbactl.store.norms import dense_square
+from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.schedule import due
 from gbactl.wire.messages import Norms
 from gbactl.worker.core import Item, ReplicatedSteps, push_views, weigh

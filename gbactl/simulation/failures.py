@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gbactl.checkpoint.folder import Chain
-from gbactl.checkpoint.intervals import costs_of
-from gbactl.checkpoint.lost_work import Loss
+from gbactl.checkpoint.ledger import Loss, Spent
+from gbactl.checkpoint.plan import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
-from gbactl.checkpoint.time_spent import Spent
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.recovery_times import Failed

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.restore import take_over
-from gbactl.faults.server_slowdown import Slowness
+from gbactl.faults.slowdown import Slowness
 from gbactl.kernels.base import Floats
 from gbactl.server.checkpoint_writer import Saver
 from gbactl.server.core import Server

@@ -150,3 +150,13 @@ class DenseBlock:
         for name, array in own.items():
             np.copyto(array, state[name])
         self._optimizer.step = int(state["step"][0])
+
+
+def dense_square(parts: Sequence[DensePart], params: int, divisor: float) -> float:
+    """Squared L2 norm of (sum of weight x gradient) / divisor over the first `params` values.
+
+    For studies of what stands between the modes; costs a second pass over the step's gradients."""
+    total = np.zeros(params, np.float64)
+    for gradient, weight in parts:
+        total += weight * gradient[:params].astype(np.float64)
+    return float(np.dot(total, total)) / divisor**2

@@ -1,7 +1,9 @@
 """The rows of one shard with their optimizer: one fused pass over the rows a step touches.
 
 A single gradient goes straight into the optimizer; several are summed per row first, in order, in a buffer
-that is kept between steps.
+that is kept between steps. A row may have a staleness of its own: the steps that touched it since it was pulled
+(following the idea of GBA, a rarely seen row is not punished for steps that never touched it). That costs 4 bytes a
+pulled row while its batch is outstanding, and a copy of the gradient where its rows weigh differently.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.kernels.base import FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
+from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
+from gbactl.store.gradient_slice import Part
 from gbactl.store.memory import zeros
 from gbactl.store.optim import OptimizerSpec, RowOptimizer
+
+NORMS_SAMPLED = 32  # rows of a step
 
 
 class RowBlock:
@@ -94,3 +99,68 @@ class RowBlock:
             "counts": sum(array.nbytes for array in (self.counts, self._touches) if array is not None),
             "scratch": slot + self._workspace.nbytes,
         }
+
+
+class PullNotes:
+    """Touch counts at the time of the last pull, by batch. `counts` uint32[rows] is held, not copied."""
+
+    def __init__(self, counts: Any) -> None:
+        self._counts = counts
+        self._at_pull: dict[int, tuple[Ints, Any]] = {}
+
+    def note(self, batch: int, index: Ints) -> None:
+        """Rows `index` int32[n] are pulled for a batch. Raises ValueError on an index outside."""
+        index = index.copy()
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self._counts):
+            raise ValueError("Refused: an index lies outside the table.")
+        self._at_pull[batch] = index, self._counts[index]
+
+    def attach(self, batch: int, part: Part) -> None:
+        """Hand the note of a batch over to its part; without one of the same rows, it has none."""
+        index, counts = self._at_pull.pop(batch, (None, None))
+        if index is not None and np.array_equal(index, part.index):
+            part.touches = counts
+
+    def forget(self, batch: int | None = None) -> None:
+        """Forget one batch's note, or all."""
+        if batch is None:
+            self._at_pull.clear()
+        else:
+            self._at_pull.pop(batch, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the notes."""
+        return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
+
+    def weigh(self, part: Part, weights: Sequence[float]) -> list[RowPart]:
+        """The part's rows, weighted by `weights`[own staleness]: one part for each weight > 0 that occurs.
+
+        The last of `weights` is that of the token's staleness, which no row exceeds; a part whose pull was not
+        noted gets it for all its rows.
+        """
+        if part.touches is None:
+            return [(part.index, part.grad, weights[-1])] if weights[-1] > 0 and len(part.index) else []
+        since = self._counts[part.index] - part.touches
+        own = np.array(weights)[np.minimum(since, COUNT.type(len(weights) - 1))]
+        found = own[:1] if (own == own[:1]).all() else np.unique(own)
+        if len(found) == 1 and found[0] > 0:
+            return [(part.index, part.grad, float(found[0]))]
+        chosen = [(float(weight), np.flatnonzero(own == weight)) for weight in found if weight > 0]
+        return [(part.index[at], part.grad[at], weight) for weight, at in chosen]
+
+
+def row_norms(
+    parts: Sequence[RowPart], divisor: float, kernels: Kernels, shares: Sequence[float] = ()
+) -> list[float]:
+    """L2 norms of at most NORMS_SAMPLED rows' gradients, evenly spread over the rows in ascending order. A row is
+    divided by `divisor`, plus the `shares`, if any, of the parts that carry it.
+
+    For studies of what stands between the modes; costs a second pass over the step's gradients."""
+    if not any(len(part[0]) for part in parts):
+        return []
+    index, total, carried = kernels.aggregate(parts, None, shares)
+    chosen = np.argsort(index, kind="stable")[:: -(-len(index) // NORMS_SAMPLED)]
+    size = np.linalg.norm(total[chosen].astype(np.float64), axis=1)
+    found: list[float] = (size / (divisor + carried[chosen] if shares else divisor)).tolist()
+    return found

@@ -14,14 +14,12 @@ import numpy as np
 
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, require
-from gbactl.store import norms
 from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
-from gbactl.store.dense import DenseBlock, dense_range
+from gbactl.store.dense import DenseBlock, dense_range, dense_square
 from gbactl.store.gradient_slice import Order, Part
 from gbactl.store.memory import zeros
-from gbactl.store.rows import RowBlock
+from gbactl.store.rows import PullNotes, RowBlock, row_norms
 from gbactl.store.spec import ShardSpec
-from gbactl.store.staleness import PullNotes
 
 
 class Shard:
@@ -219,9 +217,9 @@ class Shard:
         parts = self._members(order)
         dense = [(part.dense, weight) for part, weight in parts if weight > 0 and part.dense is not None]
         params = 0 if self.dense is None else self.dense.params
-        square = norms.dense_square(dense, params, order.divisor) if dense else 0.0
+        square = dense_square(dense, params, order.divisor) if dense else 0.0
         rows, shares = self._row_parts(parts, order)
-        return square, norms.row_norms(rows, self._divisor(order), self.kernels, shares)
+        return square, row_norms(rows, self._divisor(order), self.kernels, shares)
 
     def step_digest(self, touched: Ints) -> str:
         """BLAKE2b over the rows `touched`, their moments and counts, and the dense slice with its moments."""

@@ -18,8 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from gbactl.tracking.backlog import Backlog, Contents, Record
-from gbactl.tracking.delivery import Delivery
-from gbactl.tracking.sender import MlflowSender, Sender
+from gbactl.tracking.sender import Delivery, MlflowSender, Sender
 
 LOCK_NAME = ".tracking.lock"
 _FLUSH_SECONDS = 1.0

@@ -10,9 +10,8 @@ from filelock import FileLock, Timeout
 
 from gbactl.errors import TrackingError
 from gbactl.tracking.backlog import Backlog, Contents, Record
-from gbactl.tracking.delivery import Delivery
 from gbactl.tracking.run import LOCK_NAME
-from gbactl.tracking.sender import MlflowSender, Sender
+from gbactl.tracking.sender import Delivery, MlflowSender, Sender
 from gbactl.tracking.store import absolute
 
 

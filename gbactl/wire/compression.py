@@ -19,9 +19,8 @@ from gbactl.errors import WireError
 from gbactl.kernels import codec_of
 from gbactl.kernels.halves import Codec
 from gbactl.wire import frames
-from gbactl.wire.channel import COORDINATOR, BufferPool, Channel, Hub
+from gbactl.wire.channel import COORDINATOR, AroundHub, BufferPool, Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.layers import AroundHub
 from gbactl.wire.messages import KIND, Centre, Elastic, Push, Rows, decode
 
 VALUES = (Push, Rows, Elastic, Centre)

@@ -19,8 +19,7 @@ from gbactl.wire.addresses import address_of, dial, listen
 from gbactl.wire.auth import Peer, SessionKeys
 from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.listener import HANDSHAKE_SECONDS, Door, Stranger
-from gbactl.wire.rejections import Refusals
+from gbactl.wire.listener import HANDSHAKE_SECONDS, Door, Refusals, Stranger
 from gbactl.wire.send_queue import Queued
 from gbactl.wire.socket_channel import SILENCE_SECONDS, SocketChannel
 from gbactl.wire.tls import Encryption

@@ -3,16 +3,20 @@
 Anybody who reaches the port can be a stranger here, and costs a socket and some hundred bytes (with encryption, 50 KB):
 there are MOST_STRANGERS at a time, each has HANDSHAKE_SECONDS in all, however slowly it writes, and where one more
 comes, whoever stood here longest goes. So those who know the key, which takes them a millisecond, always get in.
+
+What a node turns away is counted by reason, and logged ever more rarely, so that nobody can fill memory or disk.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import selectors
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +30,10 @@ MOST_STRANGERS = 128
 SHUT_SECONDS = 1.0  # how long nobody is let in where the process has no file descriptor left
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("3i")
+MOST_REASONS = 64  # what differs more is counted together
+MOST_LINES = 16  # of one reason that are logged one by one; from there on every time the count has doubled
+OTHER = "for other reasons"
+log = logging.getLogger(__name__)
 
 
 class Guest(NamedTuple):
@@ -179,3 +187,16 @@ def _same_user(sock: socket.socket) -> bool:
 
 def _closed() -> bytes:
     raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")
+
+
+class Refusals(Counter[str]):
+    """How often something was turned away, by reason."""
+
+    def note(self, reason: str) -> None:
+        """Something was turned away."""
+        if reason not in self and len(self) >= MOST_REASONS:
+            reason = OTHER
+        self[reason] += 1
+        count = self[reason]
+        if count <= MOST_LINES or not count & (count - 1):
+            log.warning("refused %s%s", reason, "" if count <= MOST_LINES else f" ({count} times by now)")

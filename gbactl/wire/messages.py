@@ -290,7 +290,7 @@ class Checked(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """How large the gradients of a step were (see store/norms.py): a shard's, or a worker's all-reduced one."""
+    """How large the gradients of a step were (see Shard.gradient_norms): a shard's, or a worker's all-reduced one."""
 
     step: int
     square: float

@@ -14,9 +14,8 @@ from typing import Any
 from gbactl.errors import WireError
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel, Hub
+from gbactl.wire.channel import COORDINATOR, AroundHub, Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.layers import AroundHub
 from gbactl.wire.messages import KIND, Hello, Ready, Revive, Setup, Stop, decode
 
 REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # how long nobody may listen there

@@ -24,9 +24,8 @@ from gbactl.faults.message_faults import Weather
 from gbactl.faults.plan import FaultPlan
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, Channel, Hub
+from gbactl.wire.channel import COORDINATOR, AroundHub, Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.layers import AroundHub
 from gbactl.wire.messages import KIND, Arrived, Granted, Numbered, Rows, Staged, decode, kind_of, pack
 
 RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005

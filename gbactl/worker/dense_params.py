@@ -18,8 +18,7 @@ from gbactl.collective.overlap import Filling
 from gbactl.kernels.halves import Codec
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
-from gbactl.store.dense import DenseBlock
-from gbactl.store.norms import dense_square
+from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.schedule import due
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Norms

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
-from gbactl.data.dataset import Batch, Dataset, Split
-from gbactl.data.shuffle import permuted
+from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import Delay
 from gbactl.kernels.base import Kernels, Unique
 from gbactl.models.compute import GradientComputer

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from gbactl.collective import open_rendezvous
-from gbactl.collective.admission import MOST_VISITORS
 from gbactl.collective.base import sum_in_rank_order
+from gbactl.collective.rendezvous import MOST_VISITORS
 from gbactl.collective.rendezvous_base import Meeting, interface_of
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels import codec_of

@@ -21,8 +21,8 @@ from gbactl.data.prepare import prepare
 from gbactl.nodes.roles import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.base import Decision
-from gbactl.replay.gradients import Gradients, Pulled
-from gbactl.replay.replayer import store_order
+from gbactl.replay.fold import store_order
+from gbactl.replay.worker import Gradients, Pulled
 from gbactl.store.gradient_slice import Order
 from gbactl.store.schedule import factor
 from gbactl.wire.messages import BeginPhase

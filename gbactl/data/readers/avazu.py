@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from gbactl.data.columns import to_ids
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
+from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table, to_ids
 from gbactl.data.writer import Built, write_all
 from gbactl.errors import DataError
 from gbactl.typed import Natural, TableRows

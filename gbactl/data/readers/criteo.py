@@ -14,12 +14,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.data.columns import to_ids, to_numbers
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.days import days_between, equal_days
 from gbactl.data.files import Progress, find, read_all
-from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
-from gbactl.data.writer import Built, write_all
+from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table, to_ids, to_numbers
+from gbactl.data.writer import Built, days_between, equal_days, write_all
 from gbactl.errors import DataError
 from gbactl.typed import Days, Natural, TableRows
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.options import require
+from gbactl.data.sources import require
 from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
 from gbactl.data.writer import Built, write_all
 from gbactl.errors import DataError

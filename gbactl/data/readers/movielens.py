@@ -17,10 +17,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.days import equal_days
 from gbactl.data.files import Block, Progress, find, read_all
 from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
-from gbactl.data.writer import Built, reorder, write_all
+from gbactl.data.writer import Built, equal_days, reorder, write_all
 from gbactl.errors import DataError
 from gbactl.typed import Days, Natural
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbactl.calibration import alone, serving
+from gbactl.calibration import alone
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from tests.support.calibration_runs import config
@@ -33,7 +33,7 @@ def test_sizes_lie_around_the_local_batch_and_within_the_data(dataset: Dataset) 
 
 def test_everything_measured_is_a_price_of_the_cost_model(dataset: Dataset) -> None:
     cfg = config("gba", 2)
-    prices = alone.measure(cfg, dataset, 0.05) | serving.measure(cfg, dataset, 0.05)
+    prices = alone.measure_worker(cfg, dataset, 0.05) | alone.measure_server(cfg, dataset, 0.05)
     assert set(prices) <= {f.name for f in fields(CostConfig)} and len(prices) == 8
     assert all(price >= 0 for price in prices.values())
     assert prices["batch_us"] + prices["sample_us"] > 0 and prices["predict_us"] > 0

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.checkpoint.emulation import Emulation, by_distribution, emulate
-from gbactl.checkpoint.intervals import Rhythm
-from gbactl.checkpoint.overheads import Costs, bases, expected_pls, full, partial
+from gbactl.checkpoint.plan import Costs, Rhythm, bases, expected_pls, full, partial
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
 from gbactl.faults.injector import Injector

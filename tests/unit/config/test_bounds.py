@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
 
-from gbactl.checkpoint.intervals import VARIANTS
+from gbactl.checkpoint.plan import VARIANTS
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare

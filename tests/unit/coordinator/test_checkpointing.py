@@ -13,7 +13,7 @@ import pytest
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.replica_mean import Gathering
+from gbactl.checkpoint.publishing import Gathering
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing

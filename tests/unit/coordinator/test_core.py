@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gbactl.checkpoint.lost_work import UnsavedWork
+from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.core import Core

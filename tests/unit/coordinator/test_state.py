@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.lost_work import UnsavedWork
+from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.coordinator.membership import Lives
 from gbactl.coordinator.recovery_times import Failed, Failures
 from gbactl.coordinator.schedule import EarlyStopping

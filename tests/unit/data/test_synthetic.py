@@ -11,8 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from gbactl.data import synthetic
 from gbactl.data.dataset import Dataset
-from gbactl.data.hidden import sigmoid
-from gbactl.data.synthetic import Generator, Synthetic, zipf
+from gbactl.data.synthetic import Generator, Synthetic, sigmoid, zipf
 from gbactl.errors import ConfigError, DataError
 
 Load = Callable[..., Dataset]

@@ -8,7 +8,7 @@ import pytest
 
 from gbactl.faults.acted import Acted, lines, with_injected
 from gbactl.faults.observed import Observed
-from gbactl.faults.server_slowdown import Slowness
+from gbactl.faults.slowdown import Slowness
 from tests.support.fault_plans import plan
 
 EARLY = {"kind": "window", "factor": 4, "from": 0.1, "until": 0.4, "workers": [1]}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict, to_dict
 from gbactl.errors import ConfigError
-from gbactl.faults.load_trace import Trace
-from gbactl.faults.load_trace_file import read_trace
+from gbactl.faults.load_trace import Trace, read_trace
 from gbactl.launch.compose import compose
 from tests.support.fault_plans import plan
 

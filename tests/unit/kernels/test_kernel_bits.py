@@ -150,7 +150,7 @@ def test_initial_rows(native: Kernels, twin: Kernels, seed: int, width: int, str
 def test_twin_works_by_chunks_without_changing_bits(
     native: Kernels, twin: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gbactl.kernels.twin_steps.CHUNK", 5)
+    monkeypatch.setattr("gbactl.kernels.twin.CHUNK", 5)
     monkeypatch.setattr("gbactl.kernels.twin.CHUNK", 5)
     test_initial_rows.hypothesis.inner_test(native, twin, 3, 17, 2)
     rng = np.random.default_rng(0)

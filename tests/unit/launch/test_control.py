@@ -15,8 +15,7 @@ import pytest
 from gbactl.errors import GbactlError, UsageError
 from gbactl.launch import rundir
 from gbactl.launch.control import FILE, Control
-from gbactl.launch.switch_client import Asking, mode_with
-from gbactl.launch.switch_command import ask
+from gbactl.launch.switch_command import Asking, ask, mode_with
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import CLOSED

@@ -19,8 +19,8 @@ from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
 from gbactl.launch.checkpoint_command import verify_all
-from gbactl.launch.continuation import saying
 from gbactl.launch.export import whole_rows
+from gbactl.launch.resume import saying
 from gbactl.replay.recording import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded

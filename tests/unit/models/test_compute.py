@@ -10,8 +10,8 @@ import torch
 
 from gbactl.config import ModelConfig
 from gbactl.models import build, row_width
+from gbactl.models.base import BatchNorm
 from gbactl.models.compute import GradientComputer
-from gbactl.models.layers import BatchNorm
 
 N, F, DIM = 3, 4, 5
 

@@ -100,7 +100,7 @@ def test_no_parameter_is_empty_without_numeric_fields() -> None:
 
 
 def test_dropout_keeps_the_expected_share_and_scales_it() -> None:
-    from gbactl.models.layers import Dropout
+    from gbactl.models.base import Dropout
 
     layer = Dropout(0.25, torch.Generator().manual_seed(0))
     out = layer(torch.ones(200, 200)).numpy()

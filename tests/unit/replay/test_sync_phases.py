@@ -14,7 +14,7 @@ from gbactl.coordinator import event_log
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.replay.command import replay, sentence
-from gbactl.replay.replica import Replica
+from gbactl.replay.worker import Replica
 from gbactl.simulation.cluster import run_virtual
 from tests.support.recorded import config, record
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.intervals import VARIANTS
+from gbactl.checkpoint.plan import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.switching.controller import GBA, SYNC, AutoOptions, Controller, Look
+from gbactl.switching.controller import FEW, GBA, MOST, SYNC, AutoOptions, Controller, Look, Recent, expected_maximum
 from tests.support.modes import EVERY
 
 EAGER: dict[str, float] = {"window": 10.0, "margin": 0.0, "hysteresis": 0.1, "minimum_stay": 0.0}
+COLUMNS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
 def crew(*seconds: float, mode: str = SYNC, **options: float) -> Controller:
@@ -257,3 +260,27 @@ def test_whatever_happens_a_look_has_positive_numbers(events: list[Any], gap: fl
             assert look.sync > 0 and look.gba > 0 and look.slowest > 0 and look.wanted in (SYNC, GBA)
             assert look.efficiency is None or 0 < look.efficiency <= 1
             assert look.overhead is None or look.overhead >= 0
+
+
+@given(COLUMNS)
+def test_the_expected_maximum_is_that_of_every_combination(columns: list[list[int]]) -> None:
+    exact = statistics.fmean(max(draw) for draw in itertools.product(*columns))
+    assert expected_maximum(columns) == pytest.approx(exact)
+
+
+@given(st.lists(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30), min_size=1, max_size=30))
+def test_it_lies_between_the_slowest_mean_and_the_largest_value(columns: list[list[float]]) -> None:
+    found = expected_maximum(columns)
+    assert max(map(statistics.fmean, columns)) <= found * (1 + 1e-9)
+    assert found <= max(map(max, columns)) * (1 + 1e-9)
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=200), st.floats(0.01, 50.0))
+def test_what_is_old_is_forgotten_but_for_a_few(gaps: list[float], seconds: float) -> None:
+    recent, times = Recent(seconds), list(itertools.accumulate(gaps))
+    for number, time in enumerate(times):
+        recent.add(time, float(number))
+    kept, now = recent.values, times[-1]
+    assert kept == [float(n) for n in range(len(times) - len(kept), len(times))]
+    young = [n for n, time in enumerate(times) if time >= now - seconds]
+    assert len(kept) == min(MOST, max(len(young), min(FEW, len(times))))

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import pytest
 
-from gbactl.wire import auth, listener, rejections
+from gbactl.wire import auth, listener
 from gbactl.wire.addresses import UNIX
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
@@ -193,13 +193,13 @@ def test_another_user_of_this_host_is_not_let_in() -> None:
 
 
 def test_reasons_and_lines_of_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    counted = rejections.Refusals()
+    counted = listener.Refusals()
     for number in range(10_000):
         counted.note(f"reason {number}")
         counted.note("the same again")
-    assert len(counted) <= rejections.MOST_REASONS + 1
+    assert len(counted) <= listener.MOST_REASONS + 1
     assert counted.total() == 20_000 and counted["the same again"] == 10_000
-    assert len(caplog.records) < rejections.MOST_REASONS * 2 + 2 * (rejections.MOST_LINES + 14)
+    assert len(caplog.records) < listener.MOST_REASONS * 2 + 2 * (listener.MOST_LINES + 14)
 
 
 def test_a_server_cannot_be_taken_for_another_one() -> None:

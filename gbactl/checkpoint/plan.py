@@ -1,0 +1,233 @@
+"""How often is saved, and whether a lost server alone goes back: the estimate, and what it decides. Pure.
+
+The estimate is what saving and failures cost a job, by the equations of partial recovery (following the idea of CPR).
+Times are in any one unit; the overheads come out in the same. Costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal
+
+from gbactl.errors import ConfigError
+from gbactl.typed import Count, Interval, Natural, Seconds, SomeShare, Within
+
+PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
+VARIANTS = ("none", "full", *PARTIAL)
+SAVED_DTYPES = ("fp32", "bf16")
+
+
+@dataclass
+class CheckpointConfig:
+    """What is saved, how often, and what a lost server costs. Times in seconds; T, T_f, O_s, O_l and O_r of the
+    equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
+
+    name: str = "none"
+    target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
+    interval_seconds: Interval | None = None
+    interval_steps: Count | None = None
+    job_seconds: Interval = 201600.0
+    mtbf_seconds: Interval = 100800.0
+    save_seconds: Seconds = 324.0
+    load_seconds: Seconds = 120.0
+    reschedule_seconds: Seconds = 60.0
+    share: Annotated[float, Within(at_least=0.001, at_most=1)] = 0.125
+    large_tables: SomeShare = 0.9
+    base_every: Natural = 8
+    keep: Count = 2
+    memory_mb: Count = 256
+    mb_per_second: Literal[0] | Annotated[float, Within(at_least=0.01, at_most=1e6)] = 10.0
+    dtype: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is expected of a job: overheads as shares of its length, intervals in the unit of the costs.
+
+    `recovery`: full (everybody goes back) or partial (the lost server alone)."""
+
+    recovery: str
+    interval: float
+    full_interval: float
+    full_overhead: float
+    partial_interval: float
+    partial_overhead: float
+    expected_pls: float
+
+    def told(self) -> dict[str, Any]:
+        """For result.json."""
+        return asdict(self)
+
+    @property
+    def overhead(self) -> float:
+        """Of what was chosen."""
+        return self.partial_overhead if self.recovery == "partial" else self.full_overhead
+
+    def sentence(self, steps: int | None = None, expected: bool = True) -> str:
+        """The choice and, if `expected`, what it rests on; `steps`: the interval, if it was told so: nobody knows its
+        seconds yet."""
+        part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
+        often, where = f"{self.interval:,.0f} s", ""
+        if steps is not None:
+            often, where = f"{steps} steps", ", not at those but at the intervals that follow from the costs"
+            part, whole = f"{part} at {self.partial_interval:,.0f} s", f"{whole} at {self.full_interval:,.0f} s"
+        cheaper = ", the cheaper one" if self.full_overhead <= self.partial_overhead else ""
+        choice = f"{self.recovery} recovery{cheaper}, saved every {often}"
+        if not expected:
+            return choice
+        pls = f", expected PLS {self.expected_pls:.3g}" if self.recovery == "partial" else ""
+        return f"{choice} (expected overhead{where}: partial recovery {part}, full {whole}{pls})"
+
+
+def estimate(
+    variant: str, costs: Costs, target_pls: float, interval: float | None = None, parts: int = 1, base_every: int = 0
+) -> Estimate:
+    """Choose between full and partial recovery, each at its own interval, or both at `interval`.
+
+    Partial where the variant asks for it and it is cheaper; else full. `parts` and `base_every` of partial recovery's
+    Rhythm: its whole saves are added to what the equations say, and change no interval."""
+    whole = interval or best_full_interval(costs)
+    part = interval or interval_for(costs, target_pls)
+    saved = partial(costs, part) + bases(costs, part, parts, base_every)
+    overheads = full(costs, whole) / costs.job, saved / costs.job
+    pays = variant in PARTIAL and overheads[1] < overheads[0]
+    chosen = part if pays else whole
+    return Estimate(
+        "partial" if pays else "full", chosen, whole, overheads[0], part, overheads[1],
+        expected_pls(costs, part) if pays else 0.0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
+
+    number: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """The saves of a job. `parts`: saves in an interval (1/r where rows are chosen, else 1), `every_steps`: steps in
+    an interval, if it is told in steps; a whole save comes every `base_every` intervals (0: never, but for the last).
+    """
+
+    parts: int
+    seconds: float
+    every_steps: int | None
+    base_every: int
+
+    def tick(self, number: int) -> Tick:
+        """Save `number`, counted from 1."""
+        if self.parts == 1:
+            return Tick(number, "whole")
+        if self.base_every and number % (self.parts * self.base_every) == 0:
+            return Tick(number, "whole")
+        return Tick(number, "rest" if number % self.parts == 0 else "chosen")
+
+    @property
+    def step_gap(self) -> int | None:
+        """Steps between two saves; None where they are told in seconds."""
+        return None if self.every_steps is None else max(1, self.every_steps // self.parts)
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two saves."""
+        return self.seconds / self.parts
+
+
+def costs_of(config: CheckpointConfig, servers: int) -> Costs:
+    """Of a configuration, whose save_seconds are those of fp32. Raises ConfigError for times that cannot be."""
+    c, part = config, 0.5 if config.dtype == "bf16" else 1.0
+    return Costs(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
+
+
+def job_named(config: CheckpointConfig) -> bool:
+    """Whether the job that the costs are reckoned for was described, by its length or its failures."""
+    default = type(config)()
+    return (config.job_seconds, config.mtbf_seconds) != (default.job_seconds, default.mtbf_seconds)
+
+
+def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
+    """Of a configuration. Raises ConfigError for times that cannot be."""
+    costs, parts = costs_of(config, servers), _parts(config)
+    return estimate(config.name, costs, config.target_pls, config.interval_seconds, parts, config.base_every)
+
+
+def _parts(config: CheckpointConfig) -> int:
+    """Saves in an interval where partial recovery pays."""
+    return max(1, round(1 / config.share)) if config.name in PARTIAL and config.name != "cpr" else 1
+
+
+def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
+    """Of a configuration: rows are chosen where a variant does that and partial recovery pays."""
+    found = estimate_of(config, servers)
+    parts = _parts(config) if found.recovery == "partial" else 1
+    return Rhythm(parts, found.interval, config.interval_steps, config.base_every)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A job of length `job` (T) on `servers` (N) with `between_failures` (T_f, all servers together).
+
+    `save` (O_s) is training time lost a whole save, `load` (O_l) that of loading all servers, `reschedule` (O_r) that
+    of finding a place for the new process."""
+
+    job: float
+    between_failures: float
+    servers: int
+    save: float
+    load: float
+    reschedule: float
+
+    def __post_init__(self) -> None:
+        numbers = [getattr(self, field.name) for field in fields(self)]
+        if not all(math.isfinite(n) and n >= 0 for n in numbers) or min(self.job, self.between_failures) <= 0:
+            raise ConfigError("The times of a checkpoint's costs are finite and 0 or more, the job's and MTBF above 0.")
+        if self.servers < 1:
+            raise ConfigError("A checkpoint's costs are those of at least 1 server.")
+
+    @property
+    def failures(self) -> float:
+        """Expected in a job: T / T_f."""
+        return self.job / self.between_failures
+
+
+def full(costs: Costs, interval: float) -> float:
+    """Everybody goes back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
+    return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
+
+
+def partial(costs: Costs, interval: float) -> float:
+    """The lost server alone goes back: O_s T/T_s + (O_l/N + O_r) T/T_f; nothing is computed again."""
+    return _saves(costs, interval) + (costs.load / costs.servers + costs.reschedule) * costs.failures
+
+
+def _saves(costs: Costs, interval: float) -> float:
+    if not interval > 0:
+        raise ConfigError("A checkpoint's interval must be positive.")
+    return costs.save * costs.job / interval
+
+
+def bases(costs: Costs, interval: float, parts: int, every: int) -> float:
+    """gbactl's own, not of the equations: where each of the `parts` saves in an interval has a part of the rows, the
+    last one in `every` intervals has all of them (0: never): (1 - 1/parts) O_s floor(T / (every T_s)); see Rhythm."""
+    return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
+
+
+def best_full_interval(costs: Costs) -> float:
+    """T_s = sqrt(2 O_s T_f), where `full` is smallest; the job's length where saving costs nothing to think of."""
+    return math.sqrt(2 * costs.save * costs.between_failures) or costs.job
+
+
+def expected_pls(costs: Costs, interval: float) -> float:
+    """E[PLS] = T_s / (2 N T_f): half an interval lost on one of N servers at each failure."""
+    return interval / (2 * costs.servers * costs.between_failures)
+
+
+def interval_for(costs: Costs, pls: float) -> float:
+    """T_s = 2 PLS N T_f, the interval at which a portion `pls` of the samples is expected to be lost."""
+    if not 0 < pls < 1:
+        raise ConfigError(f"checkpoint.target_pls={pls} is no portion of samples; type one above 0 and below 1.")
+    return 2 * pls * costs.servers * costs.between_failures

@@ -1,0 +1,125 @@
+"""Failures of a run's processes, seen from the launcher: injected, made good, and told once.
+
+The fault plan is carried out on real processes: SIGKILL, SIGSTOP and, when its time has come, SIGCONT. The coordinator
+says what is due; only the launcher knows the pids. Processes in the place of those that are gone are started as soon as
+the coordinator says so, again if they fail: one look at each of them four times a second. A coordinator that takes the
+place of a killed one may tell what was told before.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gbactl.engine.base import Child, Children
+from gbactl.errors import ClusterError
+from gbactl.wire.messages import Event
+
+MOST_TRIES = 3
+
+
+class Successors:
+    """Listens to the coordinator's events; `say` shows a sentence."""
+
+    def __init__(self, children: Children, say: Callable[[str], None]) -> None:
+        self.children, self.say = children, say
+        self._tries: dict[str, int] = {}
+
+    def heard(self, event: Event) -> None:
+        """Act on what concerns those that are gone or come."""
+        self.children.settled |= event.name != "beat"
+        name = event.fields.get("process")
+        if event.name == "lost" and isinstance(name, str):
+            if event.fields.get("epoch", self.children.epoch(name)) < self.children.epoch(name):
+                return  # told again by another coordinator
+            self.children.bury(name, kill=bool(event.fields.get("shared")))
+            if event.fields.get("replaced"):
+                self._tries[name] = 1
+                self.children.succeed(name)
+        elif event.name == "joined" and isinstance(name, str):
+            self._tries.pop(name, None)
+        elif event.name == "result":
+            for late in self._tries:
+                self.children.bury(late, kill=True)
+            self._tries.clear()
+
+    def look(self) -> None:
+        """Start another one where one ended before it had joined. Raises ClusterError for a server that never does."""
+        for name, tries in list(self._tries.items()):
+            child = next((child for child in self.children.running if child.name == name), None)
+            if child is None or child.process.poll() is None:
+                continue
+            self.children.bury(name)
+            if tries == MOST_TRIES and name[0] == "S":
+                raise ClusterError(f"{name} could not be replaced in {tries} tries; look into {child.log}.")
+            if tries == MOST_TRIES:
+                self.say(f"  {name} could not be replaced in {tries} tries; look into {child.log}.")
+                del self._tries[name]
+            else:
+                self._tries[name] = tries + 1
+                self.children.succeed(name, again=True)
+
+
+def told(event: Event) -> str:
+    """Who is gone or back, in one line."""
+    fields = event.fields
+    if event.name == "rewound":
+        again = f"{fields['samples']:,} samples are trained again"
+        return f"step {fields['step']}: everybody goes back to the checkpoint of step {fields['to']}; {again}."
+    name = fields["process"]
+    if event.name == "lost" and name[0] == "S":
+        others = "everybody goes back to it" if fields["recovery"] == "full" else "the others keep what they have"
+        return f"{name} is gone; another one takes its place with the last checkpoint, and {others}."
+    if event.name == "lost":
+        more = ", and another one takes its place" if fields["replaced"] else ""
+        return f"{name} is gone; the others go on, its batches are handed out again{more}."
+    has = fields.get("loaded")
+    return f"step {fields['step']}: {name} is back{'' if has is None else _having(has)}."
+
+
+def _having(step: int) -> str:
+    return " as it was at the beginning" if step < 0 else f" as it was at step {step}"
+
+
+class Injuries:
+    """The injected failures of one run."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self._wake: list[tuple[float, Child]] = []
+
+    def inflict(self, fields: dict[str, Any]) -> int | None:
+        """Hurt a process as an event `inject` says; its pid, None where it does not run now."""
+        child = next((child for child in self.children.running if child.name == fields["process"]), None)
+        if child is None or child.process.poll() is not None:
+            return None
+        hang = fields["kind"] == "hang"
+        child.process.send_signal(signal.SIGSTOP if hang else signal.SIGKILL)
+        if hang and fields["seconds"] is not None:
+            self._wake.append((time.monotonic() + fields["seconds"], child))
+        return child.process.pid
+
+    def look(self) -> None:
+        """Wake those up whose time has come."""
+        now = time.monotonic()
+        for due, child in list(self._wake):
+            if now >= due:
+                self._wake.remove((due, child))
+                child.process.send_signal(signal.SIGCONT)
+
+
+def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is a loss of a process, of the same epoch, that is among those told."""
+    return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
+
+
+def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is a switch, done, that is among those told; its pause does not count: only the first may know it."""
+    done = event.name == "switch" and event.fields["state"] == "done"
+    return done and _among(event.fields, switches, "step", "from", "to")
+
+
+def _among(fields: dict[str, Any], told: Sequence[dict[str, Any]], *keys: str) -> bool:
+    return any(all(fields.get(key) == old.get(key) for key in keys) for old in told)

@@ -38,8 +38,9 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
     quiet_mlflow()
     say(f"Starting the MLflow UI on {sqlite_path(where) or where} ...")
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    for other in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.default_int_handler)  # ends as Ctrl-C does, leaving nobody behind
+    # SIGINT, too: a shell may have had it ignored, and a library may restart system calls after it.
+    for ends in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, signal.default_int_handler)
     with tempfile.TemporaryFile() as log:
         # Its own session, so that Ctrl-C reaches us alone and one signal then ends all its processes.
         process = subprocess.Popen(

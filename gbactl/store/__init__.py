@@ -1,1 +1,1 @@
-"""Parameters and their optimizers: the dense block, the rows, and the shard that owns both."""
+"""A server's parameters and their optimizers: embedding rows, dense slice, and the shard that owns both."""

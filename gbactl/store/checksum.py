@@ -1,7 +1,7 @@
-"""Digests of parameters: one over arrays as they lie (1 GB/s), one that does not depend on the sharding.
+"""Digests of parameters: a plain one over array bytes (1 GB/s) and one that does not depend on the sharding.
 
-The second is a sum over rows of a hash of (row number, values), so the sums of all shards can be added up and
-compared with those of another number of shards. It makes temporaries and costs 10 times as much.
+The shard-independent one is a sum over rows of a hash of (row number, values). The sums of all shards are added up and
+compared with those of a run with another number of shards. It makes temporaries and costs 10 times as much.
 """
 
 from __future__ import annotations

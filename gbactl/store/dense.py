@@ -1,7 +1,7 @@
-"""The dense block: a slice of the vector [P parameters | Q batch-norm buffers] with its optimizer.
+"""Dense block: a slice of the vector [P parameters | Q batch-norm buffers] with its optimizer.
 
 Every operation is elementwise, so a vector cut anywhere gives the same bits. Servers hold a slice, the
-workers of `sync` the whole. A step is one pass over value, moments and the gradients (0.3 ms for 0.5 M).
+workers of `sync` the whole vector. A step is one pass over value, moments and the gradients (0.3 ms for 0.5 M values).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gbactl.store.optim import DenseOptimizer, OptimizerSpec
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """`params` P and `buffers` Q of the vector; `momentum` of the running statistics."""
+    """Layout of the dense vector: P `params`, then Q `buffers`; `momentum` of the batch-norm running statistics."""
 
     params: int
     buffers: int = 0
@@ -28,7 +28,7 @@ class DenseSpec:
 
     @property
     def size(self) -> int:
-        """P + Q."""
+        """Length of the dense vector: P + Q."""
         return self.params + self.buffers
 
 
@@ -42,12 +42,12 @@ def dense_range(size: int, shard: int, holders: int) -> Cut:
 
 
 def held(cuts: Sequence[Cut]) -> dict[int, Cut]:
-    """Of slices in shard order those that are not empty, by shard: whoever has none is not asked for it."""
+    """Non-empty slices by shard, from all slices in shard order; the other shards are not asked for dense values."""
     return {shard: cut for shard, cut in enumerate(cuts) if cut[0] < cut[1]}
 
 
 class DenseBlock:
-    """The slice of the vector that starts at `lo`; `value` f32[n] is held, and updated in place."""
+    """Slice of the dense vector that starts at position `lo`; `value` f32[n] is held, and updated in place."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DenseBlock:
 
     @property
     def params(self) -> int:
-        """Parameters in the slice; what follows them are buffers."""
+        """Number of parameters in the slice; batch-norm buffers follow them."""
         return self._params
 
     @property
@@ -82,17 +82,17 @@ class DenseBlock:
         return self._optimizer.step
 
     def reset_optimizer(self) -> None:
-        """Back to the optimizer's state before the first step; value and running statistics stay."""
+        """Reset the optimizer to its state before the first step; value and running statistics stay."""
         self._optimizer.reset()
 
     def apply(self, total: Floats, divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
-        """One step from a sum: parameters with total / divisor, buffers with total / weight_sum."""
+        """Take one optimizer step from a sum: parameters with total / divisor, buffers with total / weight_sum."""
         self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
 
     def apply_parts(
         self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0
     ) -> None:
-        """One step from (gradient f32[n], weight > 0) pairs, summed in their order on the way.
+        """Take one optimizer step from (gradient f32[n], weight > 0) pairs, summed in their order in the same pass.
 
         Raises ValueError, before anything is changed, on a gradient of another shape.
         """
@@ -109,7 +109,10 @@ class DenseBlock:
         self._kernels.average(self._running, [(g[cut:], w) for g, w in parts], weight_sum, momentum)
 
     def model_sum(self) -> int:
-        """Summed over the slices of a vector (modulo 2^64) the same however it was cut (see row_sum)."""
+        """Checksum of value and moments.
+
+        Added up over all slices (modulo 2^64) the same however the vector was cut (see `row_sum`).
+        """
         arrays = [
             (0, self.lo, self.value),
             *((i, self.lo, m) for i, m in enumerate(self.moments.values(), 1)),
@@ -122,11 +125,11 @@ class DenseBlock:
         return [self.value[low:high], *(moment[low:high] for moment in self.moments.values())]
 
     def packed(self, low: int, high: int) -> Floats:
-        """float32: value and moments of vector positions [low, high) one after the other, to move them."""
+        """Value and moments of vector positions [low, high), concatenated as float32, to send to another holder."""
         return np.concatenate(self._arrays(low, high))
 
     def unpack(self, low: int, high: int, values: Floats, step: int) -> None:
-        """Take over what `packed` gave, after `step` steps. Raises ValueError when it does not fit."""
+        """Load what `packed` returned, after `step` optimizer steps. Raises ValueError when it does not fit."""
         arrays = self._arrays(low, high)
         require(values, FLOAT, (sum(len(array) for array in arrays),), "A packed dense state")
         start = 0
@@ -136,12 +139,12 @@ class DenseBlock:
         self._optimizer.step = step
 
     def state(self) -> dict[str, Any]:
-        """Copies of everything that has to move with the slice: value, moments, step (int64[1])."""
+        """Copies of the slice's whole state: value, moments, step (int64[1])."""
         moments = {f"moment.{name}": moment.copy() for name, moment in self.moments.items()}
         return {"value": self.value.copy(), **moments, "step": np.array([self.step], np.int64)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave. Raises ValueError when it is of another slice or optimizer."""
+        """Load what `state` returned. Raises ValueError when it is of another slice or optimizer."""
         own = {"value": self.value, **{f"moment.{name}": moment for name, moment in self.moments.items()}}
         if set(state) != {*own, "step"}:
             raise ValueError(f"Dense state holds {sorted(state)}, expected {sorted([*own, 'step'])}.")
@@ -155,7 +158,8 @@ class DenseBlock:
 def dense_square(parts: Sequence[DensePart], params: int, divisor: float) -> float:
     """Squared L2 norm of (sum of weight x gradient) / divisor over the first `params` values.
 
-    For studies of what stands between the modes; costs a second pass over the step's gradients."""
+    Used by studies of how gradients differ between modes; costs a second pass over the step's gradients.
+    """
     total = np.zeros(params, np.float64)
     for gradient, weight in parts:
         total += weight * gradient[:params].astype(np.float64)

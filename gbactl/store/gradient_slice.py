@@ -1,6 +1,6 @@
-"""What a worker pushes for one batch, and the order in which staged batches are applied.
+"""Gradient slice that a worker pushes to one shard, and the order in which staged slices are applied.
 
-A part's arrays may be views of shared memory: they are held, not copied, until `close` or `detach`.
+A slice's arrays may be views of shared memory: they are held, not copied, until `close` or `detach`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 
 @dataclass(slots=True)
 class Part:
-    """One shard's part of a gradient: `index` int32[n] distinct local rows, `grad` f32[n, W], `dense` f32 of
-    the shard's slice. `release`, if given, is called once when the arrays are no longer needed. `touches`
-    uint32[n]: how often each row had been touched when it was pulled, where the shard counts that. `lost`: the
-    part itself never came; this empty one stands for it."""
+    """One shard's slice of a gradient: `index` int32[n] distinct local rows, `grad` f32[n, W], `dense` f32 of the
+    shard's dense slice.
+
+    `release`, if given, is called once when the arrays are no longer needed. `touches` uint32[n]: touch count of each
+    row when it was pulled, where the shard counts touches. `lost`: the slice never arrived, and this empty one replaces
+    it.
+    """
 
     index: Ints
     grad: Floats
@@ -30,7 +33,7 @@ class Part:
 
     @classmethod
     def missing(cls, width: int) -> Part:
-        """An empty one of rows of `width` in the place of one that is lost."""
+        """Make an empty slice, for rows of `width`, that replaces a lost one."""
         return cls(np.empty(0, INT), np.empty((0, width), FLOAT), None, lost=True)
 
     @property
@@ -40,7 +43,7 @@ class Part:
         return sum(array.nbytes for array in held if array is not None)
 
     def detach(self) -> None:
-        """Copy the arrays to the heap and release what they were views of."""
+        """Copy the arrays to the heap and release the shared memory they were views of."""
         if self.release is None:
             return
         self.index, self.grad = self.index.copy(), self.grad.copy()
@@ -48,7 +51,7 @@ class Part:
         self._let_go()
 
     def close(self) -> None:
-        """Forget the arrays and release what they were views of; more calls do nothing."""
+        """Drop the arrays and release the shared memory they were views of; further calls do nothing."""
         self.index, self.grad, self.dense = np.empty(0, INT), np.empty((0, 0), FLOAT), None
         self.touches = None
         self._let_go()
@@ -61,12 +64,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Step `step` applies `members` ((batch, weight >= 0), ...) in this order.
+    """Coordinator's order for one step: step `step` applies `members` ((batch, weight >= 0), ...) in this order.
 
-    Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`,
-    if any, has an entry a member: the weight of a row by its own staleness, the last that of the token's.
-    `accepted`: the divisor is the sum of the weights, so a row's is that of its own. `shares`: each member's
-    samples / local batch; empty where all are 1.
+    Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`, if any,
+    has an entry for each member: the weight of a row by the row's own staleness; the last weight is that of the token's
+    staleness. `accepted`: the divisor is the sum of the weights, so a row is divided by the sum of its own weights.
+    `shares`: each member's samples / local batch; empty where all are 1.
     """
 
     step: int

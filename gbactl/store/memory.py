@@ -1,8 +1,8 @@
-"""Arrays that start on a cache line, so that a 64-byte row never costs two misses.
+"""Zeroed arrays aligned to cache lines, so that a 64-byte row never costs two cache misses.
 
-Large ones ask for huge pages: rows far apart then cost a cache miss and no walk through page tables, which makes
-a pull about 1.5 times as fast. All of them are there from the beginning, so that no step waits for the system to find
-and clear 2 MB whenever a row is the first of its page.
+Large arrays ask for huge pages: rows far apart then cost a cache miss and no page-table walk, which makes a pull about
+1.5 times as fast. All pages are populated at allocation, so that no step waits for the system to find and clear 2 MB
+when a row is the first of its page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POPULATE_WRITE = 23  # Linux 5.14; Python's mmap has no name for it
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """A zero array of `shape`, aligned to 64 bytes; to 2 MB where it is large."""
+    """Allocate a zero array of `shape`, aligned to 64 bytes, or to 2 MB if it is large."""
     kind = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
     raw, step = (_huge(size), HUGE) if size >= LARGE else (np.zeros(size + LINE, np.uint8), LINE)
@@ -31,16 +31,16 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]
 
 
 def _huge(size: int) -> NDArray[np.uint8]:
-    """At least `size` zero bytes and room to align them, on huge pages where the system has some, all of them there."""
+    """Allocate `size` zero bytes or more, with room to align them, populated, on huge pages if the system has some."""
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (getattr(mmap, "MADV_HUGEPAGE", 0), POPULATE_WRITE if sys.platform == "linux" else 0):
-        with contextlib.suppress(AttributeError, OSError):  # switched off, too old, or not enough of them
+        with contextlib.suppress(AttributeError, OSError):  # not supported, kernel too old, or too few huge pages
             memory.madvise(advice)
     return np.frombuffer(memory, np.uint8)
 
 
 def full(shape: tuple[int, ...], value: float) -> NDArray[np.float32]:
-    """A float32 array filled with `value`; untouched pages when that is 0."""
+    """Allocate a float32 array filled with `value`; its pages stay untouched when `value` is 0."""
     made = zeros(shape)
     if value:
         made.fill(value)
@@ -48,7 +48,7 @@ def full(shape: tuple[int, ...], value: float) -> NDArray[np.float32]:
 
 
 def copied(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """An aligned copy: a model can compute with it where it lies."""
+    """Copy into an aligned array that a model can compute with in place."""
     made = zeros(values.shape)
     np.copyto(made, values)
     return made

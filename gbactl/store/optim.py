@@ -1,7 +1,7 @@
 """Optimizers for rows and for the dense block, in torch's conventions, over the row kernels.
 
-L2 is added to the gradient (`decay * value`), eps to the root. Adam counts steps per row and takes its bias
-corrections from a table made once (144 KB for beta2 = .999), so that every kernel uses the same numbers.
+L2 (`decay * value`) is added to the gradient, eps to the square root. Adam counts steps per row and takes its bias
+corrections from a precomputed table (144 KB for beta2 = .999), so that every kernel uses the same numbers.
 A step costs about 5 us of Python.
 """
 
@@ -25,7 +25,7 @@ MOST_BIAS_STEPS = 1 << 22
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer and its constants. `weight_decay` is that of the dense block; rows have their own."""
+    """Optimizer name and constants. `weight_decay` applies to the dense block only; rows have their own."""
 
     name: str = "adam"
     lr: float = 1e-3
@@ -44,11 +44,11 @@ class OptimizerSpec:
 
     @property
     def start(self) -> float:
-        """What every moment begins with."""
+        """Initial value of every moment."""
         return 0.0 if self.name == "adam" else self.initial_accumulator
 
     def rule(self) -> Rule:
-        """The constants as the kernels take them. Raises ConfigError on betas that cannot work."""
+        """Constants in the form the kernels take. Raises ConfigError on betas out of range."""
         if self.name != "adam":
             return Rule(self.name, eps=float32(self.eps))
         first, second = self.betas
@@ -57,7 +57,7 @@ class OptimizerSpec:
         return Rule("adam", float32(first), rest[0], float32(second), rest[1], float32(self.eps), table)
 
     def for_dense(self) -> OptimizerSpec:
-        """The same for a vector without rows: row-wise Adagrad means Adagrad."""
+        """Spec for a vector without rows: row-wise Adagrad becomes Adagrad."""
         if self.name != "rowwise_adagrad":
             return self
         return OptimizerSpec(
@@ -67,9 +67,11 @@ class OptimizerSpec:
 
 @functools.lru_cache(maxsize=8)
 def bias_table(first: float, second: float) -> Floats:
-    """f32[T, 2]: 1/(1-first^t) and 1/sqrt(1-second^t) up to the t where both are 1 in fp32.
+    """Table f32[T, 2] of Adam's bias corrections: 1/(1-first^t) and 1/sqrt(1-second^t) up to the t where both are 1 in
+    fp32.
 
-    Powers are running products, so that no machine's `pow` matters.
+    Powers are running products, so the bits do not depend on the machine's `pow`. Raises ConfigError on betas out of
+    range.
     """
     if not (0 <= first < 1 and 0 <= second < 1):
         raise ConfigError(f"optim.beta1={first} and optim.beta2={second} must be in [0, 1).")
@@ -86,7 +88,7 @@ def bias_table(first: float, second: float) -> Floats:
 
 
 class RowOptimizer:
-    """The optimizer state of a table f32[R, W], which it updates in place."""
+    """Optimizer state of a table f32[R, W]; updates the table in place."""
 
     def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
         self.spec = spec
@@ -96,7 +98,7 @@ class RowOptimizer:
         self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
 
     def reset(self) -> None:
-        """Back to the state before the first step; the table stays."""
+        """Reset to the state before the first step; the table stays."""
         for moment in self.moments.values():
             moment.fill(self.spec.start)
         if self.counts is not None:
@@ -119,7 +121,7 @@ class RowOptimizer:
 
 
 class DenseOptimizer:
-    """The optimizer state of a vector f32[n], which it updates in place."""
+    """Optimizer state of a vector f32[n]; updates the vector in place."""
 
     def __init__(self, spec: OptimizerSpec, value: Floats, kernels: Kernels) -> None:
         self.spec = spec.for_dense()
@@ -129,13 +131,13 @@ class DenseOptimizer:
         self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
 
     def reset(self) -> None:
-        """Back to the state before the first step; the vector stays."""
+        """Reset to the state before the first step; the vector stays."""
         self.step = 0
         for moment in self.moments.values():
             moment.fill(self.spec.start)
 
     def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
-        """One step with (sum of weight * gradient, in order) / divisor; weights must not be 0."""
+        """Take one step with (sum of weight * gradient, in order) / divisor; weights must not be 0."""
         self.step += 1
         step, root = np.float32(self.spec.lr * lr_scale), 1.0
         if self._rule.bias is not None:

@@ -1,9 +1,9 @@
-"""The rows of one shard with their optimizer: one fused pass over the rows a step touches.
+"""Embedding rows of one shard with their optimizer: one fused pass over the rows a step touches.
 
-A single gradient goes straight into the optimizer; several are summed per row first, in order, in a buffer
-that is kept between steps. A row may have a staleness of its own: the steps that touched it since it was pulled
-(following the idea of GBA, a rarely seen row is not punished for steps that never touched it). That costs 4 bytes a
-pulled row while its batch is outstanding, and a copy of the gradient where its rows weigh differently.
+A single gradient goes straight into the optimizer. Several gradients are summed per row first, in order, in a buffer
+that is kept between steps. A row may have its own staleness: the number of steps that touched it since it was pulled
+(following the idea of GBA, a rarely seen row is not penalised for steps that never touched it). That costs 4 bytes a
+pulled row while its batch is outstanding, and a copy of the gradient where its rows have different weights.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ NORMS_SAMPLED = 32  # rows of a step
 
 
 class RowBlock:
-    """A table f32[rows, width]. `every`: all rows step each time, their gradient being decay * row plus the
-    data's; `touches`: count the steps whose data touched each row."""
+    """Table f32[rows, width] with its optimizer.
+
+    `every`: all rows step each time, their gradient being decay * row plus that of the data. `touches`: count the steps
+    whose data touched each row.
+    """
 
     def __init__(
         self, rows: int, width: int, optimizer: OptimizerSpec, kernels: Kernels, *,
@@ -34,11 +37,11 @@ class RowBlock:
         self._optimizer = RowOptimizer(optimizer, self.table, kernels)
         self._slot: Ints | None = np.full(rows, -1, INT) if every else None
         self._workspace = Workspace()
-        own = touches and (every or self.counts is None)  # elsewhere Adam's counts are just that
+        own = touches and (every or self.counts is None)  # otherwise Adam's counts are the touch counts
         self._touches: Any = zeros((rows,), np.uint32) if own else None
 
     def initialise(self, seed: int, first: int, stride: int, scale: float) -> None:
-        """Give row i the initial value of global row first + i * stride."""
+        """Set row i to the initial value of global row first + i * stride."""
         self._kernels.init_rows(self.table, seed, first, stride, scale)
 
     @property
@@ -48,25 +51,27 @@ class RowBlock:
 
     @property
     def counts(self) -> Any:
-        """Adam's steps of each row, uint32[rows]; None for the others."""
+        """Adam's step count of each row, uint32[rows]; None for other optimizers."""
         return self._optimizer.counts
 
     @property
     def touches(self) -> Any:
-        """Steps whose data touched each row, uint32[rows] (modulo 2^32); None where nobody counts them."""
+        """Number of steps whose data touched each row, uint32[rows] (modulo 2^32); None where they are not counted."""
         if self._touches is not None:
             return self._touches
         return self.counts if self._slot is None else None
 
     def reset_optimizer(self) -> None:
-        """Back to the optimizer's state before the first step; the rows stay."""
+        """Reset the optimizer to its state before the first step; the rows stay."""
         self._optimizer.reset()
 
     def apply(
         self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()
     ) -> None:
-        """One step from (index int32[n] distinct, grad f32[n, W], weight > 0) parts, summed in order. A row's sum is
-        divided by `divisor`, plus the `shares`, if any, of the parts that carry it."""
+        """Take one step from (index int32[n] distinct, grad f32[n, W], weight > 0) slices, summed in order.
+
+        A row's sum is divided by `divisor` plus the `shares`, if any, of the slices that carry the row.
+        """
         per_row: Floats | None = None
         if len(parts) == 1:
             index, grad, weight = parts[0]
@@ -102,27 +107,33 @@ class RowBlock:
 
 
 class PullNotes:
-    """Touch counts at the time of the last pull, by batch. `counts` uint32[rows] is held, not copied."""
+    """Touch counts of the rows of each outstanding batch, as of its last pull; the base of per-row staleness.
+
+    `counts` uint32[rows] is held, not copied.
+    """
 
     def __init__(self, counts: Any) -> None:
         self._counts = counts
         self._at_pull: dict[int, tuple[Ints, Any]] = {}
 
     def note(self, batch: int, index: Ints) -> None:
-        """Rows `index` int32[n] are pulled for a batch. Raises ValueError on an index outside."""
+        """Record the touch counts of rows `index` int32[n] as they are pulled for a batch.
+
+        Raises ValueError on an index outside.
+        """
         index = index.copy()
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self._counts):
             raise ValueError("Refused: an index lies outside the table.")
         self._at_pull[batch] = index, self._counts[index]
 
     def attach(self, batch: int, part: Part) -> None:
-        """Hand the note of a batch over to its part; without one of the same rows, it has none."""
+        """Move a batch's record into its gradient slice's `touches`; a record of other rows is dropped."""
         index, counts = self._at_pull.pop(batch, (None, None))
         if index is not None and np.array_equal(index, part.index):
             part.touches = counts
 
     def forget(self, batch: int | None = None) -> None:
-        """Forget one batch's note, or all."""
+        """Forget one batch's record, or all of them."""
         if batch is None:
             self._at_pull.clear()
         else:
@@ -130,14 +141,15 @@ class PullNotes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the notes."""
+        """Bytes of the records."""
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
     def weigh(self, part: Part, weights: Sequence[float]) -> list[RowPart]:
-        """The part's rows, weighted by `weights`[own staleness]: one part for each weight > 0 that occurs.
+        """Split a gradient slice by row weight, `weights`[the row's own staleness]: one (index, grad, weight) for each
+        weight > 0.
 
-        The last of `weights` is that of the token's staleness, which no row exceeds; a part whose pull was not
-        noted gets it for all its rows.
+        The last of `weights` is that of the token's staleness, which no row's staleness exceeds. All rows of a slice
+        without a pull record get the last weight.
         """
         if part.touches is None:
             return [(part.index, part.grad, weights[-1])] if weights[-1] > 0 and len(part.index) else []
@@ -153,10 +165,11 @@ class PullNotes:
 def row_norms(
     parts: Sequence[RowPart], divisor: float, kernels: Kernels, shares: Sequence[float] = ()
 ) -> list[float]:
-    """L2 norms of at most NORMS_SAMPLED rows' gradients, evenly spread over the rows in ascending order. A row is
-    divided by `divisor`, plus the `shares`, if any, of the parts that carry it.
+    """L2 norms of at most NORMS_SAMPLED rows' gradients, evenly spread over the rows in ascending order.
 
-    For studies of what stands between the modes; costs a second pass over the step's gradients."""
+    A row is divided by `divisor` plus the `shares`, if any, of the slices that carry it. Used by studies of how
+    gradients differ between modes; costs a second pass over the step's gradients.
+    """
     if not any(len(part[0]) for part in parts):
         return []
     index, total, carried = kernels.aggregate(parts, None, shares)

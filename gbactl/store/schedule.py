@@ -1,6 +1,6 @@
-"""Schedules. Those of the learning rate are pure functions of progress p, never of the step k.
+"""Learning-rate schedules, as pure functions of progress p and never of the step k.
 
-p counts global batches finished before the step; the value is a factor on the learning rate.
+p counts global batches finished before the step. The value is a factor on the learning rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gbactl.typed import Share, Within
 
 @dataclass
 class ScheduleConfig:
-    """Learning rate as a function of progress p (global batches finished), never of k."""
+    """Learning-rate schedule's configuration: the rate depends on progress p (global batches finished), never on k."""
 
     name: str = "constant"
     warmup: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
@@ -28,12 +28,12 @@ def _warm(progress: float, warmup: float) -> float:
 
 
 def due(every: int, step: int) -> bool:
-    """Whether what happens every so many steps happens at this one; 0 is never."""
+    """Whether an action taken every `every` steps is due at `step`; 0 means never."""
     return every > 0 and (step + 1) % every == 0
 
 
 def factor(schedule: ScheduleConfig, progress: float) -> float:
-    """The factor at `progress` >= 0.
+    """Learning-rate factor at `progress` >= 0.
 
     constant: 1. linear: rises over `warmup`, then 1. inverse_sqrt: rises, then sqrt(warmup / p).
     cosine: rises, then half a cosine from 1 to `floor` at `total`, and `floor` after it.

@@ -1,8 +1,8 @@
-"""A server's state: rows, dense slice, their optimizers, staged gradients. No I/O, no sockets, no clock.
+"""State of one server's shard: rows, dense slice, their optimizers, staged gradients. No I/O, no sockets, no clock.
 
 Memory: rows x width x 4 x (1 + moments) bytes, 4 a row for Adam's counts (and 4 for row_l2=all), the dense
-slice with its moments, and the staged parts; row_staleness=row: 4 a row without Adam, 8 a row pulled for a
-batch not staged yet. A step from one gradient is one pass without copies.
+slice with its moments, and the staged gradient slices. With row_staleness=row: 4 a row without Adam, 8 a row pulled
+for a batch not staged yet. A step from one gradient is one pass without copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gbactl.store.spec import ShardSpec
 
 
 class Shard:
-    """One server's parameters. Not thread-safe: one thread owns it."""
+    """One server's parameters, staged gradient slices and version. Not thread-safe: one thread owns it."""
 
     def __init__(self, spec: ShardSpec, kernels: Kernels | None = None) -> None:
         spec.check()
@@ -40,7 +40,7 @@ class Shard:
         self._notes = PullNotes(self.rows.touches) if spec.row_staleness == "row" else None
         self._staged: dict[int, Part] = {}
         self._applied: set[int] = set()
-        self.watcher: Callable[[list[RowPart]], None] | None = None  # hears of rows before they change
+        self.watcher: Callable[[list[RowPart]], None] | None = None  # called with row gradients before rows change
 
     def _make_dense(self) -> DenseBlock | None:
         spec, (lo, hi) = self.spec, self.dense_range
@@ -54,21 +54,24 @@ class Shard:
 
     @property
     def table(self) -> Floats:
-        """The rows f32[local rows, W]; row i is global row shard + i * shards."""
+        """Embedding rows f32[local rows, W]; row i is global row shard + i * shards."""
         return self.rows.table
 
     def pull_rows(self, index: Ints, out: Floats) -> None:
-        """out f32[n, W] = rows `index` int32[n]. Raises ValueError on an index outside."""
+        """Copy rows `index` int32[n] into out f32[n, W]. Raises ValueError on an index outside."""
         self.kernels.gather(self.rows.table, index, out)
 
     def note_pull(self, batch: int, index: Ints) -> None:
-        """Rows `index` int32[n] are pulled for a batch, for its rows' own staleness (row_staleness=row; else this
-        does nothing, as for a negative batch: an evaluation's). Raises ValueError on an index outside."""
+        """Record that rows `index` int32[n] are pulled for a batch, to compute per-row staleness.
+
+        Does nothing unless row_staleness=row, nor for a negative batch (an evaluation's). Raises ValueError on an index
+        outside.
+        """
         if self._notes is not None and batch >= 0 and batch not in self._applied and batch not in self._staged:
             self._notes.note(batch, index)
 
     def pull_dense(self, out: Floats) -> None:
-        """out f32[hi - lo] = the dense slice. Raises ValueError without one, or on another shape."""
+        """Copy the dense slice into out f32[hi - lo]. Raises ValueError without one, or on another shape."""
         require(out, FLOAT, self.dense_block().value.shape, "The output")
         np.copyto(out, self.dense_block().value)
 
@@ -79,10 +82,10 @@ class Shard:
         return self.dense
 
     def stage(self, batch: int, part: Part) -> bool:
-        """Keep a gradient until it is ordered; it is the shard's from here on. False for a repetition.
+        """Keep a gradient slice until it is ordered; the shard owns it from here on. False for a repetition.
 
         The index, which a worker could still write, is copied; the gradients are held. Raises ValueError on a
-        bad index or layout; nothing is changed then and the part stays the caller's.
+        bad index or layout; nothing is changed then and the caller still owns the slice.
         """
         if batch in self._applied or batch in self._staged:
             part.close()
@@ -100,14 +103,14 @@ class Shard:
         return True
 
     def detach(self, batch: int) -> bool:
-        """Move a staged part out of shared memory. False if it is not staged."""
+        """Copy a staged slice out of shared memory. False if it is not staged."""
         if batch not in self._staged:
             return False
         self._staged[batch].detach()
         return True
 
     def drop(self, batch: int) -> bool:
-        """Forget a batch's pull and staged part, which may be staged again later. False if it is not staged."""
+        """Forget a batch's pull record and staged slice, which may be staged again later. False if it is not staged."""
         if self._notes is not None:
             self._notes.forget(batch)
         part = self._staged.pop(batch, None)
@@ -117,15 +120,16 @@ class Shard:
 
     @property
     def staged(self) -> tuple[int, ...]:
-        """Batches staged and not yet ordered, in the order of their arrival."""
+        """Batches staged and not yet ordered, in order of arrival."""
         return tuple(self._staged)
 
     def apply(self, order: Order) -> tuple[int, ...]:
-        """Take step `order.step`; returns the batches applied and freed.
+        """Take step `order.step` and return the batches applied and freed.
 
-        Members of weight 0 touch nothing; if all are, only the version advances. With the order's `row_weights`
-        each row has a weight of its own, and a row of weight 0 is left out of its gradient. Raises ValueError,
-        before anything is changed, on a step out of turn, a member that is not staged, or numbers that cannot be.
+        Members of weight 0 touch nothing; if all weights are 0, only the version advances. With the order's
+        `row_weights` each row has its own weight, and a row of weight 0 is left out of its gradient. Raises ValueError,
+        before anything is changed, on a step out of order, a member that is not staged, or a weight or divisor out of
+        range.
         """
         parts = self._members(order)
         self._step(*self._row_parts(parts, order), [(part, weight) for part, weight in parts if weight > 0], order)
@@ -161,8 +165,11 @@ class Shard:
             raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")
 
     def _row_parts(self, parts: list[tuple[Part, float]], order: Order) -> tuple[list[RowPart], list[float]]:
-        """The rows of weight > 0 of each part, an empty one where only the dense parts count; and what each adds to
-        the divisor of its rows (see `_share`), or nothing where all rows have the same."""
+        """Rows of weight > 0 of each slice, and what each slice adds to the divisor of its rows (see `_share`).
+
+        A slice is empty where only dense gradients count. The second list is empty where all rows have the same
+        divisor.
+        """
         if not 0 < order.divisor < np.inf:
             return [], []
         kept = [(rows, n) for n, (part, weight) in enumerate(parts) for rows in self._weighed(part, weight, n, order)]
@@ -181,13 +188,16 @@ class Shard:
         return self.spec.sparse_divisor == "contributors"
 
     def _divisor(self, order: Order) -> float:
-        """What every row's sum is divided by, before the shares of the parts that carry it."""
+        """Common divisor of every row's sum, before the shares of the slices that carry the row."""
         return 0.0 if self._by_contributors else order.divisor
 
     def _share(self, weight: float, member: int, order: Order) -> float:
-        """What rows of this weight in a member's part add to their divisor. With `contributors` only those that carry
-        a row count: by their weights if the order divides by weights, else by their samples. Otherwise the order's
-        divisor counts every member by its dense weight already; here the row's own takes its place."""
+        """Amount that a member's slice of this weight adds to the divisor of its rows.
+
+        With `contributors` only the slices that carry a row count: by their weights if the order divides by weights,
+        else by their samples. Otherwise the order's divisor already counts every member by its dense weight, and the
+        row's own weight replaces it.
+        """
         if not self._by_contributors:
             return weight - order.members[member][1]
         return weight if order.accepted else order.shares[member] if order.shares else 1.0
@@ -203,17 +213,20 @@ class Shard:
             if self.watcher is not None:
                 self.watcher(rows)
             self.rows.apply(rows, self._divisor(order), order.lr_scale, shares)
-        if dense:  # running statistics are a mean over what is there
+        if dense:  # running statistics are a mean over the slices that arrived
             weight_sum = order.weight_sum if len(there) == len(live) else sum(there)
             self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
     def touched(self, order: Order) -> Ints:
-        """int32[n]: the distinct local rows that a step will touch, ascending; to be asked before `apply`."""
+        """Distinct local rows that a step will touch, int32[n] ascending; call before `apply`."""
         parts = [index for index, _, _ in self._row_parts(self._members(order), order)[0]]
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
 
     def gradient_norms(self, order: Order) -> tuple[float, list[float]]:
-        """(squared L2 norm of the dense slice's gradient, norms of some rows') of a step; ask before `apply`."""
+        """Gradient norms of a step: (squared L2 norm of the dense slice's, norms of a sample of rows).
+
+        Call before `apply`.
+        """
         parts = self._members(order)
         dense = [(part.dense, weight) for part, weight in parts if weight > 0 and part.dense is not None]
         params = 0 if self.dense is None else self.dense.params
@@ -222,7 +235,7 @@ class Shard:
         return square, row_norms(rows, self._divisor(order), self.kernels, shares)
 
     def step_digest(self, touched: Ints) -> str:
-        """BLAKE2b over the rows `touched`, their moments and counts, and the dense slice with its moments."""
+        """BLAKE2b digest of the rows `touched`, their moments and counts, and the dense slice with its moments."""
         arrays = [self.rows.table[touched], *(moment[touched] for moment in self.rows.moments.values())]
         if self.rows.counts is not None:
             arrays.append(self.rows.counts[touched])
@@ -237,13 +250,13 @@ class Shard:
             self._notes.forget()
 
     def adopt(self, version: int, lost: Sequence[int]) -> None:
-        """Take another shard's place after `version` steps; its staged parts of batches `lost` are empty here."""
+        """Take a failed shard's place after `version` steps, with empty slices staged for the batches `lost`."""
         self.version = version
         for batch in lost:
             self.stage(batch, Part.missing(self.spec.width))
 
     def restart(self) -> None:
-        """Everything as it was at first, in the same memory; nothing is staged any more."""
+        """Reinitialise parameters, optimizer and version in the same memory, and drop all staged slices."""
         for batch in self.staged:
             self.drop(batch)
         self.begin_phase()
@@ -254,7 +267,7 @@ class Shard:
         self.version = 0
 
     def reset_optimizer(self) -> None:
-        """Begin the optimizer's state anew; parameters and version stay."""
+        """Reset the optimizer's state; parameters and version stay."""
         self.rows.reset_optimizer()
         if self.dense is not None:
             self.dense.reset_optimizer()
@@ -264,11 +277,11 @@ class Shard:
         return self.dense_block().state()
 
     def load_dense(self, state: Mapping[str, Any]) -> None:
-        """Take over a dense state of this slice. Raises ValueError when it does not fit."""
+        """Load a dense state of this slice. Raises ValueError when it does not fit."""
         self.dense_block().load_state(state)
 
     def checksum(self) -> str:
-        """BLAKE2b over rows, their moments and counts, and the dense slice with its moments (1 GB/s)."""
+        """BLAKE2b digest of all rows, their moments and counts, and the dense slice with its moments (1 GB/s)."""
         arrays = [self.rows.table, *self.rows.moments.values()]
         if self.rows.counts is not None:
             arrays.append(self.rows.counts)
@@ -277,7 +290,10 @@ class Shard:
         return digest(arrays)
 
     def model_sum(self, with_dense: bool = True) -> int | None:
-        """Summed over the shards (modulo 2^64) the same for any number of them; None above 512 MiB."""
+        """Shard-independent checksum: added up over the shards (modulo 2^64) the same for any number of them.
+
+        None above 512 MiB.
+        """
         rows, s, n = self.rows, self.spec.shard, self.spec.shards
         arrays = [rows.table, *rows.moments.values(), *([] if rows.counts is None else [rows.counts])]
         if sum(array.nbytes for array in arrays) > MOST_BYTES:
@@ -291,7 +307,7 @@ class Shard:
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes held, by kind."""
+        """Bytes held, by kind: rows, moments, dense slice, staged slices."""
         dense = self.dense
         return {
             **self.rows.nbytes,

@@ -1,4 +1,4 @@
-"""What one shard is made of: a plain description that travels to the server's process."""
+"""Description of one shard's contents, sent to the server's process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MOST_ROWS_FOR_ALL = 2_000_000
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """What shard `shard` of `shards` holds of a table of `rows` x `width` and of the dense vector.
+    """Contents of shard `shard` of `shards`: its share of a table of `rows` x `width` and of the dense vector.
 
     `row_weight_decay` alone decays rows; `row_optimizer.weight_decay` is for dense blocks. `dense_init` is
-    the shard's slice f32[hi - lo] and is copied; the first `dense_shards` shards (None: all) have one.
+    the shard's slice f32[hi - lo] and is copied. The first `dense_shards` shards (None: all) hold a dense slice.
     """
 
     shard: int
@@ -39,16 +39,16 @@ class ShardSpec:
 
     @property
     def local_rows(self) -> int:
-        """Rows r of the table with r % shards == shard."""
+        """Number of table rows r with r % shards == shard."""
         return max(0, (self.rows - self.shard + self.shards - 1) // self.shards)
 
     @property
     def dense_holders(self) -> int:
-        """How many shards hold a slice of the dense vector."""
+        """Number of shards that hold a slice of the dense vector."""
         return self.shards if self.dense_shards is None else self.dense_shards
 
     def check(self) -> None:
-        """Raises ConfigError on values that cannot work."""
+        """Raise ConfigError on values out of range."""
         if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
             raise ConfigError(
                 f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be."

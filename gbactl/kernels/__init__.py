@@ -1,4 +1,4 @@
-"""The row kernels: compiled where the library was built, else their torch twin with the same bits.
+"""Row kernels: compiled where the library was built, else their torch twin with the same bits.
 
 Importing costs nothing; `load` opens a library of 200 KB, or imports torch for the twin.
 """
@@ -37,7 +37,7 @@ def _twin() -> Kernels:
 
 
 def load(which: str | None = None) -> Kernels:
-    """The kernels named `native` or `twin`; by default what GBACTL_KERNELS says, else the best there is.
+    """Load the kernels named `native` or `twin`; by default those that GBACTL_KERNELS names, else native before twin.
 
     Raises ConfigError on another name, MissingDependencyError when `native` is demanded and missing.
     """
@@ -55,7 +55,7 @@ def load(which: str | None = None) -> Kernels:
 
 
 def codec_of(name: str) -> Codec | None:
-    """The conversion to values of a type in two bytes, by its name; None for fp32, which travels as it is."""
+    """Codec of a two-byte float type by its name (fp16 or bf16); None for fp32, which is sent unconverted."""
     return load().codec(name) if name in CODECS else None
 
 

@@ -1,8 +1,8 @@
-"""What a set of row kernels offers, and the small types they share.
+"""Interface of a set of row kernels, and the small types that kernels share.
 
 Two implementations, `native` (compiled) and `twin` (torch), give the same bits for every function
-here. Arrays are C-contiguous and aligned; an array of another type or layout raises ValueError, and so
-does an index outside its table, before anything is written.
+here. Arrays are C-contiguous and aligned. An array of another type or layout, or an index outside its table, raises
+ValueError before anything is written.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ COUNT = np.dtype(np.uint32)
 
 
 class Unique(NamedTuple):
-    """Distinct rows of a batch: `index` int32[U] (local rows, grouped by shard, first-seen order within
-    one), `counts` int64[shards], `inverse` int32[n] (position in `index` of every id)."""
+    """Distinct rows of a batch, grouped by shard.
+
+    `index` int32[U]: local rows, in first-seen order within a shard. `counts` int64[shards]. `inverse` int32[n]:
+    position in `index` of every id.
+    """
 
     index: Ints  # type: ignore[assignment]
     counts: Longs
     inverse: Ints
 
     def shares(self) -> Iterator[tuple[int, int, int]]:
-        """(shard, low, high): where each shard's part of `index` lies."""
+        """Iterate over (shard, low, high): the range of `index` that belongs to each shard."""
         low = 0
         for shard, count in enumerate(self.counts.tolist()):
             yield shard, low, low + count
@@ -44,8 +47,11 @@ class Unique(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """Weighted sums per distinct row: `index` int32[U] in first-seen order, `total` f32[U, W],
-    `contributors` f32[U] (the sum of the shares of the parts with weight > 0 that carry the row)."""
+    """Weighted gradient sums per distinct row.
+
+    `index` int32[U] in first-seen order, `total` f32[U, W], `contributors` f32[U]: the sum of the shares of the slices
+    with weight > 0 that carry the row.
+    """
 
     index: Ints  # type: ignore[assignment]
     total: Floats
@@ -53,7 +59,7 @@ class Aggregate(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer rule: its name and every constant, already rounded to fp32.
+    """Optimizer rule: its name and every constant, already rounded to fp32.
 
     `bias` f32[T, 2] holds 1/(1-beta1^t) and 1/sqrt(1-beta2^t); from T - 1 on both are 1.
     """
@@ -68,7 +74,7 @@ class Rule(NamedTuple):
 
 
 class Workspace:
-    """Output buffers of `aggregate`, kept between calls: fresh pages cost more than the sums."""
+    """Output buffers of `aggregate`, kept between calls because fresh pages cost more than the sums."""
 
     def __init__(self) -> None:
         self.index: Ints = np.empty(0, INT)
@@ -89,77 +95,89 @@ class Workspace:
 
 
 class RowStep(Protocol):
-    """One optimizer step of a bound table."""
+    """Optimizer step of one bound table."""
 
     def listed(
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """Rows `index` (distinct) step with weight * grad / divisor + decay * row; the divisor of row i
-        is contributors[i] where that is given."""
+        """Step the distinct rows `index` with weight * grad / divisor + decay * row.
+
+        With `contributors`, the divisor of row i is contributors[i].
+        """
 
     def every(
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """All rows step; row r has the gradient row grad[slot[r]], or zero where slot[r] is -1."""
+        """Step all rows; row r has the gradient row grad[slot[r]], or zero where slot[r] is -1."""
 
 
 class DenseStep(Protocol):
-    """One optimizer step of a bound dense slice."""
+    """Optimizer step of one bound dense slice."""
 
     def __call__(
         self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float
     ) -> None:
-        """Step with (sum of weight * grad over parts, in order) / divisor + decay * value. `step` is the
-        learning rate (times the first bias correction for adam), `root` the second correction."""
+        """Step with (sum of weight * grad over parts, in order) / divisor + decay * value.
+
+        `step` is the learning rate (times the first bias correction for adam), `root` the second correction.
+        """
 
 
 class Kernels(Protocol):
-    """Row kernels. Safe to call from several threads on different arrays."""
+    """Row kernels' interface. Safe to call from several threads on different arrays."""
 
     name: str
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
-        """Distinct fused rows of ids int32[B, F]: row offsets[f] + id lives on shard row % shards at local
-        index row // shards. Raises ValueError on a negative id or a row beyond int32."""
+        """Find the distinct fused rows of ids int32[B, F].
+
+        Row offsets[f] + id lives on shard row % shards at local index row // shards. Raises ValueError on a negative id
+        or a row beyond int32.
+        """
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """out[i] = table[index[i]]. Raises ValueError on an index outside; nothing is written past `out`."""
+        """Copy rows: out[i] = table[index[i]]. Raises ValueError on an index outside; nothing is written past `out`."""
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """out f32[U, W] = sums of the grad rows by `inverse`, added in row order."""
+        """Sum the grad rows by `inverse` into out f32[U, W], added in row order."""
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> Aggregate:
-        """Sum of weight * grad over parts in list order; parts of weight 0 are skipped. `shares`: what each part
-        adds to `contributors` (none: 1). The result lies in the workspace, if one is given, until its next use."""
+        """Sum weight * grad per row over `parts` in list order; parts of weight 0 are skipped.
+
+        `shares`: what each part adds to `contributors` (none: 1). The result lies in the workspace, if one is given,
+        until the workspace is used again.
+        """
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """Raises ValueError unless every entry is in [0, rows) and occurs once."""
+        """Raise ValueError unless every entry is in [0, rows) and occurs once."""
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
-        """Fill table[i] for global row first + i * stride: uniform in [-scale, scale), a hash of (seed, row,
-        column), so the same however rows are sharded."""
+        """Fill table[i] with the initial values of global row first + i * stride.
+
+        Values are uniform in [-scale, scale), a hash of (seed, row, column), so they do not depend on the sharding.
+        """
 
     def average(
         self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
     ) -> None:
-        """running += momentum * (sum of weight * part / weight_sum - running)."""
+        """Update running statistics: running += momentum * (sum of weight * part / weight_sum - running)."""
 
     def codec(self, name: str) -> Codec:
-        """Values in two bytes each: fp16 or bf16 (see halves.py)."""
+        """Codec of the two-byte float type `name`: fp16 or bf16 (see halves.py)."""
 
     def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
-        """Prepare steps of table f32[R, W]; the arrays are held, and updated in place."""
+        """Prepare optimizer steps of table f32[R, W]; the arrays are held, and updated in place."""
 
     def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> DenseStep:
-        """Prepare steps of value f32[n]; the arrays are held, and updated in place."""
+        """Prepare optimizer steps of value f32[n]; the arrays are held, and updated in place."""
 
 
 def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
-    """Cheap layout check; -1 in `shape` stands for any length. Raises ValueError."""
+    """Check an array's type, layout and shape; -1 in `shape` stands for any length. Raises ValueError. Cheap."""
     got = array.shape
     if array.dtype != dtype or not array.flags.c_contiguous or not array.flags.aligned:
         raise ValueError(f"{what} must be an aligned, contiguous {dtype} array, not {array.dtype}.")
@@ -170,12 +188,12 @@ def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], w
 
 
 def live_shares(parts: Sequence[RowPart], shares: Sequence[float]) -> list[float]:
-    """The shares of the parts of weight > 0. Raises ValueError unless every part has one."""
+    """Shares of the parts of weight > 0. Raises ValueError unless every part has one."""
     if len(shares) != len(parts):
         raise ValueError(f"{len(parts)} parts have {len(shares)} shares.")
     return [share for part, share in zip(parts, shares, strict=True) if part[2] != 0]
 
 
 def float32(value: float) -> float:
-    """Round once to fp32, so that both kernels see the same constant."""
+    """Round once to fp32, so that both kernel sets use the same constant."""
     return float(np.float32(value))

@@ -1,6 +1,6 @@
-"""Compile kernels.cpp beside itself with the C++ compiler alone (about 3 seconds).
+"""Compilation of kernels.cpp into its own folder with the C++ compiler alone (about 3 seconds).
 
-`pip install` does this through setuptools; this is for a source tree that was never installed:
+`pip install` does this through setuptools. For a source tree that was never installed type
 `python -m gbactl.kernels.build`. The flags equal those in pyproject.toml (a test compares them).
 """
 
@@ -20,7 +20,7 @@ FLAGS = ("-O3", "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-
 
 
 def find_library() -> Path | None:
-    """The compiled library in the package directory, newest first; None when there is none."""
+    """Newest compiled library in the package directory; None when there is none."""
     found = sorted(HERE.glob("_native*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     return found[0] if found else None
 
@@ -28,7 +28,7 @@ def find_library() -> Path | None:
 def compile_library(target: Path | None = None) -> Path:
     """Build the library at `target` (renamed into place) and return its path.
 
-    Raises MissingDependencyError without a compiler, or when it fails.
+    Raises MissingDependencyError without a compiler, or when compilation fails.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if not compiler:

@@ -1,8 +1,8 @@
-"""float32 in two bytes, and back: what transport.wire_dtype does to values on their way.
+"""Conversion between float32 and two-byte floats, used for values in transit (transport.wire_dtype).
 
-Rounded to nearest, ties to even. fp16: 11 bits, 6e-8 to 65,504 (what is larger becomes that, infinity too); bf16: 8
-bits, float32's range. NaN stays NaN in both, so that a training that diverges is seen to. Compiled (native.py)
-or by NumPy, the same bits: a million values take .4 and .1 ms, or 3 and .5 ms.
+Rounded to nearest, ties to even. fp16: 11 bits, 6e-8 to 65,504 (larger values and infinity become 65,504). bf16: 8
+bits, float32's range. NaN stays NaN in both, so that a diverging training is noticed. Compiled (native.py)
+or in NumPy, with the same bits: a million values take .4 and .1 ms, or 3 and .5 ms.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _NAN_FP16, _NAN_BF16 = 0x7E00, 0x7FC0
 
 
 class Codec(Protocol):
-    """Two bytes a value."""
+    """Codec between float32 and a two-byte float type."""
 
     def narrow(self, values: Floats, out: Halves) -> None:
         """Round float32[n] into uint16[n]."""
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """uint16[n] as float32[n], exactly."""
+        """Convert uint16[n] to float32[n], exactly."""
 
     def round(self, values: Floats) -> None:
-        """Make of float32[n], in place, what would come back."""
+        """Round float32[n] in place to the values that `narrow` and `widen` would return."""
 
 
 class _InNumpy:
@@ -36,32 +36,32 @@ class _InNumpy:
     widen: Any
 
     def round(self, values: Floats) -> None:
-        """See Codec."""
+        """See Codec.round."""
         halves = np.empty(values.size, np.uint16)
         self.narrow(values, halves)
         self.widen(halves, values)
 
 
 class Fp16(_InNumpy):
-    """IEEE half precision."""
+    """Codec for IEEE half precision."""
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec."""
+        """See Codec.narrow."""
         np.copyto(out.view(np.float16), np.clip(values, -LARGEST, LARGEST), casting="same_kind")
         strange = np.isnan(values)
         if strange.any():
             out[strange] = _NAN_FP16
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec."""
+        """See Codec.widen."""
         np.copyto(out, halves.view(np.float16))
 
 
 class Bf16(_InNumpy):
-    """The upper half of a float32."""
+    """Codec for bfloat16, the upper half of a float32."""
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec."""
+        """See Codec.narrow."""
         bits = np.ascontiguousarray(values).view(np.uint32)
         odd = (bits >> np.uint32(16)) & np.uint32(1)
         odd += bits
@@ -73,7 +73,7 @@ class Bf16(_InNumpy):
             out[strange] = _NAN_BF16
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec."""
+        """See Codec.widen."""
         bits = out.view(np.uint32)
         np.copyto(bits, halves)
         bits <<= np.uint32(16)
@@ -83,7 +83,9 @@ CODECS: dict[str, Codec] = {"fp16": Fp16(), "bf16": Bf16()}
 
 
 def rounded(codec: Codec | None, values: Floats) -> Floats:
-    """What arrives where `values`, float32[...], are sent: a copy, or they themselves without a codec."""
+    """Values as the receiver of `values`, float32[...], would get them: a rounded copy, or `values` itself without a
+    codec.
+    """
     if codec is None:
         return values
     flat = np.array(values, np.float32, order="C").reshape(-1)
@@ -92,6 +94,6 @@ def rounded(codec: Codec | None, values: Floats) -> Floats:
 
 
 def round_here(codec: Codec | None, values: Floats) -> None:
-    """Make of `values`, float32[n] in one piece, what arrives where they are sent."""
+    """Round `values`, contiguous float32[n], in place to what their receiver would get; a no-op without a codec."""
     if codec is not None:
         codec.round(values)

@@ -1,8 +1,8 @@
-"""The compiled library's surface for ctypes: signatures, the state structure, error codes, denormal numbers.
+"""ctypes binding of the compiled library: signatures, the state structure, error codes, denormal flushing.
 
-Denormal numbers count as 0 on every node: a thread that computes says so once. They are slow (a table of idle Adam
-moments fades into them), and bits are the same everywhere only if all do it. The setting belongs to the thread; it
-costs a microsecond.
+Denormal numbers count as 0 on every node; every thread that computes must set that for itself. Denormals are slow (a
+table of idle Adam moments decays into them), and bits are equal on all nodes only if all flush them. The setting
+belongs to the thread; it costs a microsecond.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 
 
 class State(ctypes.Structure):
-    """A table or dense slice with its optimizer state; mirrors `State` in kernels.cpp."""
+    """Table or dense slice with its optimizer state; mirrors `State` in kernels.cpp."""
 
     _fields_ = (
         ("value", c_void_p), ("first", c_void_p), ("second", c_void_p), ("counts", c_void_p),
@@ -100,12 +100,12 @@ def make_state(rule: Rule, value: Floats, moments: Sequence[Floats], counts: Any
 
 
 def flushes() -> bool:
-    """Whether the calling thread takes denormal numbers as 0."""
+    """Whether the calling thread treats denormal numbers as 0."""
     return bool(np.multiply(np.float32(2e-38), np.float32(0.25)) == 0)
 
 
 def flush(on: bool = True) -> None:
-    """Set the calling thread to take denormal numbers as 0, or not to."""
+    """Make the calling thread treat denormal numbers as 0, or stop doing so."""
     path = find_library()
     if path is not None:
         open_library(path).gb_flush_denormals(int(on))
@@ -117,7 +117,7 @@ def flush(on: bool = True) -> None:
 
 @contextlib.contextmanager
 def flushed() -> Iterator[None]:
-    """Inside, denormal numbers are 0; afterwards what was before."""
+    """Context in which denormal numbers are 0; restores the thread's earlier setting afterwards."""
     before = flushes()
     flush(True)
     try:

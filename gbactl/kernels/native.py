@@ -1,8 +1,8 @@
-"""The compiled kernels behind ctypes: about 5 us of Python a call; the interpreter lock is released.
+"""Compiled kernels behind ctypes: about 5 us of Python a call; the interpreter lock is released.
 
 Layouts are checked here, indexes in C. Scratch memory is per thread and lives in the library. Optimizer steps are bound
-once to a table or a dense slice and its state: addresses are taken then, a step costs about 4 us of Python. The
-conversions of halves.py take .2 ms for a dense vector of 500,000 values.
+once to a table or a dense slice and its state: addresses are taken at binding, and a step costs about 4 us of Python.
+The conversions of halves.py take .2 ms for a dense vector of 500,000 values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HALF = np.dtype(np.uint16)
 
 
 class NativeKernels:
-    """The compiled library."""
+    """Row kernels of the compiled library."""
 
     name = "native"
 
@@ -49,7 +49,7 @@ class NativeKernels:
         self._library = open_library(path)
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
-        """See `Kernels.dedupe`."""
+        """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
         if shards < 1:
@@ -65,7 +65,7 @@ class NativeKernels:
         return Unique(index[:used], counts, inverse)
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """See `Kernels.gather`."""
+        """See Kernels.gather."""
         rows, width = table.shape
         n = len(index)
         require(table, FLOAT, (rows, width), "A table")
@@ -75,7 +75,7 @@ class NativeKernels:
         checked(gather(table.ctypes.data, rows, width, index.ctypes.data, n, out.ctypes.data))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """See `Kernels.segment_sum`."""
+        """See Kernels.segment_sum."""
         n, width = grad.shape
         require(grad, FLOAT, (n, width), "A gradient")
         require(inverse, INT, (n,), "inverse")
@@ -86,7 +86,7 @@ class NativeKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> Aggregate:
-        """See `Kernels.aggregate`."""
+        """See Kernels.aggregate."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
         width = parts[0][1].shape[1]
@@ -111,12 +111,12 @@ class NativeKernels:
         return Aggregate(out.index[:used], total, out.contributors[:used])
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """See `Kernels.check_index`."""
+        """See Kernels.check_index."""
         require(index, INT, (-1,), "An index")
         checked(self._library.gb_check_unique(index.ctypes.data, len(index), rows))
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
-        """See `Kernels.init_rows`."""
+        """See Kernels.init_rows."""
         require(table, FLOAT, (-1, -1), "A table")
         seed &= (1 << 64) - 1
         self._library.gb_init_rows(table.ctypes.data, *table.shape, seed, first, stride, scale)
@@ -124,26 +124,26 @@ class NativeKernels:
     def average(
         self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
     ) -> None:
-        """See `Kernels.average`."""
+        """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
         self._library.gb_average(running.ctypes.data, n, *dense_arguments(parts, n), weight_sum, momentum)
 
     def codec(self, name: str) -> NativeCodec:
-        """See `Kernels.codec`."""
+        """See Kernels.codec."""
         return NativeCodec(self._library, name)
 
     def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
-        """See `Kernels.bind_rows`."""
+        """See Kernels.bind_rows."""
         return NativeRowStep(self._library, rule, table, moments, counts)
 
     def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> NativeDenseStep:
-        """See `Kernels.bind_dense`."""
+        """See Kernels.bind_dense."""
         return NativeDenseStep(self._library, rule, value, moments)
 
 
 class NativeRowStep:
-    """Steps of one bound table."""
+    """Compiled optimizer steps of one bound table."""
 
     def __init__(
         self, library: ctypes.CDLL, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any
@@ -165,7 +165,7 @@ class NativeRowStep:
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See `RowStep.listed`."""
+        """See RowStep.listed."""
         n = len(index)
         require(index, INT, (n,), "An index")
         require(grad, FLOAT, (n, self._width), "A gradient")
@@ -180,7 +180,7 @@ class NativeRowStep:
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See `RowStep.every`."""
+        """See RowStep.every."""
         require(slot, INT, (self._rows,), "A slot map")
         require(grad, FLOAT, (-1, self._width), "A gradient")
         if self._rows and int(slot.max()) >= len(grad):
@@ -196,7 +196,7 @@ class NativeRowStep:
 
 
 class NativeDenseStep:
-    """Steps of one bound dense slice."""
+    """Compiled optimizer steps of one bound dense slice."""
 
     def __init__(self, library: ctypes.CDLL, rule: Rule, value: Floats, moments: Sequence[Floats]):
         for array in (value, *moments):
@@ -218,27 +218,27 @@ def _plain(array: NDArray[Any], dtype: np.dtype[Any], size: int) -> bool:
 
 
 class NativeCodec:
-    """See halves.Codec; NumPy does what lies in memory otherwise than in one aligned piece."""
+    """Compiled codec; falls back to NumPy for arrays that are not contiguous and aligned."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self._library, self._kind, self._otherwise = library, KINDS[name], CODECS[name]
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec."""
+        """See Codec.narrow."""
         if _plain(values, FLOAT, out.size) and _plain(out, HALF, out.size):
             self._library.gb_narrow(self._kind, values.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.narrow(values, out)
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec."""
+        """See Codec.widen."""
         if _plain(halves, HALF, out.size) and _plain(out, FLOAT, out.size):
             self._library.gb_widen(self._kind, halves.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.widen(halves, out)
 
     def round(self, values: Floats) -> None:
-        """See Codec."""
+        """See Codec.round."""
         if _plain(values, FLOAT, values.size):
             self._library.gb_round(self._kind, values.ctypes.data, values.size)
         else:

@@ -1,6 +1,6 @@
-"""The kernels in torch and NumPy, for a machine without a compiler: same bits, 3 to 10 times slower.
+"""Row kernels in torch and NumPy, for a machine without a compiler: same bits, 3 to 10 times slower.
 
-Each expression is one IEEE operation at a time, in the order of kernels.cpp; torch's fused forms (add with
+Each expression is one IEEE operation at a time, in the order of kernels.cpp. torch's fused forms (add with
 alpha, addcmul, lerp) contract to FMA and are avoided. Whole-table work goes by chunks of `CHUNK` rows. A step costs a
 copy of the touched rows and a few temporaries of their size.
 """
@@ -45,7 +45,7 @@ def _check_range(index: Ints, rows: int) -> None:
 
 
 def _first_seen(keys: Longs) -> tuple[Longs, Longs]:
-    """Distinct keys in the order of their first occurrence, and the position of every key among them."""
+    """Distinct keys in order of first occurrence, and the position of every key among them."""
     distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
     place = np.empty(len(order), np.int64)
@@ -77,12 +77,12 @@ def _init_chunk(out: Floats, key: int, rows: Any, scale: float) -> None:
 
 
 class TwinKernels:
-    """The same functions as the compiled library."""
+    """Row kernels in torch and NumPy, with the functions of the compiled library."""
 
     name = "twin"
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
-        """See `Kernels.dedupe`."""
+        """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
         if shards < 1:
@@ -99,7 +99,7 @@ class TwinKernels:
         return Unique(index, np.bincount(owner, minlength=shards).astype(LONG), place[inverse])
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """See `Kernels.gather`."""
+        """See Kernels.gather."""
         require(table, FLOAT, (-1, -1), "A table")
         require(index, INT, (-1,), "An index")
         require(out, FLOAT, (len(index), table.shape[1]), "The output")
@@ -109,7 +109,7 @@ class TwinKernels:
         )
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """See `Kernels.segment_sum`."""
+        """See Kernels.segment_sum."""
         require(grad, FLOAT, (-1, -1), "A gradient")
         require(inverse, INT, (len(grad),), "inverse")
         require(out, FLOAT, (-1, grad.shape[1]), "The output")
@@ -120,7 +120,7 @@ class TwinKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> Aggregate:
-        """See `Kernels.aggregate`."""
+        """See Kernels.aggregate."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
         width = parts[0][1].shape[1]
@@ -131,7 +131,7 @@ class TwinKernels:
         counted = live_shares(parts, shares) if shares else [1.0] * len(live)
         rows = [index.astype(LONG) for index, _, _ in live] or [np.empty(0, LONG)]
         distinct, place = _first_seen(np.concatenate(rows))
-        total = np.full((len(distinct), width), -0.0, FLOAT)  # -0.0 + x is x, to the sign of zero
+        total = np.full((len(distinct), width), -0.0, FLOAT)  # -0.0 + x is x, including the sign of zero
         contributors = np.zeros(len(distinct), FLOAT)
         start = 0
         for (index, grad, weight), share in zip(live, counted, strict=True):
@@ -142,14 +142,14 @@ class TwinKernels:
         return Aggregate(distinct.astype(INT), total, contributors)
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """See `Kernels.check_index`."""
+        """See Kernels.check_index."""
         require(index, INT, (-1,), "An index")
         _check_range(index, rows)
         if len(np.unique(index)) != len(index):
             raise ValueError("Refused: an index occurs twice.")
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
-        """See `Kernels.init_rows`."""
+        """See Kernels.init_rows."""
         require(table, FLOAT, (-1, -1), "A table")
         with np.errstate(over="ignore"):
             key = int(_mix64(np.uint64((seed + GOLDEN) & ((1 << 64) - 1))))
@@ -161,27 +161,27 @@ class TwinKernels:
     def average(
         self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
     ) -> None:
-        """See `Kernels.average`."""
+        """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         to = torch.from_numpy(running)
         mean = combine(parts, 0, len(running)) / float32(weight_sum)
         to += float32(momentum) * (mean - to)
 
     def codec(self, name: str) -> Codec:
-        """See `Kernels.codec`."""
+        """See Kernels.codec."""
         return CODECS[name]
 
     def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> TwinRowStep:
-        """See `Kernels.bind_rows`."""
+        """See Kernels.bind_rows."""
         return TwinRowStep(rule, table, moments, counts)
 
     def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> TwinDenseStep:
-        """See `Kernels.bind_dense`."""
+        """See Kernels.bind_dense."""
         return TwinDenseStep(rule, value, moments)
 
 
 def _root(x: Tensor) -> Tensor:
-    """Square root, correctly rounded; torch's own goes through MKL, which misses by one ulp at times."""
+    """Correctly rounded square root; torch's own goes through MKL, which is off by one ulp at times."""
     return torch.from_numpy(np.sqrt(x.numpy()))
 
 
@@ -208,7 +208,7 @@ def _rowwise(value: Tensor, moment: Tensor, grad: Tensor, step: Scale, eps: floa
 def step_values(
     rule: Rule, value: Tensor, moments: Sequence[Tensor], grad: Tensor, step: Scale, root: Scale
 ) -> None:
-    """One optimizer step in place; `grad` already holds divisor and decay."""
+    """Take one optimizer step in place; `grad` already includes divisor and decay."""
     if rule.name == "sgd":
         value -= step * grad
     elif rule.name == "adagrad":
@@ -224,7 +224,7 @@ def step_values(
 
 
 class TwinRowStep:
-    """Steps of one bound table."""
+    """Optimizer steps of one bound table, in torch."""
 
     def __init__(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
         require(table, FLOAT, (-1, -1), "A table")
@@ -249,7 +249,7 @@ class TwinRowStep:
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See `RowStep.listed`."""
+        """See RowStep.listed."""
         require(index, INT, (-1,), "An index")
         require(grad, FLOAT, (len(index), self._table.shape[1]), "A gradient")
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self._table)):
@@ -267,7 +267,7 @@ class TwinRowStep:
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See `RowStep.every`."""
+        """See RowStep.every."""
         require(slot, INT, (len(self._table),), "A slot map")
         if len(slot) and int(slot.max()) >= len(grad):
             raise ValueError("Refused: an index lies outside the table.")
@@ -287,7 +287,7 @@ class TwinRowStep:
 
 
 class TwinDenseStep:
-    """Steps of one bound dense slice."""
+    """Optimizer steps of one bound dense slice, in torch."""
 
     def __init__(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> None:
         for array in (value, *moments):

@@ -1,12 +1,12 @@
-"""A prepared data set: three memory-mapped arrays, the row ranges of its days or splits, the order of samples.
+"""Prepared data set: three memory-mapped arrays, the row ranges of its days or splits, and the sample order.
 
-Opening one reads meta.json and a few sampled pages (about a millisecond); a slice is a view, so a worker
+Opening a data set reads meta.json and a few sampled pages (about a millisecond). A slice is a view, so a worker
 copies and parses nothing. Memory is the page cache's, shared by all workers of a host.
 
-The order is a keyed pseudo-random permutation of range(n), any part of which costs only that part's memory: a Feistel
-network over the next power of two, walked along its cycles until the value falls below n: fewer than two passes on
-average, about 60 ns a position. The coordinator and every worker compute the same order from (key, n) without
-exchanging it.
+The sample order is a keyed pseudo-random permutation of range(n); any range of it costs only that range's memory. It is
+a Feistel network over the next power of two, applied again until the value falls below n (cycle walking): fewer than
+two passes on average, about 60 ns a position. The coordinator and every worker compute the same order from (key, n)
+without exchanging it.
 """
 
 from __future__ import annotations

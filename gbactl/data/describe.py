@@ -1,6 +1,6 @@
-"""What is in a prepared data set: rows and click rate by day, distinct ids and skew by field.
+"""Summary of a prepared data set: rows and click rate by day, distinct ids and skew by field.
 
-Reads labels and ids once, in chunks, one field at a time (about 300 M ids/s); memory is one count for each id
+Reads labels and ids once, in chunks, one field at a time (about 300 M ids/s). Memory is one count for each id
 of the largest field.
 """
 
@@ -56,7 +56,7 @@ def _field(dataset: Dataset, field: int) -> dict[str, Any]:
 
 
 def summarise(dataset: Dataset, progress: Progress | None = None) -> dict[str, Any]:
-    """Plain containers with everything that `describe` shows."""
+    """Collect everything that `describe` shows, in plain containers."""
     fields = []
     for f in range(dataset.schema.fields):
         if progress:
@@ -85,7 +85,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def splits_table(summary: dict[str, Any]) -> Table:
-    """Rows, click rate and best possible AUC of each split."""
+    """Table of rows, click rate and best possible AUC of each split."""
     known = any(split["best_possible_auc"] is not None for split in summary["splits"])
     word = "Days" if summary["kind"] == "days" else "Splits"
     table = _table(word, "name", "rows", "CTR", *(["best possible AUC"] if known else []))
@@ -96,7 +96,7 @@ def splits_table(summary: dict[str, Any]) -> Table:
 
 
 def fields_table(summary: dict[str, Any]) -> Table:
-    """Ids and skew of each field."""
+    """Table of ids and skew of each field."""
     table = _table("Fields", "name", "ids", "seen", "top id", "top 1 % of ids")
     for field in summary["fields"]:
         shares = [f"{100 * field[key]:.1f} %" for key in ("top_id_share", "top_1_percent_share")]
@@ -105,7 +105,7 @@ def fields_table(summary: dict[str, Any]) -> Table:
 
 
 def overview(dataset: Dataset) -> Text:
-    """One paragraph: name, size, where it is."""
+    """One paragraph about a data set: name, size, cache path."""
     schema, bad = dataset.schema, dataset.meta["bad_lines"]
     shared = ", shared by all fields" if schema.shared_ids else ""
     lines = [
@@ -118,7 +118,7 @@ def overview(dataset: Dataset) -> Text:
 
 
 def show(dataset: Dataset, *, fields: bool, progress: Progress | None = None) -> None:
-    """Print to the terminal, or 80 columns wide on a pipe."""
+    """Print a data set's summary to the terminal, or 80 columns wide on a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, highlight=False, soft_wrap=False)

@@ -1,7 +1,7 @@
 """Source files: finding them, and reading them in blocks of whole lines whatever their compression.
 
-Plain, gzip, zstd and xz are told apart by their first bytes. Memory is one block (16 MiB of text) and a
-piece; a truncated or damaged file is an error that names the line it was reached at.
+Plain, gzip, zstd and xz files are recognised by their first bytes. Memory is one block (16 MiB of text) and one read
+of 256 KiB. A truncated or damaged file is an error that names the line reached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of one file, each ended by a newline; `first_line` counts from 1."""
+    """Block of whole lines of one file, each ended by a newline; `first_line` counts from 1."""
 
     path: Path
     first_line: int
@@ -32,7 +32,7 @@ class Block:
 
     @property
     def lines(self) -> int:
-        """Number of lines."""
+        """Number of lines in the block."""
         return self.data.count(b"\n")
 
 
@@ -41,7 +41,9 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 def find(path: str | list[str] | None, patterns: list[str], key: str = "data.path") -> list[Path]:
-    """Files of a path, a glob, a directory (what matches `patterns`) or a list of these; day_2 before day_10.
+    """Find the files of a path, a glob, a directory (files that match `patterns`) or a list of these.
+
+    Day_2 before day_10.
 
     Raises ConfigError without a path and DataError where nothing is found.
     """
@@ -138,7 +140,7 @@ def _cut(path: Path, raw: BinaryIO) -> Iterator[Block]:
 
 
 def read_blocks(path: Path) -> Iterator[tuple[int, Block]]:
-    """(bytes of the file read so far, block of whole lines). Raises DataError."""
+    """Iterate over (bytes of the file read so far, block of whole lines). Raises DataError."""
     try:
         with path.open("rb") as raw:
             for block in _cut(path, raw):
@@ -148,7 +150,7 @@ def read_blocks(path: Path) -> Iterator[tuple[int, Block]]:
 
 
 def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, Block]]:
-    """(number of the file, block) over all files in order, with one progress fraction over all of them."""
+    """Iterate over (number of the file, block) of all files in order; progress is one fraction over all of them."""
     sizes = [path.stat().st_size for path in paths]
     total = max(1, sum(sizes))
     for i, path in enumerate(paths):

@@ -38,7 +38,7 @@ def _crc(path: Path) -> int:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """{size, sample, crc}: what `check_files` compares with."""
+    """Size, sampled digest and CRC of a file, {size, sample, crc}, for `check_files` to compare with."""
     size = path.stat().st_size
     return {"size": size, "sample": _sample(path, size), "crc": _crc(path)}
 
@@ -60,7 +60,10 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], *, full: bool) -
 
 
 def fingerprint(path: Path) -> str:
-    """Identity of a source file, whatever its path: its content, or size, time and samples above 64 MiB."""
+    """Identity of a source file, independent of its path: a hash of its content.
+
+    Above 64 MiB of size, time and samples.
+    """
     stat = path.stat()
     if stat.st_size <= SMALL:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Build a data cache once, or find it: keyed by the contents of the source files and every option.
+"""Build a data cache, or reuse it: keyed by the contents of the source files and every option.
 
-A cache is built in a folder beside its place, under a file lock, and renamed when it is complete, so what has
-its final name is whole. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
+A cache is built in a temporary folder beside its final place, under a file lock, and renamed when complete, so a folder
+with its final name is complete. Reuse reads every byte once for its checksum (1 GB/s) up to 4 GiB, samples beyond.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def prepare(cfg_data: Mapping[str, Any], progress: Progress | None = None) -> Path:
-    """The cache directory of the data that `cfg_data` describes, built unless it is there and whole.
+    """Return the cache directory of the data that `cfg_data` describes; build it unless it exists and is intact.
 
-    `progress` gets a stage in words and a fraction. Raises ConfigError and DataError; then no cache is left.
+    `progress` gets a stage in words and a fraction. Raises ConfigError and DataError, and then leaves no cache.
     """
     tell = progress or (lambda stage, fraction: None)
     source = make_source(cfg_data)

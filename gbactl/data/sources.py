@@ -1,8 +1,8 @@
-"""The data sources by name, and their options. A new one is a module with an options class like these, and a line here.
+"""Registry of the data sources and their options. To add one, write a module with an options class and list it here.
 
-Options are a frozen dataclass beside the reader, filled from the `data` group; every mistake is a ConfigError that says
-which key, what was expected and what there is. A module is imported when its source is asked for: most read text with
-polars, which takes a quarter of a second.
+Options are a frozen dataclass beside the reader, filled from the `data` group. Every mistake is a ConfigError that
+names the key, what was expected and what there is. A module is imported when its source is asked for: most read text
+with polars, which takes a quarter of a second to import.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COMMON = ("name", "cache")
 
 
 class Source(Protocol):
-    """Options of a source, which knows its files and writes the arrays."""
+    """Data source: options that know their files and write the cache arrays."""
 
     def sources(self) -> list[Path]:
-        """Source files. Raises ConfigError, DataError."""
+        """Find the source files. Raises ConfigError, DataError."""
 
     def build(self, folder: Path, progress: Progress) -> Built:
         """Write labels.npy, numeric.npy and ids.npy into the folder. Raises DataError."""
@@ -42,13 +42,13 @@ SOURCES = {
 
 
 def options_class(name: str) -> type[Any]:
-    """The options dataclass of a source in SOURCES."""
+    """Options dataclass of a source in SOURCES."""
     found: type[Any] = resolve_name(SOURCES[name])
     return found
 
 
 def make_source(cfg_data: Mapping[str, Any]) -> Source:
-    """The source that `cfg_data` (the `data` group) describes. Raises ConfigError that lists the names."""
+    """Make the source that `cfg_data` (the `data` group) describes. Raises ConfigError that lists the known names."""
     name = cfg_data.get("name")
     if name not in SOURCES:
         raise ConfigError(f"data.name={name} is not known; it is one of: {', '.join(SOURCES)}.")
@@ -57,7 +57,7 @@ def make_source(cfg_data: Mapping[str, Any]) -> Source:
 
 
 def fill(cls: type[T], values: Mapping[str, Any]) -> T:
-    """The options dataclass, filled from the `data` group. Raises ConfigError on bad keys and types."""
+    """Fill an options dataclass from the `data` group. Raises ConfigError on bad keys and types."""
     hints = get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     given = {key: value for key, value in values.items() if key not in COMMON}

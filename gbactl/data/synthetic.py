@@ -1,10 +1,10 @@
-"""Criteo-shaped clicks from a hidden factorisation model, made in parallel, the same bytes from a seed.
+"""Synthetic Criteo-shaped clicks from a hidden factorisation model, generated in parallel, reproducible from a seed.
 
 Chunks of 65,536 rows are seeded by (seed, day, chunk), so the bytes do not depend on the number of threads
 (numpy releases the interpreter lock, so threads use all cores). Memory is a few MB a thread.
 
-The hidden model has a first order, pairs and drift, and no table to store: every id's weights come from one counter
-hash of (seed, field, id): five numbers of 12 bits, two for the first order (today's and where it drifts to) and three
+The hidden model has a first order, pairs and drift, and no table to store. Every id's weights come from one counter
+hash of (seed, field, id): five numbers of 12 bits, two for the first order (today's and the one it drifts to) and three
 for the vector of the pairwise part. About 20 ns a value.
 """
 
@@ -51,16 +51,16 @@ class Synthetic:
     seed: Seed = 1
 
     def sources(self) -> list[Path]:
-        """No files."""
+        """List no source files: the data are generated."""
         return []
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """From 10 to `max_cardinality`, evenly on a logarithmic scale."""
+        """Ids of each field: from 10 to `max_cardinality`, evenly spaced on a logarithmic scale."""
         return tuple(int(c) for c in np.geomspace(SMALLEST, self.max_cardinality, self.fields).round())
 
     def build(self, folder: Path, progress: Progress) -> Built:
-        """Write the arrays."""
+        """See Source.build."""
         maps = allocate(folder, self.rows_per_day * self.days, self.numeric, self.fields)
         seen = Generator(self).fill(maps, progress)
         names = [f"day{d}" for d in range(self.days)]
@@ -75,7 +75,7 @@ def _names(letter: str, count: int) -> list[str]:
 
 
 def zipf(uniform: NDArray[np.float64], size: int, skew: float) -> NDArray[np.int32]:
-    """Bounded Zipf ids in [0, size), id 0 the most frequent, by inverting the continuous power law.
+    """Draw bounded Zipf ids in [0, size), id 0 the most frequent, by inverting the continuous power law.
 
     `skew` is the exponent: 0 is uniform, 1 is Zipf's law.
     """
@@ -89,7 +89,7 @@ def zipf(uniform: NDArray[np.float64], size: int, skew: float) -> NDArray[np.int
 
 
 def best_auc(seen: NDArray[np.int64]) -> float:
-    """AUC of the true probabilities on the drawn labels, from counts int64[2, bins] by label, true logit."""
+    """AUC of the true probabilities on the drawn labels, from counts int64[2, bins] by (label, true-logit bin)."""
     negatives, positives = seen.astype(np.float64)
     below = np.cumsum(negatives) - negatives / 2
     pairs = negatives.sum() * positives.sum()
@@ -97,7 +97,7 @@ def best_auc(seen: NDArray[np.int64]) -> float:
 
 
 class Generator:
-    """Draws chunks of rows; holds the hidden model and nothing that grows."""
+    """Generator of chunks of rows; holds the hidden model and nothing that grows with the rows."""
 
     def __init__(self, options: Synthetic) -> None:
         self.options = options
@@ -119,7 +119,7 @@ class Generator:
         return random, numeric, ids
 
     def chunk(self, day: int, chunk: int, rows: int) -> tuple[Batch, NDArray[np.int64]]:
-        """A chunk's rows, and their counts by (label, bin of the true logit)."""
+        """Generate one chunk's rows, and their counts by (label, bin of the true logit)."""
         random, numeric, ids = self._features(self._random(day, chunk), rows)
         logit = self.hidden.logits(numeric, ids, day)
         noisy = logit + np.float32(self.options.noise) * random.standard_normal(rows, dtype=np.float32)
@@ -128,7 +128,10 @@ class Generator:
         return Batch(labels, numeric, ids), np.bincount(bins + labels * np.int64(BINS), minlength=2 * BINS)
 
     def fill(self, maps: Batch, progress: Progress) -> NDArray[np.int64]:
-        """Fill the maps with all days; counts int64[days, 2, bins]."""
+        """Fill the mapped arrays with all days.
+
+        Return counts int64[days, 2, bins] by (label, bin of the true logit).
+        """
         o, seen = self.options, np.zeros((self.options.days, 2 * BINS), np.int64)
         tasks = [(d, c, lo) for d in range(o.days) for c, lo in enumerate(range(0, o.rows_per_day, CHUNK))]
 
@@ -152,12 +155,12 @@ class Generator:
 
 
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x))."""
+    """Compute 1 / (1 + exp(-x))."""
     return np.float32(1) / (np.float32(1) + np.exp(-x))
 
 
 def weights(keys: NDArray[np.uint64]) -> list[Floats]:
-    """Five uniform numbers in [-1, 1) from each key."""
+    """Hash each key to five uniform numbers in [-1, 1)."""
     hashed = mix(keys)
     parts = []
     for k in range(PARTS):
@@ -167,7 +170,10 @@ def weights(keys: NDArray[np.uint64]) -> list[Floats]:
 
 
 class HiddenModel:
-    """True logits of rows. `drift` is the angle (radians a day) by which the first order turns."""
+    """Hidden model that gives rows their true logits.
+
+    `drift` is the angle (radians a day) by which the first-order weights rotate.
+    """
 
     def __init__(self, cardinalities: tuple[int, ...], numeric: int, seed: int, drift: float) -> None:
         self.drift = drift
@@ -198,7 +204,7 @@ class HiddenModel:
         return {"first": first, "numeric": numeric @ slope, "pairs": pairs}
 
     def logits(self, numeric: Floats, ids: NDArray[np.int32], day: int) -> Floats:
-        """float32[n] true logits, before noise."""
+        """Compute the true logits float32[n], before noise."""
         parts = self._parts(numeric, ids, day)
         total = np.full(len(ids), self.shift, np.float32)
         for name, part in parts.items():
@@ -206,7 +212,9 @@ class HiddenModel:
         return total
 
     def calibrate(self, numeric: Floats, ids: NDArray[np.int32], signal: float, ctr: float) -> None:
-        """Scale the parts to their shares of a logit of deviation `signal`, and meet the click rate."""
+        """Scale the model's terms to their shares of a logit of standard deviation `signal`, and shift it to the click
+        rate.
+        """
         for name, part in self._parts(numeric, ids, 0).items():
             spread = float(part.std())
             self.scale[name] = signal * SHARES[name] ** 0.5 / spread if spread > 0 else 0.0

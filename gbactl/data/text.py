@@ -1,8 +1,8 @@
-"""Blocks of text to arrays: the whole block at once by polars, line by line only where that fails; columns to ids.
+"""Parsing of text blocks into arrays: a whole block at once by polars, line by line where that fails.
 
 The fast path runs at polars' speed. A block it refuses is scanned in Python (about 100 k lines/s) to name the
-bad line, or, where bad lines are tolerated, to drop and count them. Ids are hexadecimal numbers directly (about 15 ns
-a value), other texts through a stable hash (a distinct one costs 1 us a block).
+bad line, or, where bad lines are tolerated, to drop and count them. Text columns become ids: hexadecimal numbers
+directly (about 15 ns a value), other texts through a stable hash (a distinct one costs 1 us a block).
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ C = TypeVar("C")
 
 
 class Mismatch(Exception):
-    """The fast path met something it does not read."""
+    """Signal that a block holds text that the fast path does not read."""
 
 
 class LineFormat(Protocol[C_co]):
-    """One text format, told twice: for a block, and for one line."""
+    """Text format, with a fast parse of a block and an explanation of one bad line."""
 
     def fast(self, data: bytes, lines: int) -> C_co:
-        """Arrays of `lines` whole lines. Raises Mismatch or a polars error."""
+        """Parse `lines` whole lines into arrays. Raises Mismatch or a polars error."""
 
     def explain(self, line: str) -> str | None:
-        """What is wrong with this line, in words; None if it can be read."""
+        """Reason why this line cannot be read, in words; None if it can be."""
 
 
 class BadLines:
-    """Counts unreadable lines, up to `data.max_bad_lines`."""
+    """Count of unreadable lines, limited by `data.max_bad_lines`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.count = 0
 
     def add(self, block: Block, offset: int, reason: str) -> None:
-        """Count one. Raises DataError past the limit."""
+        """Count one unreadable line. Raises DataError past the limit."""
         self.count += 1
         if self.count > self.limit:
             hint = f"fix it or type data.max_bad_lines={max(100, 10 * self.limit)} to skip such lines."
@@ -83,7 +83,10 @@ def _scan(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
 
 
 def parse(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
-    """Arrays of the readable lines, None if there are none. Raises DataError at a bad line past the limit."""
+    """Parse the readable lines of a block into arrays; None if there are none.
+
+    Raises DataError past the bad-line limit.
+    """
     data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
     try:
         if b"\0" in data or b"\r" in data:
@@ -117,19 +120,19 @@ def is_integer(text: str) -> bool:
 
 
 def _texts(column: pl.Series, number: pl.Series) -> pl.Series:
-    """Values of the texts that are no hexadecimal numbers, null elsewhere."""
+    """Map texts that are not hexadecimal numbers to hashed values, null elsewhere."""
     other = column.filter(number.is_null() & column.is_not_null()).unique()
     values = pl.Series([text_value(text) for text in other], dtype=pl.Int64)
     return column.replace_strict(other, values, default=None, return_dtype=pl.Int64)
 
 
 def to_numbers(column: pl.Series) -> pl.Series:
-    """Int64 of a text column: its hexadecimal value, null where empty or not hexadecimal."""
+    """Parse a text column as hexadecimal Int64; null where empty or not hexadecimal."""
     return column.str.to_integer(base=16, strict=False)
 
 
 def to_ids(column: pl.Series, field: int, buckets: int, number: pl.Series | None = None) -> NDArray[np.int32]:
-    """int32[n] ids of one field, 0 where the text is empty, otherwise in [1, buckets)."""
+    """Map a text column to one field's ids int32[n]: 0 where the text is empty, otherwise in [1, buckets)."""
     value = to_numbers(column) if number is None else number
     if value.null_count() > column.null_count():
         value = value.fill_null(_texts(column, value))

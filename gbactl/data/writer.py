@@ -1,4 +1,4 @@
-"""Writing the three cache arrays, appended when the number of rows is not known, mapped when it is; cutting days.
+"""Writer of the three cache arrays: appended when the number of rows is not known, mapped when it is; cut into days.
 
 Appending costs one buffered write a chunk; the .npy header is rewritten in place at the end.
 """
@@ -31,7 +31,7 @@ DEFAULT_DAYS = 7
 
 @dataclass(frozen=True)
 class Built:
-    """What a source says about the arrays it wrote; `splits` are (name, first row, end row)."""
+    """Description of the arrays that a source wrote; `splits` are (name, first row, end row)."""
 
     kind: str
     schema: Schema
@@ -47,7 +47,7 @@ def _shape(name: str, rows: int, numeric: int, fields: int) -> tuple[int, ...]:
 
 
 class ArrayWriter:
-    """Appends chunks to labels.npy, numeric.npy and ids.npy in a folder."""
+    """Writer that appends chunks to labels.npy, numeric.npy and ids.npy in a folder."""
 
     def __init__(self, folder: Path, numeric: int, fields: int) -> None:
         self.rows = 0
@@ -84,7 +84,7 @@ class ArrayWriter:
 
 
 def write_all(folder: Path, numeric: int, fields: int, chunks: Iterable[Batch]) -> int:
-    """Append every chunk; number of rows."""
+    """Append every chunk and return the number of rows."""
     with ArrayWriter(folder, numeric, fields) as writer:
         for chunk in chunks:
             writer.append(chunk)
@@ -92,7 +92,10 @@ def write_all(folder: Path, numeric: int, fields: int, chunks: Iterable[Batch]) 
 
 
 def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
-    """Writable maps of the three arrays for a known number of rows. Raises DataError where the disk is too small."""
+    """Create writable maps of the three arrays for a known number of rows.
+
+    Raises DataError where the disk is too small.
+    """
     size = rows * sum(DTYPES[name].itemsize * math.prod(_shape(name, 1, numeric, fields)) for name in ARRAYS)
     free = shutil.disk_usage(folder).free
     if size > free:
@@ -118,7 +121,7 @@ def reorder(source: Path, folder: Path, order: NDArray[np.int64], chunk: int = 1
 
 
 def sync_folder(folder: Path) -> None:
-    """Push every file of a folder, and the folder itself, to the disk."""
+    """Flush every file of a folder, and the folder itself, to disk."""
     for path in [*folder.iterdir(), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -128,7 +131,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
-    """(name, first, end) of `days` (default 7) equal parts. Raises DataError with fewer rows than days."""
+    """Cut rows into `days` (default 7) equal days: (name, first, end). Raises DataError with fewer rows than days."""
     count = days or DEFAULT_DAYS
     if rows < count:
         raise DataError(
@@ -138,5 +141,5 @@ def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
 
 
 def days_between(ends: list[int]) -> list[tuple[str, int, int]]:
-    """(name, first, end) of the days that end before these rows."""
+    """Row ranges of consecutive days, (name, first, end), from the end row of each."""
     return [(f"day{i}", start, end) for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

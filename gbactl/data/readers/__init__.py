@@ -1,3 +1,3 @@
-"""One module a file format; each holds its options, the fast parse and the explanation of a bad line."""
+"""Readers of click-log formats, one module each, with its options, fast parse and explanation of a bad line."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Avazu's CSV (Kaggle): a header, `click`, `hour` as YYMMDDHH, every other column but `id` categorical.
+"""Reader of Avazu's CSV (Kaggle): a header, `click`, `hour` as YYMMDDHH; all other columns but `id` are categorical.
 
-Days come from `hour`, so rows must be in time order; the hour of the day is the last field. There are no
+Days come from `hour`, so rows must be in time order. The hour of the day is the last field. There are no
 numeric features.
 """
 
@@ -27,7 +27,7 @@ LAST_HOUR = 99123123
 
 @dataclass(frozen=True)
 class Rows:
-    """A chunk and the day (YYMMDD) of each of its rows."""
+    """Chunk of rows with the day (YYMMDD) of each row."""
 
     batch: Batch
     days: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -35,19 +35,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class AvazuLines:
-    """The format, for one header."""
+    """Line format of Avazu files with one header."""
 
     columns: tuple[str, ...]
     buckets: int
 
     @property
     def fields(self) -> list[str]:
-        """Categorical columns."""
+        """Names of the categorical columns."""
         return [name for name in self.columns if name not in NOT_FIELDS]
 
     def fast(self, data: bytes, lines: int) -> Rows:
-        """Rows of whole lines."""
-        skipped = b" " in data or b"+" in data  # polars would, before a number
+        """See LineFormat.fast."""
+        skipped = b" " in data or b"+" in data  # polars would skip these before a number
         number = pl.String if skipped else pl.Int64
         schema = {name: number if name in ("click", "hour") else pl.String for name in self.columns}
         frame = table(data, lines, ",", schema)
@@ -62,7 +62,7 @@ class AvazuLines:
         return Rows(Batch(labels, np.empty((lines, 0), np.float32), ids), (hour // 100).to_numpy())
 
     def explain(self, line: str) -> str | None:
-        """What is wrong with this line."""
+        """See LineFormat.explain."""
         cells = line.split(",")
         if len(cells) != len(self.columns):
             return f"{len(cells)} columns where the header has {len(self.columns)}"
@@ -76,14 +76,14 @@ class AvazuLines:
 
 
 def _integers(column: pl.Series) -> pl.Series:
-    """Int64 of plain digits. Raises Mismatch where there is anything else."""
+    """Convert plain digits to Int64. Raises Mismatch on anything else."""
     if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
         raise Mismatch("characters that polars would skip")
     return column.cast(pl.Int64)
 
 
 class Days:
-    """Finds where each day begins in a stream of day numbers."""
+    """First row of each day in a stream of day numbers."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -91,7 +91,7 @@ class Days:
         self._last = -1
 
     def add(self, days: np.ndarray[tuple[int], np.dtype[np.int64]], path: Path) -> None:
-        """Take the next rows. Raises DataError where time goes backwards."""
+        """Take the day numbers of the next rows. Raises DataError where time goes backwards."""
         steps = np.diff(days, prepend=self._last)
         if (steps < 0).any():
             wrong = int(days[np.argmax(steps < 0)])
@@ -104,7 +104,7 @@ class Days:
         self.rows += len(days)
 
     def splits(self) -> list[tuple[str, int, int]]:
-        """(date, first, end) of each day."""
+        """Row range of each day: (date, first, end)."""
         ends = [*list(self.starts.values())[1:], self.rows]
         return [(_date(day), start, end) for (day, start), end in zip(self.starts.items(), ends, strict=True)]
 
@@ -133,7 +133,7 @@ class Avazu:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
-        """The files, in time order."""
+        """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
     def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[AvazuLines, Path, Rows | None]]:
@@ -148,7 +148,7 @@ class Avazu:
             yield form, block.path, parse(form, block, bad) if block.data else None
 
     def build(self, folder: Path, progress: Progress) -> Built:
-        """Write the arrays. Raises DataError."""
+        """See Source.build."""
         bad, days = BadLines(self.max_bad_lines), Days()
         parsed = self._parsed(progress, bad)
         form, path, first = next(parsed)

@@ -1,7 +1,7 @@
-"""Criteo's TSV (Kaggle and 1TB): label, 13 integers, 26 hexadecimal ids, each of which may be empty.
+"""Reader of Criteo's TSV (Kaggle and 1TB): label, 13 integers, 26 hexadecimal ids, each of which may be empty.
 
 An integer x becomes log(1 + x), or -log(1 - x) where it is negative, 0 where it is missing. An id is hashed
-into its field's buckets, 0 being "missing".
+into its field's buckets, where 0 means "missing".
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ HEX = set("0123456789abcdefABCDEF")
 
 
 def signed_log(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """sign(x) * log(1 + |x|), NaN (missing) becoming 0."""
+    """Compute sign(x) * log(1 + |x|); NaN (missing) becomes 0."""
     logs: NDArray[np.float32] = np.nan_to_num(np.sign(values) * np.log1p(np.abs(values))).astype(np.float32)
     return logs
 
 
 @dataclass(frozen=True)
 class CriteoLines:
-    """The format, for ids hashed into `buckets`."""
+    """Line format of Criteo files, with ids hashed into `buckets`."""
 
     buckets: int
 
     def fast(self, data: bytes, lines: int) -> Batch:
-        """labels, numeric and ids of whole lines."""
+        """See LineFormat.fast."""
         if b" " in data or b"+" in data:
             raise Mismatch("characters that Criteo does not use")
         schema = {"label": pl.Int64, **dict.fromkeys(NUMERIC, pl.Int64), **dict.fromkeys(FIELDS, pl.String)}
@@ -57,7 +57,7 @@ class CriteoLines:
         return Batch(labels.to_numpy().astype(np.uint8), signed_log(numbers), ids)
 
     def explain(self, line: str) -> str | None:
-        """What is wrong with this line."""
+        """See LineFormat.explain."""
         cells = line.split("\t")
         if len(cells) != 40:
             return f"{len(cells)} columns where Criteo has 40 (label, 13 integers, 26 ids, tab-separated)"
@@ -74,7 +74,7 @@ class CriteoLines:
 
 @dataclass(frozen=True)
 class Criteo:
-    """Options of data=criteo; each file is a day, or `days` equal parts of all rows in order."""
+    """Options of data=criteo; each file is a day, or the rows of all files are cut into `days` equal days."""
 
     path: str | list[str] | None = None
     patterns: list[str] = field(default_factory=lambda: ["day_*", "*.tsv*", "*.txt*"])
@@ -83,11 +83,11 @@ class Criteo:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
-        """The files, in time order."""
+        """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
     def build(self, folder: Path, progress: Progress) -> Built:
-        """Write the arrays. Raises DataError."""
+        """See Source.build."""
         paths, bad, ends = self.sources(), BadLines(self.max_bad_lines), list[int]()
 
         def chunks() -> Iterator[Batch]:

@@ -1,6 +1,6 @@
-"""libfm text with one-hot fields (Frappe and the like): label 1/-1 or 1/0, then `id:1` pairs.
+"""Reader of libfm text with one-hot fields (Frappe and the like): label 1/-1 or 1/0, then `id:1` pairs.
 
-Every line has as many pairs. Ids are used as they are and shared by all fields (one table of the largest
+All lines have the same number of pairs. Ids are used unhashed and shared by all fields (one table of the largest
 id + 1 rows). Three files: train, validation, test.
 """
 
@@ -28,12 +28,12 @@ LARGEST = 2**31 - 2
 
 @dataclass(frozen=True)
 class LibfmLines:
-    """The format, for lines of `fields` pairs."""
+    """Line format of libfm files with `fields` pairs a line."""
 
     fields: int
 
     def fast(self, data: bytes, lines: int) -> Batch:
-        """labels and ids of whole lines."""
+        """See LineFormat.fast."""
         data = data.replace(b" \n", b"\n")
         pairs = data.count(b":")
         if pairs != lines * self.fields or data.count(b":1 ") + data.count(b":1\n") != pairs or b"+" in data:
@@ -51,7 +51,7 @@ class LibfmLines:
         return Batch(labels, np.empty((lines, 0), np.float32), np.ascontiguousarray(wide, np.int32))
 
     def explain(self, line: str) -> str | None:
-        """What is wrong with this line."""
+        """See LineFormat.explain."""
         label, *pairs = line.removesuffix(" ").split(" ")
         if not is_integer(label) or int(label) not in (-1, 0, 1):
             return f"the label is {label!r}, not 1, 0 or -1"
@@ -76,7 +76,7 @@ class Libfm:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
-        """The files of train, validation and test."""
+        """Find the files of train, validation and test."""
         for name in SPLITS:
             require(bool(getattr(self, name)), f"data.{name} is not set; type data.{name}=FILE.")
         paths = [find(getattr(self, name), ["*.libfm*"], f"data.{name}") for name in SPLITS]
@@ -85,7 +85,7 @@ class Libfm:
         return [found[0] for found in paths]
 
     def build(self, folder: Path, progress: Progress) -> Built:
-        """Write the arrays. Raises DataError."""
+        """See Source.build."""
         paths, bad = self.sources(), BadLines(self.max_bad_lines)
         rows, largest = np.zeros(len(paths), np.int64), 0
         blocks = read_all(paths, progress)

@@ -1,8 +1,8 @@
-"""MovieLens ratings (ratings.dat, u.data, ratings.csv): rating >= 4 is a click.
+"""Reader of MovieLens ratings (ratings.dat, u.data, ratings.csv): rating >= 4 is a click.
 
 Fields are user, item, hour of the day and weekday (UTC). Rows are sorted by time (stable) and cut into days.
-One copy of the arrays waits on the disk meanwhile; only times and sort order are in memory (16 bytes a
-rating).
+An unsorted copy of the arrays is kept on disk until they are sorted; only times and sort order are in memory (16 bytes
+a rating).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADER = b"userId,movieId,rating,timestamp"
 
 @dataclass(frozen=True)
 class Ratings:
-    """A chunk and the time of each of its rows, seconds since 1970 UTC."""
+    """Chunk of ratings with the time of each row, in seconds since 1970 UTC."""
 
     batch: Batch
     times: NDArray[np.int64]
@@ -39,12 +39,12 @@ class Ratings:
 
 @dataclass(frozen=True)
 class RatingLines:
-    """The format, for one separator: `::`, a tab or a comma."""
+    """Line format of ratings with one separator: `::`, a tab or a comma."""
 
     separator: str
 
     def fast(self, data: bytes, lines: int) -> Ratings:
-        """Rows of whole lines."""
+        """See LineFormat.fast."""
         if b" " in data or b"+" in data:
             raise Mismatch("characters that polars would skip")
         if data.count(self.separator.encode()) != 3 * lines:
@@ -64,7 +64,7 @@ class RatingLines:
         return Ratings(Batch(labels, np.empty((lines, 0), np.float32), ids), time)
 
     def explain(self, line: str) -> str | None:
-        """What is wrong with this line."""
+        """See LineFormat.explain."""
         cells = line.split(self.separator)
         if len(cells) != 4:
             return f"{len(cells)} columns where there are 4 (user, item, rating, time)"
@@ -104,7 +104,7 @@ class Movielens:
     max_bad_lines: Natural = 0
 
     def sources(self) -> list[Path]:
-        """The ratings files."""
+        """Find the ratings files."""
         return find(self.path, self.patterns)
 
     def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[Ratings]:
@@ -119,7 +119,7 @@ class Movielens:
                 yield rows
 
     def build(self, folder: Path, progress: Progress) -> Built:
-        """Write the arrays, in time order. Raises DataError."""
+        """See Source.build. Rows are sorted by time."""
         bad, times = BadLines(self.max_bad_lines), list[NDArray[np.int64]]()
         largest = np.zeros(2, np.int64)
 

@@ -1,4 +1,4 @@
-"""Click models over looked-up rows: the embedding lookup itself happens outside, in the kernels.
+"""Click models over rows already looked up: the embedding lookup itself is done by the kernels.
 
 Importing this package does not import torch; building a model does (1-2 s).
 """
@@ -17,7 +17,7 @@ NAMES = ("deepfm", "wide_deep")
 
 
 def build(cfg: ModelConfig, numeric: int, fields: int, seed: int) -> ClickModel:
-    """A model for N numeric and F categorical fields; its start depends on `seed` alone.
+    """Build a model for N numeric and F categorical fields; its initial values depend on `seed` alone.
 
     Raises ConfigError for a name that is not known.
     """

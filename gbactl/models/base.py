@@ -1,4 +1,4 @@
-"""What every click model has: a first-order part, an MLP and a bias, over rows given from outside.
+"""Base class of the click models: a first-order part, an MLP and a bias, over given embedding rows.
 
 The MLP is Linear (+ batch norm) + ReLU + dropout, seeded without the global RNG. Cost: the matrix products; everything
 else in it is under 2 % of a step.
@@ -15,7 +15,7 @@ _INT63 = (1 << 63) - 1
 
 
 class ClickModel(nn.Module):
-    """Logit = bias + first order + MLP([x | v_1 ... v_F]) (+ what a subclass adds).
+    """Click model with logit = bias + first order + MLP([x | v_1 ... v_F]) (+ a subclass's interaction).
 
     A row is [v (dim floats) | first-order weight]. Numeric field j has a dense first-order weight.
     """
@@ -39,18 +39,18 @@ class ClickModel(nn.Module):
         self.add_parameters(cfg, init)
 
     def add_parameters(self, cfg: ModelConfig, init: torch.Generator) -> None:
-        """For a subclass's own parameters, drawn from `init`."""
+        """Add a subclass's own parameters, drawn from `init`."""
 
     def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor | None:
-        """What a subclass adds to the logit, float32[B], from vectors float32[B, F, dim]."""
+        """Compute a subclass's addition to the logit, float32[B], from vectors float32[B, F, dim]."""
         return None
 
     def seed_dropout(self, key: int) -> None:
-        """The masks of the next forward depend on `key` alone."""
+        """Seed the dropout masks of the next forward pass, which depend on `key` alone."""
         self.masks.manual_seed(key & _INT63)
 
     def forward(self, numeric: Tensor, emb: Tensor) -> Tensor:
-        """numeric float32[B, N], emb float32[B, F, dim + 1] -> logits float32[B]."""
+        """Compute logits float32[B] from numeric float32[B, N] and emb float32[B, F, dim + 1]."""
         vectors = emb[..., : self.dim]
         deep_in = torch.cat((numeric, vectors.reshape(emb.shape[0], -1)), dim=1)
         logit: Tensor = self.mlp(deep_in).squeeze(1).float()
@@ -70,7 +70,7 @@ class Dropout(nn.Module):
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape as x; the identity in eval mode."""
+        """Drop values of x; the identity in eval mode."""
         if not self.training:
             return x
         mask = torch.empty_like(x, dtype=torch.float32)
@@ -79,19 +79,19 @@ class Dropout(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm whose buffers hold, after a training forward, the statistics of that batch alone.
+    """Batch norm whose buffers hold, after a training forward pass, the statistics of that batch alone.
 
     Momentum 1 makes them so: mean and unbiased variance, without computing them a second time. The
-    running values live with the parameters. One sample has no variance: it is normalised with the
-    running values, as in eval mode, and leaves them as they are.
+    running values are kept in the dense vector. One sample has no variance: it is normalised with the
+    running values, as in eval mode, and leaves them unchanged.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__(width, momentum=1.0)
-        self.num_batches_tracked = None  # momentum 1 needs no count, and state must not hold one
+        self.num_batches_tracked = None  # momentum 1 needs no count, and the state must not hold one
 
     def forward(self, input: Tensor) -> Tensor:
-        """[B, width] -> [B, width]."""
+        """Normalise x float32[B, width] to the same shape."""
         if self.training and input.shape[0] > 1:
             return super().forward(input)
         return nn.functional.batch_norm(
@@ -100,14 +100,14 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class Linear(nn.Linear):
-    """A layer whose first values are not torch's. (`skip_init` would import sympy for it: half a second a process.)"""
+    """Linear layer without torch's own initialisation. (`skip_init` would import sympy for it: 0.5 s a process.)"""
 
     def reset_parameters(self) -> None:
-        """Nothing: the global generator stays as it is."""
+        """Do nothing, so that torch's global generator is not advanced."""
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A layer with Glorot-uniform weights from the generator and zero bias."""
+    """Make a layer with Glorot-uniform weights from the generator and zero bias."""
     layer = Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight, generator=generator)
     nn.init.zeros_(layer.bias)
@@ -123,7 +123,7 @@ def mlp(
     init: torch.Generator,
     masks: torch.Generator,
 ) -> nn.Sequential:
-    """[B, inputs] -> [B, 1]."""
+    """Make the MLP, [B, inputs] -> [B, 1]."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(linear(inputs, width, init))

@@ -1,7 +1,6 @@
-"""A worker's arithmetic: numpy batch and looked-up rows in, loss, row gradients and predictions out.
+"""Worker's forward and backward pass: numpy batch and looked-up rows in, loss, row gradients and predictions out.
 
-Costs a forward and a backward pass; nothing of the size of the dense vector is allocated in between
-except autograd's own gradients.
+Nothing of the size of the dense vector is allocated except autograd's own gradients.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Floats = NDArray[np.float32]
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """Without a copy where torch can write to it; a memory-mapped slice is copied."""
+    """Convert to a tensor without a copy where torch can write to the array; a memory-mapped slice is copied."""
     floats = np.ascontiguousarray(array, dtype=np.float32)
     return torch.from_numpy(floats if floats.flags.writeable else floats.copy())
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread inside: sums are then split in one way only."""
+    """Context in which torch runs on one thread, so that sums are split in one way only."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -42,10 +41,10 @@ def one_thread() -> Iterator[None]:
 
 
 class GradientComputer:
-    """A gradient here is a function of (the vector loaded, the batch, its rng_key) alone."""
+    """Computer of gradients that are a function of (the vector loaded, the batch, its rng_key) alone."""
 
     def __init__(self, model: ClickModel, dense: Vector | None = None, precision: str = "fp32") -> None:
-        """`dense` float32[P + Q] replaces the start values; precision is fp32 or bf16 (autocast)."""
+        """Wrap `model`; `dense` float32[P + Q] replaces its initial values; precision is fp32 or bf16 (autocast)."""
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision {precision} is neither fp32 nor bf16")
         self.model = model
@@ -63,10 +62,10 @@ class GradientComputer:
     def gradient(
         self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int
     ) -> tuple[float, Floats]:
-        """Mean loss (nats) of the batch, and its gradient float32[B * F, W] for the rows `emb`.
+        """Compute the mean loss (nats) of the batch, and its gradient float32[B * F, W] for the rows `emb`.
 
         numeric float32[B, N], labels [B] of 0 and 1, emb float32[B, F, W], read and not kept. The
-        dense gradient waits in `flat.gradient_into`. ValueError for an empty batch.
+        dense gradient is fetched with `flat.gradient_into`. Raises ValueError for an empty batch.
         """
         if emb.shape[0] == 0:
             raise ValueError("a batch of no samples has no gradient")
@@ -83,7 +82,7 @@ class GradientComputer:
 
     @torch.inference_mode()
     def predict(self, numeric: Floats, emb: Floats) -> Floats:
-        """Click probabilities float32[B], with the running statistics and without dropout.
+        """Compute click probabilities float32[B], with the running statistics and without dropout.
 
         The same batch gives the same bits whatever number of threads torch trains with.
         """

@@ -13,10 +13,10 @@ from gbactl.models.options import ModelConfig
 
 
 class DeepFM(ClickModel):
-    """Adds sum over pairs i < j of <v_i x_i, v_j x_j>; numeric field j enters with v_j x_j."""
+    """DeepFM: adds the sum over pairs i < j of <v_i x_i, v_j x_j>; numeric field j enters with v_j x_j."""
 
     def add_parameters(self, cfg: ModelConfig, init: torch.Generator) -> None:
-        """The numeric fields' vectors, [N, dim], as small as a row is at the start."""
+        """Add the numeric fields' vectors, [N, dim], initialised in the same range as rows."""
         self.numeric_vectors: nn.Parameter | None = None
         if self.numeric:
             start = torch.empty(self.numeric, self.dim)
@@ -24,7 +24,7 @@ class DeepFM(ClickModel):
             self.numeric_vectors = nn.Parameter(start)
 
     def interaction(self, numeric: Tensor, vectors: Tensor) -> Tensor:
-        """0.5 (|sum of terms|^2 - sum of |term|^2), float32[B], always in fp32."""
+        """Compute 0.5 (|sum of terms|^2 - sum of |term|^2), float32[B], always in fp32."""
         with torch.autocast("cpu", enabled=False):
             total = vectors.sum(1)
             squares = vectors.square().sum((1, 2))

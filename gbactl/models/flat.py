@@ -1,4 +1,4 @@
-"""One flat float32 vector [P parameters | Q buffers] under a whole model: loading it is one memcpy.
+"""Flat float32 vector [P parameters | Q buffers] that backs a whole model: loading it is one memcpy.
 
 Q holds, for each batch-norm layer, its running mean and variance. Memory: the vector once, plus Q.
 """
@@ -22,7 +22,7 @@ MOST_VIEWS = 8
 
 
 class FlatModel:
-    """Re-homes a model's parameters and batch-norm buffers into one vector, as views of it."""
+    """Model whose parameters and batch-norm buffers are views of one flat vector."""
 
     def __init__(self, model: ClickModel) -> None:
         self.model = model
@@ -54,13 +54,13 @@ class FlatModel:
 
     @property
     def vector(self) -> Vector:
-        """The model's own memory float32[P + Q]: a change there is a change of the model."""
+        """Model's own memory float32[P + Q]; writing to it changes the model."""
         return self._own_numpy
 
     def use(self, vector: Vector) -> bool:
-        """Compute with float32[P + Q] where it lies, without a copy, until the next load or use.
+        """Bind the model to `vector` float32[P + Q] in place, without a copy, until the next load or use.
 
-        False, and a copy, where it is not aligned as the model's own memory is: sums would differ in bits.
+        False, and a copy, where the vector is not aligned like the model's own memory: sums would differ in bits.
         """
         address = vector.ctypes.data
         if address % ALIGNMENT or vector.shape != self._numpy.shape:
@@ -84,20 +84,20 @@ class FlatModel:
 
     @property
     def dense_spec(self) -> DenseSpec:
-        """P, Q and the momentum of Q for whoever stores the vector."""
+        """Layout of the vector for its holders: P, Q and the momentum of Q."""
         return DenseSpec(self.params, self.buffers, self.model.batch_norm_momentum)
 
     @property
     def size(self) -> int:
-        """P + Q."""
+        """Length of the vector: P + Q."""
         return self.params + self.buffers
 
     def initial(self) -> Vector:
-        """The vector as built, a copy of float32[P + Q]."""
+        """Copy of the vector as built, float32[P + Q]."""
         return self._initial.copy()
 
     def load(self, vector: Vector) -> None:
-        """Copy float32[P + Q] in; its Q part becomes the running statistics."""
+        """Copy float32[P + Q] into the model; its Q part becomes the running statistics."""
         if vector.shape != self._numpy.shape:
             raise ValueError(f"the vector has shape {vector.shape}, not ({self.size},)")
         if self._numpy is not self._own_numpy:
@@ -107,7 +107,7 @@ class FlatModel:
             np.copyto(self._running, vector[self.params :])
 
     def come_home(self) -> None:
-        """Compute in the model's own memory again; what it holds is what it held before the first `use`."""
+        """Bind the model to its own memory again, with the values it had before the first `use`."""
         if self._numpy is not self._own_numpy:
             self._bind(self._own_numpy.ctypes.data, self._own_numpy)
         self._views.clear()
@@ -120,12 +120,12 @@ class FlatModel:
             np.copyto(self._running[start - self.params : low + len(values) - self.params], values[start - low :])
 
     def restore_running(self) -> None:
-        """Put the loaded running statistics back where a training forward left a batch's own."""
+        """Restore the loaded running statistics after a training forward pass overwrote them with a batch's."""
         if self.buffers:
             np.copyto(self._numpy[self.params :], self._running)
 
     def keep_gradients(self, gradients: tuple[Tensor, ...]) -> None:
-        """Hold one gradient per parameter, in order, until the next call."""
+        """Keep one gradient per parameter, in order, until the next call."""
         self._gradients = gradients
 
     def listen(self, listener: Callable[[int, Tensor], None] | None) -> None:
@@ -142,7 +142,7 @@ class FlatModel:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """(low, high) in the vector of each parameter, in order."""
+        """Range (low, high) in the vector of each parameter, in order."""
         return self._spans[: len(self.parameters)]
 
     def statistics_into(self, out: Vector) -> None:
@@ -152,8 +152,8 @@ class FlatModel:
     def gradient_into(self, out: Vector) -> None:
         """Copy the last gradient, then the batch's batch-norm statistics, into out float32[P + Q].
 
-        After a batch of one sample the statistics are the running ones. ValueError if out has
-        another shape or nothing was computed.
+        After a batch of one sample the statistics are the running ones. Raises ValueError if out has
+        another shape or no gradient was computed.
         """
         if out.shape != self._numpy.shape:
             raise ValueError(f"out has shape {out.shape}, not ({self.size},)")

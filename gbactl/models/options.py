@@ -1,4 +1,4 @@
-"""What a click model is made of, and the sizes that follow from it. Importing this does not import torch."""
+"""Configuration of a click model, and the sizes that follow from it. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gbactl.typed import Count, ShareBelowOne, SomeShare, Within
 
 @dataclass
 class ModelConfig:
-    """A click model over looked-up rows."""
+    """Configuration of a click model over looked-up rows."""
 
     name: str = "deepfm"
     dim: Annotated[int, Within(at_least=1, at_most=65_536)] = 16
@@ -23,12 +23,12 @@ class ModelConfig:
 
 
 def row_width(cfg: ModelConfig) -> int:
-    """W, the floats of one row: `dim` for the factors and the MLP, one first-order weight."""
+    """Width W of a row in floats: `dim` for the factors and the MLP, one first-order weight."""
     return cfg.dim + 1
 
 
 def dense_size(cfg: ModelConfig, numeric: int, fields: int) -> int:
-    """Values of the dense vector, parameters and batch norm's buffers, of the model that `build` would make."""
+    """Length of the dense vector (parameters and batch-norm buffers) of the model that `build` would make."""
     own = {"deepfm": numeric * cfg.dim}.get(cfg.name, 0)
     widths = [numeric + fields * cfg.dim, *cfg.hidden]
     layers = sum((inputs + 1) * outputs for inputs, outputs in pairwise([*widths, 1]))

@@ -6,4 +6,4 @@ from gbactl.models.base import ClickModel
 
 
 class WideDeep(ClickModel):
-    """The base model as it is: the wide part is the first-order part (no crossed features)."""
+    """Wide & Deep: the base model unchanged; the wide part is its first-order part (no crossed features)."""

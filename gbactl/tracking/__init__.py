@@ -1,1 +1,1 @@
-"""MLflow, from the launcher alone. Importing this package does not import mlflow (1 s)."""
+"""MLflow tracking, used by the launcher alone. Importing this package does not import mlflow (1 s)."""

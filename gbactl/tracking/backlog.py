@@ -1,7 +1,7 @@
-"""What a run has to tell its tracking store, on disk before it is sent: one JSON object a line.
+"""Backlog file of records for the tracking store, written to disk before they are sent: one JSON object a line.
 
 Kinds: run (first), metrics, tags, artifact, finish; between them `opened` (the store's run id) and `sent` (how
-many records the store has taken). The file is removed when everything was taken.
+many records the store has accepted). The file is removed when all records were accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 @dataclass
 class Contents:
-    """A backlog as read: all records, the run id if the store gave one, how many it has taken."""
+    """Contents of a backlog file: all records, the store's run id if known, the number of records accepted."""
 
     records: list[Record] = field(default_factory=list)
     run_id: str | None = None
@@ -28,7 +28,10 @@ class Contents:
 
 
 class Backlog:
-    """Appends and flushes; survives the process, not a power cut (no fsync). A full disk keeps nothing."""
+    """Append-only backlog file of a run directory.
+
+    It survives the process, not a power cut (no fsync). Write errors (a full disk) are ignored.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / FILE_NAME
@@ -38,24 +41,24 @@ class Backlog:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
     def append(self, records: list[Record]) -> None:
-        """Keep records that are to be sent."""
+        """Append records that are to be sent."""
         if records:
             self._write(records)
 
     def opened(self, run_id: str) -> None:
-        """The store knows the run by this id; what it took under another id does not count."""
+        """Record the store's id of the run; records accepted under another id no longer count as sent."""
         self._write([{"kind": "opened", "run_id": run_id}])
 
     def sent(self, count: int) -> None:
-        """The store has taken the first `count` records."""
+        """Record that the store has accepted the first `count` records."""
         self._write([{"kind": "sent", "count": count}])
 
     def remove(self) -> None:
-        """Everything was taken."""
+        """Remove the file, after everything was accepted."""
         self.path.unlink(missing_ok=True)
 
     def read(self) -> Contents:
-        """All of it. A last line that was cut off is ignored; any other damage raises TrackingError."""
+        """Read the whole file. A truncated last line is ignored; any other damage raises TrackingError."""
         contents = Contents()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         for number, line in enumerate(lines, 1):

@@ -1,6 +1,6 @@
-"""One training as one MLflow run, told by one background thread: no call here waits for the store.
+"""One training as one MLflow run, sent by a background thread, so that no call here waits for the store.
 
-Everything is kept in the run directory first, so that a store that goes away loses nothing.
+Everything is written to the run directory first, so that an unreachable store loses nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _run_record(
 
 
 class TrackedRun:
-    """Starts telling the store at once. Call `finish` in every case (a second call only waits again)."""
+    """MLflow run of one training; sends to the store from the start. Call `finish` in every case."""
 
     def __init__(
         self,
@@ -67,9 +67,12 @@ class TrackedRun:
         resumed: str | None = None,
         beside: Callable[[str], None] | None = None,
     ) -> None:
-        """`params`: the flattened configuration. `warn` gets a sentence when the store goes away. `resumed`: go on as
-        this run, or as the one of the directory's backlog (""). `beside` is called once with the store, in the thread,
-        when that has answered."""
+        """Open the run's backlog and start the sending thread.
+
+        `params`: the flattened configuration. `warn` gets a sentence when the store becomes unreachable. `resumed`:
+        continue the run of this id, or with "" the run of the directory's backlog. `beside` is called once with the
+        store's URI, in the thread, when the store has answered.
+        """
         self._uri, self._run_dir = uri, Path(run_dir)
         self._local_id = uuid.uuid4().hex
         self._beside = beside
@@ -95,30 +98,31 @@ class TrackedRun:
 
     @property
     def run_id(self) -> str:
-        """The store's id; the local one while the store has not answered (waits up to 5 s)."""
+        """Store's id of the run; the local id while the store has not answered (waits up to 5 s)."""
         self._tried.wait(5)
         return self._delivery.run_id or self._local_id
 
     def log(self, metrics: Mapping[str, float | None], step: int, seconds: float) -> None:
-        """Values at `step`, `seconds` after the run's start. None is left out. Returns at once."""
+        """Log metrics at `step`, `seconds` after the run's start; None values are left out. Returns at once."""
         at = self._start_ms + int(seconds * 1000)
         rows = [[_name(key), float(value), at, step] for key, value in metrics.items() if value is not None]
         if rows:
             self._queue.put({"kind": "metrics", "rows": rows})
 
     def tag(self, **tags: str) -> None:
-        """Set tags; the `_` in a name is the `.` of a gbactl tag. Returns at once."""
+        """Set tags; the first `_` in a name becomes the `.` of a gbactl tag. Returns at once."""
         named = {_name(key.replace("_", ".", 1)): value[:5000] for key, value in tags.items()}
         self._queue.put({"kind": "tags", "tags": named})
 
     def artifact(self, path: Path) -> None:
-        """A file that stays where it is until it was sent. Returns at once."""
+        """Send a file, which must stay in place until it was sent. Returns at once."""
         self._queue.put({"kind": "artifact", "path": str(Path(path).resolve())})
 
     def finish(self, status: str, wait: float = 20.0) -> str | None:
         """End the run as FINISHED, FAILED or KILLED; None, or a sentence if something was not sent.
 
-        Waits for the store `wait` seconds at most; what it did not take stays in the run directory.
+        Waits for the store `wait` seconds at most; unsent records stay in the run directory. A second call only waits
+        again.
         """
         if not self._ending.is_set():
             self._queue.put({"kind": "finish", "status": status, "end_ms": _now_ms()})
@@ -149,7 +153,7 @@ class TrackedRun:
                 return
 
     def _collected(self) -> list[Record]:
-        """What arrived within the flush interval, or at once when the run ends."""
+        """Collect the records that arrive within the flush interval, or those queued when the run ends."""
         records: list[Record] = []
         until = time.monotonic() + (_FLUSH_SECONDS if self._tried.is_set() else 0.0)
         while True:
@@ -164,7 +168,7 @@ class TrackedRun:
     def _try(self) -> None:
         try:
             self._delivery.push()
-        except Exception as error:  # whatever it is, the run goes on without its store
+        except Exception as error:  # whatever the error, the run goes on without its store
             self._next_try = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             if not self._warned:

@@ -1,4 +1,4 @@
-"""Runs as a report compares them, read from an MLflow store (never created here).
+"""Finished runs for reports, read from an existing MLflow store.
 
 Reading costs 1 s for importing mlflow and about 1 ms a run.
 """
@@ -24,7 +24,7 @@ FORMERLY = {
 
 @dataclass(frozen=True)
 class Run:
-    """One training. `params` are strings as MLflow keeps them; times in milliseconds."""
+    """One training run. `params` are strings as in MLflow; times in milliseconds."""
 
     run_id: str
     name: str
@@ -36,17 +36,17 @@ class Run:
 
     @property
     def seed(self) -> str:
-        """The run's seed, `-` if it has none."""
+        """Seed of the run, `-` if it has none."""
         return self.params.get("seed", "-")
 
     @property
     def label(self) -> str:
-        """A short name that can be found again in MLflow."""
+        """Short name by which the run can be found in MLflow."""
         return f"{self.name} ({self.run_id[:8]})"
 
 
 def read_runs(uri: str, experiments: Sequence[str], where: Sequence[str]) -> list[Run]:
-    """All runs of the experiments that meet every filter, oldest first.
+    """Read all runs of the experiments that pass every filter, oldest first.
 
     Raises UsageError for a filter MLflow cannot read, TrackingError if there is no such store or run.
     """
@@ -107,6 +107,6 @@ def _run(entity: Any) -> Run:
 
 
 def _name(metric: str) -> str:
-    """The name that a metric of an older run has now; what is behind a / stays."""
+    """Current name of a metric that older runs logged under another name; a suffix after `/` stays."""
     family, slash, rest = metric.partition("/")
     return FORMERLY.get(family, family) + slash + rest

@@ -1,4 +1,4 @@
-"""Sends what a finished run could not: `gbactl report --send RUN_DIR`. May be repeated."""
+"""Send the backlog of a finished run to its tracking store (`gbactl report --send RUN_DIR`). May be repeated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gbactl.tracking.store import absolute
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent where."""
+    """Result of sending a backlog: store, run id, number of records."""
 
     uri: str
     run_id: str
@@ -27,7 +27,7 @@ class Sent:
 def send_backlog(run_dir: Path, uri: str | None = None, sender: Sender | None = None) -> Sent | None:
     """Send a run's backlog to the store it was meant for, or to `uri`; None if nothing is left.
 
-    Raises TrackingError if there is no such run, it still goes on, or the store does not answer.
+    Raises TrackingError if there is no such run, it is still running, or the store does not answer.
     """
     if not run_dir.is_dir():
         raise TrackingError(f"There is no run directory {run_dir}.")
@@ -61,7 +61,7 @@ def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: Sender | Non
 
 
 def _complete(backlog: Backlog, contents: Contents, run_dir: Path) -> None:
-    """A launcher that was killed could not write how its run ended."""
+    """Add the `finish` record that a killed launcher could not write."""
     if contents.records[-1]["kind"] == "finish":
         return
     last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}
@@ -70,7 +70,7 @@ def _complete(backlog: Backlog, contents: Contents, run_dir: Path) -> None:
 
 
 def status_of(run_dir: Path) -> str:
-    """How a run ended by its result; KILLED where it could write none."""
+    """Status of a run according to its result.json; KILLED where there is none."""
     try:
         status = json.loads((run_dir / "result.json").read_text(encoding="utf-8")).get("status")
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""One run's conversation with an MLflow store, and how records get there from a backlog: in order.
+"""Sender of one run to an MLflow store, and delivery of its backlog records in order.
 
-Every call of a sender may be repeated without harm; a delivery remembers on disk how far it came. Used while a run
-lives and by `gbactl report --send` afterwards.
+Every call of a sender may be repeated without harm; a delivery records its progress on disk. Used during a run
+and by `gbactl report --send` afterwards.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ BATCH = 1000
 
 
 class Sender(Protocol):
-    """What a run needs of a store. Any exception means: not taken, try again later."""
+    """Interface of a run to a tracking store. Any exception means: not accepted, try again later."""
 
     def open(self, run: Record, run_id: str | None) -> str:
-        """Find the run (by id, else by its local id) or create it; the store's id for it."""
+        """Find the run (by id, else by its local id) or create it; return the store's id for it."""
 
     def metrics(self, rows: Sequence[MetricRow]) -> None:
-        """At most 1,000 rows."""
+        """Log at most 1,000 rows of metrics."""
 
     def artifact(self, path: Path) -> None:
-        """A file; one that does not exist is skipped."""
+        """Upload a file; one that does not exist is skipped."""
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """Set tags, old ones of the same names included."""
+        """Set tags, replacing old ones of the same names."""
 
     def reopen(self) -> None:
-        """The run goes on after it was finished, or was cut off."""
+        """Mark a finished or interrupted run as running again."""
 
     def finish(self, status: str, end_ms: int) -> None:
-        """FINISHED, FAILED or KILLED."""
+        """End the run as FINISHED, FAILED or KILLED."""
 
 
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of at most `size`."""
+    """Cut into lists of at most `size` items."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
 
 
 class MlflowSender:
-    """Over MlflowClient. A SQLite file that was removed or replaced under us counts as unreachable."""
+    """Sender over MlflowClient. A SQLite file that was removed or replaced meanwhile counts as unreachable."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -68,7 +68,7 @@ class MlflowSender:
         self._file: tuple[int, int] | None = None
 
     def open(self, run: Record, run_id: str | None) -> str:
-        """See Sender. Creates the store and the experiment if need be."""
+        """See Sender.open. Creates the store and the experiment if need be."""
         if self._client is None:
             ensure_store(self.uri)
             self._file = self._identity()
@@ -80,30 +80,30 @@ class MlflowSender:
         return self._run_id
 
     def metrics(self, rows: Sequence[MetricRow]) -> None:
-        """See Sender."""
+        """See Sender.metrics."""
         from mlflow.entities import Metric
 
         entities = [Metric(name, value, time, step) for name, value, time, step in rows]
         self._live().log_batch(self._run_id, metrics=entities)
 
     def artifact(self, path: Path) -> None:
-        """See Sender."""
+        """See Sender.artifact."""
         client = self._live()
         if path.is_file():
             client.log_artifact(self._run_id, str(path))
 
     def tag(self, tags: Mapping[str, str]) -> None:
-        """See Sender."""
+        """See Sender.tag."""
         from mlflow.entities import RunTag
 
         self._live().log_batch(self._run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def reopen(self) -> None:
-        """See Sender."""
+        """See Sender.reopen."""
         self._live().update_run(self._run_id, status="RUNNING")
 
     def finish(self, status: str, end_ms: int) -> None:
-        """See Sender."""
+        """See Sender.finish."""
         self._live().set_terminated(self._run_id, status=status, end_time=end_ms)
 
     def _identity(self) -> tuple[int, int] | None:
@@ -159,10 +159,13 @@ class MlflowSender:
 
 
 class Delivery:
-    """`push` sends all that waits; an exception of the sender leaves the rest waiting."""
+    """Queue of records for a sender, persisted in the backlog.
+
+    `push` sends all, an exception leaves the rest queued.
+    """
 
     def __init__(self, sender: Sender, backlog: Backlog, records: Sequence[Record] = ()) -> None:
-        """`records`: those that are on disk already, the first being the run itself."""
+        """Start with `records` that are on disk already, the first being the run itself."""
         self._sender = sender
         self._backlog = backlog
         self._waiting = deque(records)
@@ -173,20 +176,20 @@ class Delivery:
 
     @property
     def run_id(self) -> str | None:
-        """The store's id of the run, once there is one."""
+        """Store's id of the run; None until the store has answered."""
         return self._known
 
     def resume(self, run_id: str | None, sent: int) -> None:
-        """Go on where an earlier delivery stopped, if the store still knows that run."""
+        """Continue where an earlier delivery stopped, if the store still knows that run."""
         self._known, self._sent = run_id, sent
 
     def add(self, records: Sequence[Record]) -> None:
-        """Queue, and keep on disk; without a disk they are at least still sent."""
+        """Queue records and write them to the backlog; if writing fails they are still sent."""
         self._waiting.extend(records)
         self._backlog.append(list(records))
 
     def push(self) -> None:
-        """Send everything. Raises what the sender raises."""
+        """Send all queued records. Raises what the sender raises."""
         if not self._open:
             self._begin()
         while self._waiting:
@@ -207,7 +210,7 @@ class Delivery:
         for _ in range(min(self._sent, len(self._waiting))):
             taken = self._waiting.popleft()
             self.done |= taken["kind"] == "finish"
-            if taken["kind"] == "tags":  # opening has set the first ones again
+            if taken["kind"] == "tags":  # opening has set the first tags again
                 self._sender.tag(taken["tags"])
         self._known, self._open = run_id, True
 
@@ -225,7 +228,7 @@ class Delivery:
         return 1
 
     def _send_metrics(self) -> int:
-        """One batch of as many neighbouring metrics records as fit; a larger record in several."""
+        """Send one batch of as many consecutive metrics records as fit; a larger record in several batches."""
         rows: list[MetricRow] = []
         count = 0
         for record in takewhile(lambda waiting: waiting["kind"] == "metrics", self._waiting):

@@ -1,4 +1,4 @@
-"""Where runs are kept: which store, created once however many launchers start, and a quiet client.
+"""Tracking store: which one to use, race-free creation by several launchers, and a quiet client.
 
 Creating a SQLite store takes about 3 s once; connecting to one 0.2 s, after 1 s for importing mlflow.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gbactl.errors import TrackingError
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient as MlflowClient  # also for who holds a client
+    from mlflow import MlflowClient as MlflowClient  # re-exported for modules that hold a client
 
 DEFAULT_FILE = "mlflow.db"
 BUSY_SECONDS = 30
@@ -27,7 +27,7 @@ _QUIET = {
 
 
 def tracking_uri(uri: str | None = None) -> str:
-    """The store: `uri`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
+    """URI of the tracking store: `uri`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
 
     A relative SQLite file becomes absolute. Raises TrackingError for a file store.
     """
@@ -35,7 +35,7 @@ def tracking_uri(uri: str | None = None) -> str:
 
 
 def absolute(uri: str) -> str:
-    """`uri` with its SQLite file made absolute; what MLflow would refuse raises TrackingError."""
+    """Make the SQLite file of `uri` absolute. Raises TrackingError for a URI that MLflow would refuse."""
     path = sqlite_path(uri)
     if path is not None:
         query = uri.partition("?")[2]
@@ -49,7 +49,7 @@ def absolute(uri: str) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The absolute file behind a SQLite URI, None for any other store."""
+    """Absolute path of the file behind a SQLite URI, None for any other store."""
     scheme, found, rest = uri.partition(":///")
     if not found or scheme.partition("+")[0] != "sqlite":
         return None
@@ -57,13 +57,13 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def artifact_root(uri: str) -> str | None:
-    """Artifacts of a SQLite store lie beside it; another store decides for itself (None)."""
+    """Artifact folder of a SQLite store, beside its file; None for another store, which chooses its own."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlartifacts").as_uri()
 
 
 def quiet_mlflow() -> None:
-    """Before and after the import: no telemetry, short network waits, no migration chatter."""
+    """Switch off MLflow's telemetry, long network waits and migration messages; call before and after importing it."""
     import logging
 
     for name, value in _QUIET.items():
@@ -73,7 +73,7 @@ def quiet_mlflow() -> None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client whose SQLite connections wait for each other. Raises TrackingError."""
+    """Make a client whose SQLite connections wait for each other. Raises TrackingError."""
     quiet_mlflow()
     from mlflow import MlflowClient
 
@@ -97,10 +97,9 @@ def _explained(uri: str, error: Exception) -> str:
 
 
 def ensure_store(uri: str) -> None:
-    """Create a SQLite store if there is none, under a file lock; nothing for other stores.
+    """Create a SQLite store if there is none, under a file lock; do nothing for other stores.
 
-    A store counts only when it is complete: it is made under another name and renamed into place.
-    Raises TrackingError.
+    A store is made under another name and renamed into place when complete. Raises TrackingError.
     """
     path = sqlite_path(uri)
     if path is None or path.exists():
@@ -135,14 +134,14 @@ def _create(path: Path) -> None:
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """The experiment's id; it is created if need be. Raises TrackingError if it was deleted."""
+    """Id of an experiment, which is created if need be. Raises TrackingError if it was deleted."""
     found: Any = client.get_experiment_by_name(name)
     if found is None:
         from mlflow.exceptions import MlflowException
 
         try:
             return str(client.create_experiment(name, artifact_location=artifact_root(uri)))
-        except MlflowException:  # somebody else was faster
+        except MlflowException:  # another process was faster
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise

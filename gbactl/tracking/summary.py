@@ -1,4 +1,4 @@
-"""What of a run goes to MLflow: the names of its final metrics, and its tags."""
+"""Final metrics and tags of a run, as they are logged to MLflow."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _pairs(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _wire(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Bytes sent: wire_bytes_per_step_dense, ..., and wire_shared_memory of the whole run."""
+    """Metrics of bytes sent: wire_bytes_per_step_dense, ..., and wire_shared_memory of the whole run."""
     for kind, value in (told.get("bytes_per_step") or {}).items():
         yield f"wire_bytes_per_step_{kind}", value
     yield "wire_shared_memory", told.get("shared_memory")
 
 
 def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Of runs whose trainers hold replicas: sync_gap_mean, elp, replica_distance (the last one), ..."""
+    """Metrics of runs whose trainers hold replicas: sync_gap_mean, elp, replica_distance (the last one), ..."""
     for name, value in (told.get("sync_gap") or {}).items():
         yield f"sync_gap_{name}", value
     for name in ("elp", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged"):
@@ -62,15 +62,15 @@ def _replicas(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def replica_metrics(phase: Mapping[str, Any]) -> dict[str, float | None]:
-    """What a phase adds to the curves of a run whose trainers hold replicas."""
+    """Metrics that a phase adds to the curves of a run whose trainers hold replicas."""
     told = dict(_replicas(phase.get("replicas") or {}))
     return {name: told[name] for name in ("sync_gap_mean", "exchange_ms", "replica_distance") if name in told}
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """The final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_compute_eps/W0, auc/day 3, ...
+    """Final metrics of a result.json: auc, staleness_p99, samples_decayed, worker_compute_eps/W0, auc/day 3, ...
 
-    What is missing, None or not a number is left out.
+    Missing values, None and non-numbers are left out.
     """
     numbers = {
         name: float(value)
@@ -81,7 +81,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """For MLflow: recovery_count/W1.kill and the means of the others over a run's failures of that kind."""
+    """Failure metrics by process and kind: recovery_count/W1.kill, and means of the other values over such failures."""
     found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for each in result.get("recovery") or ():
         found[f"{each['process']}.{each['failure']}"].append(each)
@@ -95,12 +95,12 @@ def failure_metrics(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def failed_in_short(result: Mapping[str, Any]) -> str:
-    """For a tag: W1 kill, W1 death, S0 hang."""
+    """List a run's failures for a tag, such as "W1 kill, W1 death, S0 hang"."""
     return ", ".join(f"{each['process']} {each['failure']}" for each in result.get("recovery") or ())
 
 
 def useless(result: Mapping[str, Any]) -> str:
-    """What to know of a result that is worse than no model's; "" of any other."""
+    """Warning about a result that is worse than predicting the base rate; "" for any other."""
     found = result.get("ne")
     if found is None or not found > 1:
         return ""
@@ -111,7 +111,7 @@ def useless(result: Mapping[str, Any]) -> str:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """12 hex digits of the nested configuration, without where it runs and is tracked."""
+    """Hash the nested configuration to 12 hex digits, leaving out the tracking group and the run directory."""
     kept = {key: value for key, value in config.items() if key not in _NOT_CONFIGURATION}
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -128,7 +128,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def git_tags(folder: Path) -> dict[str, str]:
-    """The commit of the working tree around `folder` and whether it was changed; {} without git."""
+    """Tags with the commit of the working tree around `folder` and whether it was changed; {} without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return {}
@@ -137,7 +137,7 @@ def git_tags(folder: Path) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of gbactl, Python and the libraries that decide about numbers; what is missing is left out."""
+    """Versions of gbactl, Python and the libraries that affect numerical results; missing ones are left out."""
     from gbactl import __version__
 
     found = {"gbactl": __version__, "python": platform.python_version()}
@@ -152,7 +152,8 @@ def versions() -> dict[str, str]:
 def tags_of(config: Mapping[str, Any], fingerprint: str | None, folder: Path | None = None) -> dict[str, str]:
     """Tags of a run: git commit, versions, data fingerprint, host, configuration hash.
 
-    `config` is nested; its tracking.tags win over all others. `folder`: whose commit (default: here).
+    `config` is nested; its tracking.tags win over all others. `folder`: the working tree whose commit is logged
+    (default: the current folder).
     """
     tags = {
         "gbactl.config_hash": config_hash(config),

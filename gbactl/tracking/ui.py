@@ -1,4 +1,4 @@
-"""The MLflow UI as a child process: started on one store, on loopback, ended with us."""
+"""MLflow UI as a child process: serves one store on loopback and ends with this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_SECONDS = 90.0
 
 
 def command_line(uri: str, port: int) -> list[str]:
-    """What is started."""
+    """Command line of the UI process."""
     return [
         *(sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri),
         *("--host", HOST, "--port", str(port), "--workers", "1"),
@@ -38,11 +38,11 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
     quiet_mlflow()
     say(f"Starting the MLflow UI on {sqlite_path(where) or where} ...")
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    # SIGINT, too: a shell may have had it ignored, and a library may restart system calls after it.
+    # SIGINT, too: a shell may have set it to be ignored, and a library may restart system calls after it.
     for ends in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ends, signal.default_int_handler)
     with tempfile.TemporaryFile() as log:
-        # Its own session, so that Ctrl-C reaches us alone and one signal then ends all its processes.
+        # Its own session, so that Ctrl-C reaches this process alone and one signal then ends all processes of the UI.
         process = subprocess.Popen(
             command_line(where, port), env=environment, start_new_session=True, stdout=log, stderr=log
         )
@@ -83,7 +83,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole session: politely, then not."""
+    """End the whole session: SIGTERM first, then SIGKILL."""
     for how, wait in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, how)

@@ -1,1 +1,1 @@
-"""Comparing runs: read from MLflow, aggregated over seeds, rendered as text, markup or plots."""
+"""Comparison of runs: read from MLflow, aggregated over seeds, rendered as text, markup or plots."""

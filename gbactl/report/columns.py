@@ -1,4 +1,4 @@
-"""What the table shows: one or more metrics a column, and how their numbers are written."""
+"""Columns of the report's table: one or more metrics a column, and the format of their numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ MISSING = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """`digits` after the point; None: six significant ones. Several metrics share a cell, in short."""
+    """Column of the table; several metrics share a cell.
+
+    `digits` after the decimal point; None: six significant digits. Several metrics in a cell are written with one
+    digit.
+    """
 
     title: str
     metrics: tuple[str, ...]
@@ -20,7 +24,7 @@ class Column:
     thousands: bool = False
 
     def write(self, value: float) -> str:
-        """One number."""
+        """Format one number."""
         if self.digits is None:
             return f"{value:.6g}"
         return f"{value:,.{self.digits}f}" if self.thousands else f"{value:.{self.digits}f}"
@@ -28,14 +32,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value and, for a mean over several seeds, its spread; both as text."""
+    """Cell text: a value and, for a mean over several seeds, its spread."""
 
     value: str
     spread: str = ""
 
     @property
     def line(self) -> str:
-        """Both on one line."""
+        """Value and spread on one line."""
         return f"{self.value} {self.spread}".strip()
 
 
@@ -61,14 +65,14 @@ SLOWDOWN = (Column("injected", ("injected",), 2), Column("observed", ("observed"
 
 
 def column_of(metric: str) -> Column:
-    """A column for any metric of MLflow; `auc/day 3` is written like `auc`."""
+    """Make a column for any MLflow metric; `auc/day 3` is formatted like `auc`."""
     family = metric.split("/")[0]
     like = next((column for column in STANDARD if column.metrics == (family,)), None)
     return Column(metric, (metric,)) if like is None else replace(like, title=metric, metrics=(metric,))
 
 
 def cell(column: Column, stats: Mapping[str, Stat | None], mark: str = "") -> Cell:
-    """The column's cell of one group; `mark` stands behind its value."""
+    """Make the column's cell for one group; `mark` is appended to its value."""
     found = [stats.get(metric) for metric in column.metrics]
     if len(found) > 1:
         if not any(found):
@@ -85,7 +89,7 @@ def _short(value: float) -> str:
 
 
 def difference_cell(column: Column, difference: Difference | None) -> Cell:
-    """Signed mean and half-width, in the digits of the column that is compared."""
+    """Make a cell of the signed mean difference and its half-width, in the digits of the compared column."""
     if difference is None:
         return Cell(MISSING)
     spread = "" if difference.half is None else f"+-{column.write(difference.half)}"

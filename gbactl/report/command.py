@@ -1,6 +1,6 @@
-"""What `gbactl report` does, between the command line and the pure parts.
+"""`gbactl report`: read runs from the store, compare them, print the table and write the plots.
 
-Curves come from result.json, read back from where MLflow keeps it: one small file a run.
+Curves come from result.json, downloaded from the run's MLflow artifacts: one small file a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, split."""
+    """Options of the command line."""
 
     uri: str | None
     experiments: Sequence[str]
@@ -43,8 +43,7 @@ class Options:
 
 
 def report(options: Options, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
-    """Print the comparison to `out`, everything that is not part of it to `aside`. `opened` is called with the store
-    before it is read."""
+    """Print the comparison to `out` and everything else to `aside`; call `opened` with the store before it is read."""
     uri = tracking_uri(uri=options.uri)
     path = sqlite_path(uri)
     if path is not None and not path.exists():
@@ -71,7 +70,7 @@ def report(options: Options, out: Say, aside: Say, opened: Callable[[str], None]
 
 
 def send(run_dir: Path, uri: str | None, out: Say) -> None:
-    """Send what a run could not."""
+    """Send the unsent records of a run to its tracking store."""
     sent = send_backlog(run_dir, uri)
     if sent is None:
         out(f"Nothing to send: everything of {run_dir} is in its tracking store.")
@@ -80,7 +79,10 @@ def send(run_dir: Path, uri: str | None, out: Say) -> None:
 
 
 def read_curves(uri: str, runs: list[Run], report: Report) -> tuple[list[Curves], list[str]]:
-    """Curves of the runs in the report's lines, in its order, and the runs that have no readable result.json."""
+    """Read curves of the runs in the report's lines, in its order.
+
+    Also list the runs without a readable result.json.
+    """
     client, missing = connect(uri), []
     found: dict[tuple[str, ...], list[Curves]] = {group.key: [] for group in report.groups}
     keys = {run_id: group.key for group in report.groups for run_id in group.runs}
@@ -102,5 +104,5 @@ def _result(client: Any, run_id: str, folder: Path) -> dict[str, Any] | None:
     try:
         path = client.download_artifacts(run_id, "result.json", str(folder))
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
-    except Exception:  # whatever the artifact store raises, the table is there without this run's curve
+    except Exception:  # whatever the artifact store raises, the table is printed without this run's curve
         return None

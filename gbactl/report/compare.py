@@ -1,4 +1,4 @@
-"""From runs to a comparison: which count, how they group, what differs from the baseline. Pure."""
+"""Comparison of runs: which runs count, how they are grouped, how groups differ from the baseline. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from gbactl.tracking.runs import Run
 DEFAULT_BASELINE = "sync"
 DIFFERS = "what differs"
 SHORT_SECONDS = 5.0  # of training, below which a rate is marked
-MARKS = {"eps": "*", "ne": "!"}  # behind a metric's value: a rate over little time, a model that is no better than none
+MARKS = {"eps": "*", "ne": "!"}  # after a value: a rate over little time, a model no better than none
 
 
 @dataclass(frozen=True)
 class Group:
-    """One line of the table, made of `runs` (their MLflow ids). `marks`: what a reader is warned of, as in MARKS."""
+    """One line of the table, made of `runs` (their MLflow ids). `marks`: warnings for the reader, as in MARKS."""
 
     key: Key
     n: int
@@ -48,7 +48,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that share a line. `alike`: what the baseline's line has to share with it; `place`: for sorting."""
+    """Runs that share a line of the table.
+
+    `alike`: values that a line and its baseline line must have in common. `place`: sort key.
+    """
 
     key: Key
     alike: Key
@@ -58,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that is not in the table, and why."""
+    """Run that is not in the table, and the reason."""
 
     run: str
     reason: str
@@ -66,7 +69,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a renderer needs. The first column is what is compared."""
+    """Comparison as the renderers need it. The first column is the compared metric."""
 
     by: Key
     columns: tuple[Column, ...]
@@ -87,11 +90,11 @@ def compare(
     metrics: Sequence[str] = (),
     on: str = "auc",
 ) -> Report:
-    """Group by parameters or tags and compare `on` with the groups whose first key is `baseline`.
+    """Group runs by parameters or tags and compare `on` with the groups whose first key is `baseline`.
 
-    Without `by`, runs share a line that differ in their seed alone; with it a line has the mean over what else
-    differs, but for the mode. Without `baseline`, sync is it where there is one. Raises UsageError for a key, a
-    baseline or a metric that no run has.
+    Without `by`, runs share a line if they differ in their seed alone. With `by`, a line has the mean over all other
+    differences except the mode. Without `baseline`, sync is the baseline if there is one. Raises UsageError for a key,
+    a baseline or a metric that no run has.
     """
     usable, left_out = _usable([_completed(run) for run in runs], on)
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
@@ -110,7 +113,7 @@ def compare(
 
 
 def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
-    """A line for every mode and configuration; a second key says in what they differ, if in anything."""
+    """Make a line for every mode and configuration; a second key names how they differ, if they do."""
     members: dict[tuple[str, Key, Key], list[tuple[Run, Key]]] = defaultdict(list)
     for run, each in zip(runs, differing(runs), strict=True):
         members[value_of(run, "mode"), each.beyond, each.own].append((run, each.told))
@@ -124,7 +127,7 @@ def _lines(runs: Sequence[Run]) -> tuple[Key, list[Line]]:
 
 
 def _lines_by(runs: Sequence[Run], by: Sequence[str]) -> tuple[Key, list[Line]]:
-    """A line for every combination of the keys' values, and for every mode in it."""
+    """Make a line for every combination of the keys' values and mode."""
     keys = tuple(key.removeprefix("params.").strip('`"') for key in by)
     _check_keys(runs, keys)
     if len({_values(run, (*keys, "mode")) for run in runs}) > len({_values(run, keys) for run in runs}):
@@ -140,13 +143,13 @@ def _values(run: Run, keys: Key) -> Key:
 
 
 def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:
-    """The baseline first; where lines have it by what they differ in beyond the mode, first of those alike."""
+    """Sort key of a line: the baseline first, among lines that differ from it in the mode alone if grouped so."""
     first = natural(line.alike) if by_likeness else []
     return first, chosen is None or line.key[0] != chosen, natural(line.place)
 
 
 def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | None:
-    """The baseline's line to compare with: of several, which differ in the mode's own keys, the most alike."""
+    """Choose the baseline's line to compare with; of several that differ in the mode's own keys, the most similar."""
     if chosen is None or line.key[0] == chosen:
         return None
     found = [each for each in lines if each.key[0] == chosen and each.alike == line.alike]
@@ -155,7 +158,7 @@ def _reference(line: Line, lines: Sequence[Line], chosen: str | None) -> Line | 
 
 
 def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Column, ...]:
-    """What is compared first, then the standard ones, then `metrics`."""
+    """List the columns: the compared metric, then the standard ones, then `metrics`."""
     clocks = CLOCKS if any("virtual_seconds" in run.metrics for run in runs) else ()
     replicas = REPLICAS if any("elp" in run.metrics for run in runs) else ()
     first = AUC if on == "auc" else column_of(on)
@@ -164,7 +167,7 @@ def _columns(runs: Sequence[Run], on: str, metrics: Sequence[str]) -> tuple[Colu
 
 
 def _completed(run: Run) -> Run:
-    """With the share of decayed samples, and without rates over no time."""
+    """Add the share of decayed samples to a run's metrics, and drop rates over no time."""
     metrics = {name: value for name, value in run.metrics.items() if value or name.partition("/")[0] != "eps"}
     read, decayed = metrics.get("samples_read"), metrics.get("samples_decayed")
     if read and decayed is not None:
@@ -173,19 +176,19 @@ def _completed(run: Run) -> Run:
 
 
 def _marks(runs: Sequence[Run]) -> str:
-    """Those that any of the runs deserves."""
+    """Marks that apply to any of the runs."""
     found = {"eps": any(map(_is_short, runs)), "ne": any(run.metrics.get("ne", 0.0) > 1 for run in runs)}
     return "".join(MARKS[metric] for metric, deserved in found.items() if deserved)
 
 
 def _is_short(run: Run) -> bool:
-    """Whether it trained for so few seconds that its rate says little."""
+    """Whether a run trained for so few seconds that its rate says little."""
     rate, trained = run.metrics.get("eps"), run.metrics.get("samples_trained")
     return bool(rate) and trained is not None and trained < SHORT_SECONDS * (rate or 0.0)
 
 
 def _usable(runs: Sequence[Run], on: str) -> tuple[list[Run], list[LeftOut]]:
-    """The newest run of every configuration (seed included) that finished with a value to compare."""
+    """Select the newest finished run with a compared value of every configuration (seed included); list the others."""
     left_out: list[LeftOut] = []
     newest: dict[tuple[str, Configuration], Run] = {}
     for run in sorted(runs, key=lambda run: run.start_ms):
@@ -220,7 +223,7 @@ def _baseline(lines: Sequence[Line], wanted: str | None) -> str | None:
 
 
 def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
-    """What of the configuration lines have means over."""
+    """Note on the configuration keys that lines have means over."""
     names = sorted({name for line in lines for name in mixed(line.runs)})
     if not names:
         return []
@@ -229,7 +232,7 @@ def _mixtures(lines: Sequence[Line], keys: Key) -> list[str]:
 
 
 def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: Pairing) -> tuple[Group, list[str]]:
-    """The line as it is shown, of the runs with a partner if any has one, and what is to be said of it."""
+    """Make a line's group from the runs with a partner, or all if none has one, and the notes on it."""
     pairs = pairs_of(line.runs, [] if reference is None else reference.runs, rule)
     kept = pairs.ours or line.runs
     names = [metric for column in columns for metric in column.metrics]
@@ -242,7 +245,7 @@ def _group(line: Line, reference: Line | None, columns: Sequence[Column], rule: 
 
 
 def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule: Pairing) -> list[str]:
-    """Which runs of a line have no partner; what the baseline is where a part of a line is, or one line of several."""
+    """Notes on runs of a line without a partner, and on the baseline where only part of it is compared."""
     said, name = [], reference.key[0]
     if pairs.alone:
         end = " and are not in its line" if pairs.ours else ""
@@ -257,7 +260,7 @@ def _unpaired(pairs: Pairs, line: Line, reference: Line, compared: Column, rule:
 
 
 def _evaluated(runs: Sequence[Run]) -> list[str]:
-    """Which of a run's dense vectors was judged where every trainer has its own."""
+    """Notes on which dense vector was evaluated in modes where every trainer has its own."""
     found = {value_of(run, "mode") for run in runs if "elp" in run.metrics}
     averaged = set(names(lambda mode: mode.home == "replicas" and mode.collective))
     centred = set(names(lambda mode: mode.home == "replicas" and not mode.collective))
@@ -266,7 +269,7 @@ def _evaluated(runs: Sequence[Run]) -> list[str]:
 
 
 def _collectives(runs: Sequence[Run]) -> list[str]:
-    """Which all-reduce the runs had whose gradients it sums: no speed of theirs means anything without it."""
+    """Notes on the all-reduce of modes that sum gradients with one, without which their speed cannot be judged."""
     found = defaultdict(set)
     for run in runs:
         if "collective.name" in run.params and not is_modelled(value_of(run, "cluster")):

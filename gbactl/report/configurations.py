@@ -1,6 +1,6 @@
-"""What a run was trained with, as far as it can change a result, and what of that differs between runs. Pure.
+"""Configuration of a run as far as it can change a result, and the keys that differ between runs. Pure.
 
-A key that an older run has not logged has its default of today.
+A key that an older run has not logged takes its current default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gbactl.tracking.runs import Run
 TAGS = "tags."
 OF_THE_MODE = ("mode", "mode.", "switch.", "collective.")
 LABELLED = ("faults", "cost")  # groups whose name stands for all of their keys
-LONGEST = 60  # characters of a value that is shown
+LONGEST = 60  # characters of a value that are shown
 _IRRELEVANT = (
     "run_dir", "tracking.", "cluster.start_timeout", "cluster.stop_seconds", "cluster.bind", "cluster.ssh",
     "cluster.python", "cluster.forward",
@@ -34,7 +34,7 @@ Settings = Mapping[str, str]
 
 
 class Differing(NamedTuple):
-    """A run's values of the keys that differ, beyond the mode and within it, and all of them as key=value."""
+    """Values of the keys in which a run differs from others, beyond the mode and within it, and all as key=value."""
 
     beyond: tuple[str, ...]
     own: tuple[str, ...]
@@ -42,7 +42,10 @@ class Differing(NamedTuple):
 
 
 def value_of(run: Run, key: str) -> str:
-    """A parameter, or a tag (tags.NAME); `-` where a run has none. `mode` is what a run did: sync>gba@day2."""
+    """Value of a parameter, or of a tag (tags.NAME); `-` where a run has none.
+
+    `mode` is the modes run: sync>gba@day2.
+    """
     if key.startswith(TAGS):
         return run.tags.get(key.removeprefix(TAGS), "-")
     own = run.params.get(key, run.params.get(f"{key}.name", "-"))
@@ -52,7 +55,7 @@ def value_of(run: Run, key: str) -> str:
 
 
 def without(found: Settings, listed: Iterable[str]) -> dict[str, str]:
-    """All keys but those listed, and those that begin with a listed one that ends with a dot."""
+    """Copy all keys except those listed and those that begin with a listed prefix ending in a dot."""
     exact = frozenset(listed)
     prefixes = tuple(each for each in exact if each.endswith("."))
     return {key: value for key, value in found.items() if key not in exact and not key.startswith(prefixes)}
@@ -65,13 +68,13 @@ def _defaults() -> Settings:
 
 
 def settings(run: Run) -> dict[str, str]:
-    """The parameters that can change this run's result."""
+    """Parameters that can change this run's result."""
     found = {**_defaults(), **run.params}
     return without(found, (*_IRRELEVANT, *_unused(found, value_of(run, "mode"))))
 
 
 def _unused(found: Settings, mode: str) -> list[str]:
-    """Keys, or prefixes of some, that a run like this does not look at."""
+    """Keys, or key prefixes, that have no effect in a run like this."""
     modelled = is_modelled(found["cluster.name"])
     skipped = [] if modelled else ["cost."]
     if modelled or not any(_collects(each) for each in each_mode(mode)):
@@ -84,7 +87,7 @@ def _unused(found: Settings, mode: str) -> list[str]:
 
 
 def is_modelled(cluster: str) -> bool:
-    """Whether a run's processes were modelled; those of a place that is not known any more were not."""
+    """Whether a run's processes were simulated; false for an unknown cluster name."""
     with contextlib.suppress(ConfigError):
         return not place_of(cluster).real
     return False
@@ -95,7 +98,7 @@ def _collects(mode: str) -> bool:
 
 
 def configuration(run: Run, free: Iterable[str] = ()) -> Configuration:
-    """What can change a run's result, but for parameters (or prefixes that end with a dot) that are `free`."""
+    """Configuration that can change a run's result, without the `free` parameters (or prefixes that end with a dot)."""
     return frozenset(without(settings(run), free).items())
 
 
@@ -117,8 +120,9 @@ def _within(found: Settings) -> Settings:
 
 
 def differing(runs: Sequence[Run]) -> list[Differing]:
-    """For every run what of its configuration differs from others': beyond the mode from any run, in the mode's own
-    keys from runs of its mode."""
+    """Find how each run's configuration differs: in keys beyond the mode from any run, in the mode's keys from its
+    mode's.
+    """
     found, modes = [settings(run) for run in runs], [value_of(run, "mode") for run in runs]
     beyond = _varying(_beyond(each) for each in found)
     own = {name: _varying(map(_within, each)) for name, each in _grouped(found, modes).items()}
@@ -141,7 +145,7 @@ def _grouped(found: Sequence[Settings], called: Sequence[str]) -> dict[str, list
 
 
 def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: Sequence[str]) -> list[list[str]]:
-    """For every run how a group is told by its name: that, and the keys that differ among runs of this name."""
+    """Label each run's values of a group: the group's name, and the keys that differ among runs with that name."""
     keys = [key for key in beyond if key.startswith(f"{group}.")]
     called = [_name(group, run, each) for run, each in zip(runs, found, strict=True)]
     namesakes, made = _grouped(found, called), []
@@ -153,7 +157,7 @@ def _labels(group: str, runs: Sequence[Run], found: Sequence[Settings], beyond: 
 
 
 def _name(group: str, run: Run, found: Settings) -> str:
-    """What the group's keys are called; "" where nobody named them: plans that were typed, or that an older run had."""
+    """Name of a group's values in a run; "" where they have none (fault plans typed by hand, or of an older run)."""
     if not any(key.startswith(f"{group}.") for key in found):
         return ""
     name = run.params.get(f"{group}.name", "")
@@ -165,13 +169,16 @@ def _name(group: str, run: Run, found: Settings) -> str:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """The names of what differs between runs that share a line; of a group, where its name does not tell all."""
+    """Names of the keys that differ between runs of one line.
+
+    Group keys where the group's name does not tell them apart.
+    """
     told = {token.partition("=")[0] for each in differing(runs) for token in each.told}
     return sorted(name for name in told if not any(each.startswith(f"{name}.") for each in told if name in LABELLED))
 
 
 def short(value: str) -> str:
-    """A value as a person would write it, of bounded length; different values stay different."""
+    """Shorten a value to a readable text of bounded length; different values stay different."""
     try:
         text = _plain(ast.literal_eval(value)) if value[:1] in "[{" else value
     except (ValueError, SyntaxError):
@@ -182,7 +189,7 @@ def short(value: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Without the punctuation of Python."""
+    """Write a value without Python's punctuation."""
     if isinstance(value, dict):
         return " ".join(f"{key} {_plain(each)}" for key, each in value.items())
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):

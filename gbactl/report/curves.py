@@ -1,4 +1,4 @@
-"""What the plots show, taken from a run's result.json: AUC after each phase, staleness counts. Pure."""
+"""Data of the plots, from a run's result.json: AUC after each phase, staleness counts. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Stretch(NamedTuple):
-    """A part of a run in one mode."""
+    """Consecutive phases of a run in one mode, as ranges of samples and seconds."""
 
     mode: str
     samples: tuple[float, float]
@@ -17,9 +17,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """One run. auc[i] was measured after samples[i] samples and seconds[i] of training and draining.
+    """Curves of one run; auc[i] was measured after samples[i] samples and seconds[i] of training and draining.
 
-    `modes`: (mode, first and last sample, first and last second) of every stretch in one mode."""
+    `modes`: (mode, first and last sample, first and last second) of all consecutive phases in one mode.
+    """
 
     group: str
     seed: str
@@ -32,19 +33,19 @@ class Curves:
 
     @property
     def switched(self) -> bool:
-        """Whether it was in more than one mode."""
+        """Whether the run was in more than one mode."""
         return len(self.modes) > 1
 
 
 def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
-    """Phases add up; one without an evaluation adds samples and time but no point."""
+    """Extract the curves; phases add up, and one without an evaluation adds samples and time but no point."""
     samples = seconds = 0.0
     points: list[tuple[float, float, float]] = []
     modes: list[Stretch] = []
     for phase in result.get("phases") or []:
         before = samples, seconds
         samples += phase.get("samples") or 0
-        rest = phase.get("closing_seconds", phase.get("drain_seconds"))  # the older: since the last hand-out
+        rest = phase.get("closing_seconds", phase.get("drain_seconds"))  # older runs: since the last hand-out
         seconds += (phase.get("seconds") or 0) + (rest or 0)
         _stretch(modes, phase.get("mode"), before, (samples, seconds))
         if phase.get("auc") is not None:
@@ -65,7 +66,7 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
 def _stretch(
     modes: list[Stretch], mode: str | None, before: tuple[float, float], after: tuple[float, float]
 ) -> None:
-    """Add a phase to the stretch before it if the mode is the same."""
+    """Add a phase, merged into the previous stretch if the mode is the same."""
     if mode is None:
         return
     if modes and modes[-1].mode == mode:
@@ -75,7 +76,7 @@ def _stretch(
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:
-    """Percent of the gradients of all runs together, by staleness in steps."""
+    """Percentage of the gradients of all runs together, by staleness in steps."""
     total = sum(sum(run.staleness.values()) for run in runs)
     steps = sorted({step for run in runs for step in run.staleness})
     return {step: 100.0 * sum(run.staleness.get(step, 0) for run in runs) / total for step in steps if total}

@@ -1,6 +1,6 @@
-"""What failures and faults cost, in tables of their own: for runs in which processes died, hung or were slow. Pure.
+"""Tables of failures and faults: for runs in which processes died, hung or were slow. Pure.
 
-A slow-down of faulty workers and servers is told as it was injected, beside what was observed.
+The injected slow-down of faulty workers and servers is shown beside the observed one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ COLUMNS = (
 )
 _METRIC = re.compile(rf"recovery_({'|'.join(FAILURE_KINDS)})/([A-Z]\d*)\.(\w+)")
 SLOWDOWN_KINDS = ("injected", "observed")
-MOST_LINES = 8  # workers (or servers) of a group that get a line each; more share one
+MOST_LINES = 8  # workers (or servers) of a group with a line each; if there are more they share one
 _FACTOR = re.compile(rf"fault_({'|'.join(SLOWDOWN_KINDS)})/([WS]\d+)")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One line: what happened to which process of a group; `n` runs. Seconds since the failure, or since the
-    last sign of life where it was not injected."""
+    """Line of the failure table: one kind of failure of one process of a group, in `n` runs.
+
+    Seconds count from the failure, or from the last sign of life where it was not injected.
+    """
 
     key: tuple[str, ...]
     process: str
@@ -44,7 +46,7 @@ class Failure:
 
 
 def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[Failure]:
-    """The lines of one group; none where nothing failed."""
+    """Failure lines of one group; none where nothing failed."""
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for name, value in run.metrics.items():
@@ -64,7 +66,10 @@ def _order(line: tuple[str, str]) -> tuple[str, int, str]:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """One line: a group's worker or server, or all its faulty ones; `n` runs. Factors, None where not known."""
+    """Line of the slow-down table: one worker or server of a group, or all its faulty ones, in `n` runs.
+
+    Slow-down factors, None where not known.
+    """
 
     key: tuple[str, ...]
     workers: str
@@ -74,14 +79,14 @@ class Slowdown:
 
     @property
     def error(self) -> float | None:
-        """Percent by which observed is above injected."""
+        """Percentage by which the observed factor exceeds the injected one."""
         if self.injected is None or self.observed is None:
             return None
         return 100.0 * (self.observed.mean / self.injected.mean - 1.0)
 
 
 def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[Slowdown]:
-    """The lines of one group; none where no run has faults."""
+    """Slow-down lines of one group; none where no run has faults."""
     found = [_of(run.metrics) for run in runs]
     names = sorted({name for each in found for name in each}, key=lambda name: (name[0] != "W", int(name[1:])))
     workers, servers = ([name for name in names if name[0] == letter] for letter in "WS")
@@ -108,7 +113,7 @@ def _of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def _line(
     key: tuple[str, ...], name: str, workers: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
 ) -> Slowdown:
-    """A run's value is the mean over the line's workers."""
+    """Make one slow-down line; a run's value is the mean over the line's workers."""
     stats = []
     for kind in SLOWDOWN_KINDS:
         values = [[each[w][kind] for w in workers if kind in each.get(w, {})] for each in found]

@@ -1,4 +1,4 @@
-"""A report as columns of cells, the common ground of all renderers; and the sentences below it."""
+"""Report as columns of cells, the common input of all renderers, and the sentences below the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gbactl.report import failures as failed
 from gbactl.report.columns import MISSING, SLOWDOWN, Cell, cell, difference_cell
 from gbactl.report.compare import MARKS, SHORT_SECONDS, Report
 
-MOST_NAMED = 3  # runs that are left out for one reason and named
+MOST_NAMED = 3  # runs named for each reason of being left out
 MEANINGS = {
     "eps": f"EPS{MARKS['eps']}: over less than {SHORT_SECONDS:g} s of training.",
     "ne": f"NE{MARKS['ne']}: a run's log loss is above that of always predicting the base rate (NE above 1).",
@@ -18,7 +18,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class GridColumn:
-    """A title and one cell a group. `key`: it says which group this is."""
+    """Column: a title and one cell a group. `key`: the column identifies the group."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -26,7 +26,7 @@ class GridColumn:
 
 
 def grid(report: Report) -> list[GridColumn]:
-    """Group keys, n, what is compared, its difference to the baseline if there is one, everything else."""
+    """Make the main table: group keys, n, compared metric, difference to the baseline if any, other columns."""
     groups = report.groups
     made = [
         GridColumn(name, tuple(Cell(group.key[place]) for group in groups), key=True)
@@ -44,7 +44,7 @@ def grid(report: Report) -> list[GridColumn]:
 
 
 def slowdown_grid(report: Report) -> list[GridColumn]:
-    """A line a faulty process: the factor that was injected, the one observed, what is between; [] without faults."""
+    """Make the slow-down table: injected and observed factor and error of each faulty process; [] without faults."""
     lines = report.slowdowns
     if not lines:
         return []
@@ -59,7 +59,7 @@ def slowdown_grid(report: Report) -> list[GridColumn]:
 
 
 def failure_grid(report: Report) -> list[GridColumn]:
-    """A line for what happened to a process: how often in a run, how soon it was mended, and what it cost."""
+    """Make the failure table: how often a process failed in a run, how soon it was replaced, and what that cost."""
     lines = report.failures
     made = [GridColumn(name, tuple(Cell(each.key[i]) for each in lines), key=True) for i, name in enumerate(report.by)]
     made.append(GridColumn("failed", tuple(Cell(f"{each.process} {each.failure}") for each in lines), key=True))
@@ -68,20 +68,20 @@ def failure_grid(report: Report) -> list[GridColumn]:
 
 
 def grids(report: Report) -> list[list[GridColumn]]:
-    """The comparison, and below it the slow-downs and the failures where there are any."""
+    """Make all tables: the comparison, and slow-downs and failures where there are any."""
     slowed = [slowdown_grid(report)] if report.slowdowns else []
     return [grid(report), *slowed, *([failure_grid(report)] if report.failures else [])]
 
 
 def _but_for(report: Report) -> str:
-    """What the two of a pair may differ in where a tag makes the groups, which does not say it."""
+    """Clause on the keys in which the runs of a pair may differ, where groups are made by a tag."""
     if not report.varied:
         return ""
     return f", but for {', '.join(report.varied)}"
 
 
 def sentences(report: Report) -> list[str]:
-    """How to read the table, what was noticed, and what was left out and why."""
+    """Sentences on how to read the table, what was noticed, and which runs were left out and why."""
     said = []
     if any(group.n > 1 for group in report.groups):
         said.append("+-: standard deviation over the seeds of a line.")
@@ -106,7 +106,7 @@ def sentences(report: Report) -> list[str]:
 
 
 def _left_out(report: Report) -> list[str]:
-    """A sentence for each reason."""
+    """Sentences on the runs left out, one for each reason."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in report.left_out:
         reason = "repeated by a newer run" if each.reason.startswith("repeated by") else each.reason

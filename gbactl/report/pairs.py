@@ -1,8 +1,9 @@
-"""Which runs are compared with which: pairs of one seed that differ in what the groups differ in alone. Pure.
+"""Pairing of runs for comparison: same seed, and different only in the keys that make the groups. Pure.
 
-By a parameter: the groups differ in it, by `mode` in all of mode.*. By a tag, which says nothing of the configuration:
-in mode.*, switch.*, collective.* and in every parameter that has one value in each group. Runs of one seed in several
-configurations depend on each other: they are averaged before anything is made of seeds.
+Grouped by a parameter, a pair may differ in that parameter; grouped by `mode`, in all of mode.*. Grouped by a tag,
+which says nothing of the configuration, it may differ in mode.*, switch.*, collective.* and every parameter that has
+one value in each group. Runs of one seed in several configurations depend on each other: they are averaged per seed
+first.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Pairing:
-    """How runs are compared: on which metric, and what the two of a pair may differ in.
+    """Rule by which runs are compared: the metric, and the keys in which a pair may differ.
 
-    `free` are parameters, and prefixes of some that end with a dot; `varied` those of them a reader has to be told.
+    `free`: parameters, and prefixes that end with a dot. `varied`: the free ones that a reader has to be told of.
     """
 
     on: str
@@ -33,7 +34,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The runs of two groups that have a partner in the other one, and those of the first that have none."""
+    """Runs of two groups that have a partner in the other group, and those of the first that have none."""
 
     ours: list[Run]
     theirs: list[Run]
@@ -41,7 +42,7 @@ class Pairs:
 
 
 def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[str]]:
-    """Every parameter's values over some runs."""
+    """Values of every parameter over some runs."""
     found: dict[str, set[str]] = defaultdict(set)
     skipped = tuple(without)
     for run in runs:
@@ -51,7 +52,7 @@ def values(runs: Iterable[Run], without: Iterable[str] = ()) -> dict[str, set[st
 
 
 def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing:
-    """How runs grouped by `keys` are compared."""
+    """Make the pairing rule for runs grouped by `keys`."""
     names = [key.removesuffix(".name") for key in keys]
     free = [*(f"{name}." for name in names), *keys, *names]
     if "mode" in names:
@@ -64,7 +65,7 @@ def pairing(on: str, keys: Key, members: Mapping[Key, Sequence[Run]]) -> Pairing
 
 
 def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]) -> list[str]:
-    """Parameters that have one value in every group, but not the same in all."""
+    """Parameters that have one value in every group, but not the same in all groups."""
     groups = [values(runs, without) for runs in members.values()]
     names = {name for group in groups for name in group}
     single = [name for name in names if all(len(group.get(name, ())) <= 1 for group in groups)]
@@ -72,7 +73,7 @@ def _one_value_each(members: Mapping[Key, Sequence[Run]], without: Iterable[str]
 
 
 def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pairs:
-    """Partners by seed and by everything that `rule` does not leave free."""
+    """Pair the runs by seed and by every key that `rule` does not leave free."""
     ours, theirs = _by_pair(runs, rule), _by_pair(reference, rule)
     return Pairs(
         [run for pair in ours if pair in theirs for run in ours[pair]],
@@ -82,7 +83,7 @@ def pairs_of(runs: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> Pa
 
 
 def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
-    """What is compared, of them and of us, a pair for each of our seeds: means over its configurations."""
+    """Compared values (theirs, ours), one pair for each of our seeds, as means over the seed's configurations."""
     ours, theirs = _by_pair(pairs.ours, rule), _by_pair(pairs.theirs, rule)
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for pair, runs in ours.items():
@@ -92,7 +93,7 @@ def by_pairs(pairs: Pairs, rule: Pairing) -> list[tuple[float, float]]:
 
 
 def stats_of(runs: Sequence[Run], metrics: Iterable[str], rule: Pairing) -> dict[str, Stat | None]:
-    """Of each metric mean and deviation over seeds of the means over each one's configurations, which count alike."""
+    """Mean and deviation of each metric over seeds, each seed's value being the mean over its configurations."""
     alike = list(_by_pair(runs, rule).values())
     return {metric: _stat(alike, metric) for metric in metrics}
 
@@ -114,7 +115,7 @@ def _by_pair(runs: Sequence[Run], rule: Pairing) -> dict[Configuration, list[Run
 
 
 def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> str:
-    """What runs have that those of `reference` have not."""
+    """Reason why runs have no partner in `reference`: seeds or parameters that differ."""
     seeds = {run.seed for run in reference}
     lonely = sorted({run.seed for run in alone if run.seed not in seeds}, key=lambda seed: natural((seed,)))
     if lonely:
@@ -126,7 +127,7 @@ def why_alone(alone: Sequence[Run], reference: Sequence[Run], rule: Pairing) -> 
 
 
 def natural(key: Key) -> list[tuple[int, float, str]]:
-    """For sorting: numbers before words, in numeric order."""
+    """Sort key: numbers before words, in numeric order."""
     order = []
     for part in key:
         try:

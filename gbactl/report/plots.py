@@ -1,4 +1,4 @@
-"""Four figures of a comparison, as PNG files: needs matplotlib (1 s to import), no display."""
+"""Figures of a comparison, as four PNG files: needs matplotlib (1 s to import), no display."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDE, _HIGH, _LINE = 6.4, 4.0, 0.2  # inches of a figure, and of a line of the legend below it
-_LONG = 20  # characters of a name that finds no place within the axes
+_LONG = 20  # characters of a name that does not fit within the axes
 
 
 def plot(runs: Sequence[Curves], folder: Path, advice: str = "type --plots with another folder") -> list[Path]:
-    """Write auc_over_samples, auc_over_time, eps and staleness; those without data are left out.
+    """Write auc_over_samples, auc_over_time, eps and staleness; figures without data are left out.
 
-    Raises GbactlError if the folder cannot be written, with `advice` at its end.
+    Raises GbactlError, with `advice` at its end, if the folder cannot be written.
     """
     groups = {
         name: [run for run in runs if run.group == name] for name in dict.fromkeys(r.group for r in runs)
@@ -59,7 +59,7 @@ def _is_long(groups: dict[str, list[Curves]]) -> bool:
 
 
 def _legend(axes: Axes, groups: dict[str, list[Curves]]) -> None:
-    """Within the axes, or below them where names are long."""
+    """Place the legend within the axes, or below them where names are long."""
     figure = axes.get_figure(root=True)
     if figure is not None and _is_long(groups):
         figure.legend(loc="outside lower left", fontsize=8)
@@ -83,14 +83,14 @@ def _switches(
     along: Callable[[Curves], Sequence[float]],
     begins: Callable[[Stretch], float],
 ) -> None:
-    """A mark on a run's own line where it went on in another mode; the mode is named once a group."""
+    """Mark the switches of mode on a run's own line; each mode is named once a group."""
     for place, runs in enumerate(groups.values()):
         named = set[tuple[int, str]]()
         for run in runs:
             for number, stretch in enumerate(run.modes[1:] if run.auc else ()):
                 at, colour = begins(stretch), f"C{place % 10}"
                 height = float(np.interp(at, along(run), run.auc))
-                if at < along(run)[0]:  # nothing was evaluated before
+                if at < along(run)[0]:  # no evaluation before the switch
                     axes.plot([at, along(run)[0]], [height, height], color=colour, ls=":", alpha=0.7)
                 axes.plot([at], [height], marker="D", ms=6, mfc="white", mec=colour, ls="none", zorder=3)
                 if (number, stretch.mode) not in named:

@@ -1,6 +1,6 @@
-"""A report as text in one of the formats: a table for a terminal, Markdown, LaTeX (booktabs), HTML, CSV, JSON.
+"""Rendering of a report in one of the formats: a table for a terminal, Markdown, LaTeX (booktabs), HTML, CSV, JSON.
 
-In the table nothing is cut off; what does not fit beside goes into a table below.
+In the table nothing is cut off; columns that do not fit beside each other go into a table below.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "csv", "tex", "html", "json")
 _GAP = 2
-_KEY_WIDTH = 24  # of a cell that says which line this is; what is longer goes on below
+_KEY_WIDTH = 24  # of a cell that identifies the line; longer text wraps
 _TEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -45,7 +45,7 @@ _STYLE = (
 
 
 def render(report: Report, form: str, width: int = 80, colour: bool = False) -> str:
-    """The report as text; `width` and `colour` are for the table alone."""
+    """Render the report as text in one format; `width` and `colour` are for the table alone."""
     if form == "table":
         return text(report, width, colour)
     renderers = {"md": markdown, "csv": csv, "tex": tex, "html": html, "json": json}
@@ -58,7 +58,7 @@ def beside(report: Report, form: str) -> list[str]:
 
 
 def text(report: Report, width: int = 80, colour: bool = False) -> str:
-    """The report in lines of at most `width` characters (a key or title that is wider stays whole)."""
+    """Render the report as a table of at most `width` characters a line (a key or title that is wider stays whole)."""
     from rich.console import Console
 
     out = io.StringIO()
@@ -68,7 +68,7 @@ def text(report: Report, width: int = 80, colour: bool = False) -> str:
             console.print(_table(block))
             console.print()
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    if not colour:  # a pipe may not take more than ASCII
+    if not colour:  # a pipe may take ASCII only
         lines = [line.replace("\u2500", "-") for line in lines]
     for sentence in sentences(report):
         lines += textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False)
@@ -82,7 +82,7 @@ def _title(column: GridColumn) -> str:
 
 
 def _stacked(cell: Cell, key: bool) -> list[str]:
-    """A cell's lines: what differs one below the other, or a value above its spread."""
+    """Lines of a cell: a key's differences one below the other, or a value above its spread."""
     if key:
         return [line for part in cell.value.split(", ") for line in textwrap.wrap(part, _KEY_WIDTH) or [""]]
     return [cell.value, cell.spread] if cell.spread else [cell.value]
@@ -94,7 +94,7 @@ def _width(column: GridColumn) -> int:
 
 
 def _blocks(columns: list[GridColumn], width: int) -> list[list[GridColumn]]:
-    """Columns side by side as far as they fit; every block begins with the keys."""
+    """Split columns into blocks that fit side by side; every block begins with the keys."""
     keys = [column for column in columns if column.key]
     start = sum(_width(column) for column in keys)
     blocks, used = [list(keys)], start
@@ -127,7 +127,7 @@ def _rows(columns: list[GridColumn]) -> list[list[str]]:
 
 
 def markdown(report: Report) -> str:
-    """Pipe tables and a list of sentences."""
+    """Render as Markdown: pipe tables and a list of sentences."""
     blocks = [_pipes(columns) for columns in grids(report)]
     said = [f"- {sentence}" for sentence in sentences(report)]
     return "\n\n".join("\n".join(block) for block in [*blocks, *([said] if said else [])]) + "\n"
@@ -140,12 +140,12 @@ def _pipes(columns: list[GridColumn]) -> list[str]:
 
 
 def tex_escape(text: str) -> str:
-    """Text in which LaTeX finds no commands."""
+    """Escape LaTeX's special characters."""
     return "".join(_TEX.get(character, character) for character in text)
 
 
 def tex(report: Report) -> str:
-    """A booktabs tabular a table, a blank line between; the sentences as comments."""
+    """Render as LaTeX: one booktabs tabular for each table, separated by a blank line; the sentences as comments."""
     blocks = ["\n".join(_tabular(columns)) for columns in grids(report)]
     said = [f"% {sentence}" for sentence in sentences(report)]
     return "\n".join(["\n\n".join(blocks), *said]) + "\n"
@@ -163,7 +163,7 @@ def _tex_line(row: list[str]) -> str:
 
 
 def html(report: Report) -> str:
-    """A page of its own."""
+    """Render as a complete HTML page."""
     tables = [line for columns in grids(report) for line in _html_table(columns)]
     said = [f"<li>{html_module.escape(sentence)}</li>" for sentence in sentences(report)]
     page = [
@@ -187,7 +187,7 @@ def _html_line(row: list[str], tag: str) -> str:
 
 
 def csv(report: Report) -> str:
-    """One line a group, numbers in full: <metric>_mean and _sd, difference, half-width and its pairs, marks."""
+    """Render as CSV, one line a group, numbers in full: means, deviations, difference, half-width, pairs, marks."""
     metrics = [metric for column in report.columns for metric in column.metrics]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
@@ -206,7 +206,7 @@ def csv(report: Report) -> str:
 
 
 def _slowdowns(report: Report, writer: Any) -> None:
-    """The second table, after an empty line."""
+    """Write the slow-down table as the second one, after an empty line."""
     names = ("injected_mean", "injected_sd", "observed_mean", "observed_sd", "error_percent")
     writer.writerow([*report.by, "slowed", "n", *names])
     for each in report.slowdowns:
@@ -215,7 +215,7 @@ def _slowdowns(report: Report, writer: Any) -> None:
 
 
 def _failures(report: Report, writer: Any) -> None:
-    """The third table."""
+    """Write the failure table as the third one."""
     kinds = (f"{kind}_{part}" for kind in FAILURE_KINDS for part in ("mean", "sd"))
     writer.writerow([*report.by, "process", "failure", "n", *kinds])
     for each in report.failures:
@@ -236,5 +236,5 @@ def _numbers(stats: Mapping[str, Stat | None], metrics: list[str]) -> list[objec
 
 
 def json(report: Report) -> str:
-    """Everything, as it is."""
+    """Render as JSON, with every field of the report."""
     return json_module.dumps(dataclasses.asdict(report), indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Mean and deviation over seeds, and the paired t interval of a difference."""
+"""Statistics over seeds: mean and deviation, and the paired t interval of a difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stat:
-    """A mean over n runs; sd is the sample standard deviation, None for one run."""
+    """Mean over n runs; sd is the sample standard deviation, None for one run."""
 
     mean: float
     sd: float | None
@@ -27,14 +27,14 @@ class Difference:
 
 
 def stat(values: Sequence[float]) -> Stat | None:
-    """None for no values."""
+    """Compute mean and sample deviation; None for no values."""
     if not values:
         return None
     return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Difference | None:
-    """Second minus first, with Student's t over the pairs; None for no pairs."""
+    """Compute the mean of second minus first with a Student's t interval over the pairs; None for no pairs."""
     if not pairs:
         return None
     differences = [second - first for first, second in pairs]

@@ -1,5 +1,5 @@
-"""Replay: a run's steps again from its event log, with the real policy, the real shards and real gradients.
+"""Replay of a run's steps from its event log, with the real policy, the real shards and real gradients.
 
-What the log holds decides who pulled which version of what; nothing else of a run's timing enters its bits. A
-replay costs one process the run's arithmetic, and the memory of one model plus what was in flight.
+The log decides which worker pulled which version of which shard; nothing else of a run's timing affects its bits. A
+replay takes one process, the run's arithmetic, and the memory of one model plus the gradients in flight.
 """

@@ -1,6 +1,6 @@
-"""`gbactl replay`: from a run's name to a verdict, printed as a sentence for a person, as JSON for a pipe.
+"""`gbactl replay`: replay a run found by name and print the verdict, as a sentence on a terminal, as JSON on a pipe.
 
-The bits depend on the processor, torch and its threads beside the log.
+Besides the log, the bits depend on the processor, torch and its number of threads.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ SAME = {"machine": "processor", "cpu_flags": "processor's vector instructions", 
 def replay(
     run_dir: Path, until: int | None = None, path: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Replay a run's log, as far as it goes; returns the verdict as plain containers, a divergence included.
+    """Replay a run's log to its end or to step `until`; return the verdict as plain containers, a divergence included.
 
-    `identical` is None where no checksum stands in what was replayed; `cut_at` is the byte at which the log of a run
-    that was stopped ends. The model is kept in `path`, by default in the run directory where `until` is given. Raises
-    GbactlError where log, data or arguments make it impossible, and after the replay where a torn record may be damage.
+    `identical` is None where no checksum stands in the replayed part of the log; `cut_at` is the byte at which the log
+    of a stopped run ends. The model is written to `path`, by default in the run directory where `until` is given.
+    Raises GbactlError where log, data or arguments make a replay impossible, and after the replay where a torn record
+    may be damage.
     """
     began = time.monotonic()
     recording = scan(run_dir / LOG)
@@ -106,7 +107,7 @@ def _keep(replayer: Replayer, run_dir: Path, path: Path | None, wanted: bool) ->
 
 
 def sentence(verdict: dict[str, Any]) -> str:
-    """What a person reads."""
+    """Sentence of the verdict, for a terminal."""
     found, differs = verdict["divergence"], verdict["machine_differs"]
     size = f"{_size(verdict['steps'], verdict['gradients'])}, {verdict['shards']} shards"
     other = " and another ".join(differs)
@@ -126,19 +127,22 @@ def _size(steps: int, gradients: int) -> str:
 
 
 def failed(verdict: dict[str, Any]) -> bool:
-    """Whether the run is not reproduced, and should be: bits may differ on another machine, decisions nowhere."""
+    """Whether the run was not reproduced though it should be.
+
+    On another machine bits may differ, but decisions may not.
+    """
     found = verdict["divergence"]
     return found is not None and not (verdict["machine_differs"] and found["kind"] == "bits")
 
 
 def machine_differences(logged: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """What of this machine's header is not as in a log's; [] where the same bits are due."""
+    """Names of the machine properties that differ from the log's header; [] where the same bits are expected."""
     return [name for key, name in SAME.items() if logged[key] != here[key]]
 
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads for torch inside, and denormal numbers flushed as on every node of a run."""
+    """Context with `count` torch threads and denormal numbers flushed, as on every node of a run."""
     import torch
 
     before = torch.get_num_threads()
@@ -151,7 +155,10 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None) -> None:
-    """Find, replay, print. Raises DivergenceError, after printing, where the run is not reproduced."""
+    """Find a run, replay it and print the verdict.
+
+    Raises DivergenceError, after printing, where it is not reproduced.
+    """
     show = Show()
     try:
         verdict = replay(find(run, uri), until, keep, show.step)

@@ -1,4 +1,4 @@
-"""The log's records in order, through policy, gradients and shards; the log's checksums against the replay's own."""
+"""Replay loop: log records in order, through policy, gradients and shards, compared with the log's checksums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gbactl.wire.messages import BeginPhase
 
 
 class Replayer:
-    """Re-executes a recording up to `until` steps. Raises DivergenceError at the first difference."""
+    """Replayer of a recording up to `until` steps. Raises DivergenceError at the first difference."""
 
     def __init__(
         self, recording: Recording, dataset: Dataset, until: int, *, lenient: bool = False,
@@ -44,7 +44,7 @@ class Replayer:
         self._captures: Captures | None = None
 
     def run(self) -> None:
-        """Everything up to `until`; to the log's end where that is the last step."""
+        """Replay all steps up to `until`, and to the log's end where that is the last step."""
         whole = self.until == self.recording.steps and self.recording.ended
         for record in self.recording.records():
             if self.step == self.until and not whole:
@@ -55,7 +55,7 @@ class Replayer:
         if isinstance(record, InfoRecord):
             if record.kind in (event_log.PHASE, event_log.END, event_log.SWITCH, event_log.MOVED):
                 self._close()
-            if record.kind == event_log.MOVED:  # from there the workers take it again
+            if record.kind == event_log.MOVED:  # after this record the workers take the dense parameters again
                 self.replica.move("servers")
             if record.kind == event_log.SWITCH and record.fields.get("fresh"):
                 self._afresh()
@@ -72,18 +72,18 @@ class Replayer:
             self._compute(record)
 
     def _afresh(self) -> None:
-        """The optimizer's state begins anew, on the servers."""
+        """Reset the optimizer's state, on the servers."""
         self.replica.move("servers")
         for shard in self.shards:
             shard.reset_optimizer()
 
     def _carry_out(self, command: Command) -> None:
-        """What the log confirms, done to the replay's own shards."""
+        """Carry out on the replay's own shards a command that the log confirms."""
         if isinstance(command, Apply):
             self._order(command.step, command.lr_scale)
         elif isinstance(command, Discard):
             self._drop(command.drop.batch)
-        elif isinstance(command, GiveUp):  # nothing is computed for it
+        elif isinstance(command, GiveUp):  # no gradient is computed for it
             self._captured.forget(command.batch)
 
     @property
@@ -122,7 +122,7 @@ class Replayer:
             raise EventLogError(f"{self.recording.path} has a phase {begin.number} that this run cannot have had.")
 
     def _cut(self, begin: BeginPhase, end: int, rows: int) -> bool:
-        """Whether a phase ends within its day: another one goes on there, or the log breaks off before."""
+        """Whether a phase ends within its day: the next phase continues there, or the log ends before."""
         after = [p.begin for p in self.recording.phases if p.begin.training and p.begin.number > begin.number]
         if not after:
             return end < rows and not self.recording.ended
@@ -157,7 +157,7 @@ class Replayer:
             self.progress(self.step, self.until)
 
     def _close(self) -> None:
-        """The end of a training phase, if one is open."""
+        """Close the training phase, if one is open."""
         if self._logged is None or self._phase is None:
             return
         self._logged.close()
@@ -167,7 +167,7 @@ class Replayer:
 
 
 def store_order(step: Step, lr_scale: float, local_batch: int) -> Order:
-    """A policy's step as the shards take it."""
+    """Convert a policy's step to the order that shards take."""
     members = tuple((member.batch, member.weight) for member in step.members)
     more: dict[str, Any] = {"accepted": step.accepted, "shares": step.shares(local_batch)}
     if any(member.row_weights for member in step.members):
@@ -176,7 +176,10 @@ def store_order(step: Step, lr_scale: float, local_batch: int) -> Order:
 
 
 class Checks:
-    """`lenient`: bits may differ on this machine; the first difference is then kept instead of raised."""
+    """Comparison of checksums with the log's.
+
+    `lenient`: bits may differ on this machine; the first difference is then kept instead of raised.
+    """
 
     def __init__(self, recording: Recording, lenient: bool) -> None:
         self.recording, self.lenient = recording, lenient
@@ -185,7 +188,7 @@ class Checks:
         self._agreed = -1
 
     def apply(self, shards: list[Shard], order: Order, step: Step) -> None:
-        """Take a step on every shard and compare what the log has a checksum of."""
+        """Apply a step on every shard and compare the checksums that the log has of it."""
         members = [(member.worker, member.batch) for member in step.members]
         differ = []
         for number, shard in enumerate(shards):
@@ -202,7 +205,10 @@ class Checks:
             self._agreed = order.step
 
     def close(self, shards: list[Shard], phase: PhaseRecord) -> None:
-        """A phase is over: everything a shard holds must be as logged. Raises EventLogError if nothing is."""
+        """Compare every shard's whole state with the log at a phase's end.
+
+        Raises EventLogError if the log has no checksum.
+        """
         step = shards[0].version - 1
         for number, shard in enumerate(shards):
             logged = phase.whole.get(number)
@@ -210,7 +216,7 @@ class Checks:
                 raise EventLogError(
                     f"{self.recording.path} has no checksum of shard {number} at the end of phase {phase.begin.number}."
                 )
-            if not logged:  # at a switch, where the tables are too large to be read while everybody waits
+            if not logged:  # at a switch, where the tables are too large to be read while all processes wait
                 continue
             self.compared += 1
             if shard.checksum() != logged:
@@ -218,7 +224,7 @@ class Checks:
         self._agreed = step
 
     def model(self, replica: Replica, logged: dict[str, Any]) -> None:
-        """Before and after a switch: the model of shards and workers together, if it was summed up."""
+        """Compare the checksum of shards and dense replica together before and after a switch, if the log has one."""
         own = replica.model_sum(logged["of"] == "dense")
         if not logged["model"] or own is None:
             return

@@ -1,4 +1,4 @@
-"""A replayed model as one .npz file: numpy arrays, no pickle.
+"""Model file of a replay: one .npz of numpy arrays, no pickle.
 
 `rows` f32[rows, width] and `row_<moment>` by global row id, `row_counts` (Adam), `dense` f32[P + Q], `dense_<moment>`
 f32[P], `dense_steps`, `step` (optimizer steps taken), `config` (JSON). Needs the model's memory a second time.
@@ -20,7 +20,7 @@ from gbactl.store.shard import Shard
 
 
 def arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
-    """The model of all shards together."""
+    """Collect the model of all shards as named arrays."""
     found = {"rows": _rows([shard.rows.table for shard in shards])}
     for name in shards[0].rows.moments:
         found[f"row_{name}"] = _rows([shard.rows.moments[name] for shard in shards])
@@ -36,7 +36,7 @@ def arrays(shards: Sequence[Shard]) -> dict[str, NDArray[Any]]:
 
 
 def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Row r of the whole lies on shard r % shards at r // shards."""
+    """Interleave the shards' rows: row r of the whole table is row r // shards of shard r % shards."""
     whole = np.empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
     for shard, part in enumerate(parts):
         whole[shard :: len(parts)] = part
@@ -44,7 +44,7 @@ def _rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def write(path: Path, cfg: RunConfig, shards: Sequence[Shard]) -> None:
-    """The file, complete or not there at all. Raises UsageError where it cannot be written."""
+    """Write the file atomically. Raises UsageError where it cannot be written."""
     partial = path.with_name(f".{path.name}.partial")
     more = {"step": np.array(shards[0].version), "config": np.array(json.dumps(to_dict(cfg)))}
     try:

@@ -1,8 +1,8 @@
-"""Which gradients were computed from which version of which shard, and copies of what they pulled.
+"""Versions of the shards that each gradient was computed from, and copies of the values pulled.
 
-The versions are known from a first pass over the log, so that a shard's values are copied, when it moves on, for
-those alone that pulled them and are not announced before. Memory: 4 + 8 x shards bytes a gradient. Gradients that
-pulled one version share one copy of its dense slices.
+A first pass over the log tells the versions. A shard's values are thus copied, before the shard takes a step, only for
+gradients that pulled that version and are announced later. Memory: 4 + 8 x shards bytes a gradient. Gradients that
+pulled the same version share one copy of its dense slices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gbactl.store.shard import Shard
 
 
 class Pulls:
-    """Filled with `add`, then walked through with `leaving`, version by version."""
+    """Pulled versions of a phase's gradients: filled with `add`, then read with `leaving`, version by version."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
@@ -35,23 +35,23 @@ class Pulls:
         return len(self._batches)
 
     def add(self, record: AnnounceRecord) -> None:
-        """An announced gradient. A dense version of -1 says: that of the rows."""
+        """Record an announced gradient. A dense version of -1 stands for that of the rows."""
         self._batches.append(record.batch)
         self._versions.extend(record.row_versions)
         self._versions.extend(dense_versions(record))
 
     def drop(self, batch: int) -> None:
-        """A gradient that was discarded: nothing need be kept for it."""
+        """Record that a gradient was discarded: no values need to be kept for it."""
         self._dropped.add(batch)
 
     def repeated(self) -> int | None:
-        """A batch that was announced twice, if there is one."""
+        """Batch that was announced twice, if there is one."""
         values, counts = np.unique(np.asarray(self._batches, np.int64), return_counts=True)
         twice = values[counts > 1]
         return int(twice[0]) if len(twice) else None
 
     def leaving(self, version: int) -> Iterator[tuple[int, bool, int]]:
-        """(shard, dense, batch) of everything pulled at `version`, rows before dense, in announced order."""
+        """Iterate over (shard, dense, batch) of all pulls at `version`, rows before dense, in announced order."""
         if not self._sorted:
             self._sort()
         for unit, (order, versions) in enumerate(zip(self._order, self._sorted, strict=True)):
@@ -70,26 +70,29 @@ class Pulls:
 
 
 def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
-    """The version of each shard's dense slice; -1 (the worker had it from an earlier pull) is that of the rows."""
+    """Version of each shard's dense slice.
+
+    -1 (the worker had it from an earlier pull) is replaced by that of the rows.
+    """
     pairs = zip(record.dense_versions, record.row_versions, strict=True)
     return tuple(dense if dense >= 0 else row for dense, row in pairs)
 
 
 class Captures:
-    """The pulls of one phase as they come due."""
+    """Values that a phase's gradients pulled, captured as the shards reach the pulled versions."""
 
     def __init__(
         self, gradients: Gradients, shards: list[Shard], pulls: Pulls, version: int, replica: Floats | None = None
     ) -> None:
-        """`replica`: the dense vector where it is not the shards'."""
+        """Capture from `shards`, and dense values from `replica` where the shards do not hold the dense vector."""
         self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
         self.version = version
         self._held: dict[int, Pulled] = {}
         self._dense: dict[int, Floats] = {}
-        self._computed: set[int] = set()  # at the present version
+        self._computed: set[int] = set()  # at the current version
 
     def leave(self) -> None:
-        """The shards are about to take a step: copy what was pulled now and is wanted later."""
+        """Copy the values pulled at the current version for later gradients; call before the shards take a step."""
         for shard, dense, batch in self.pulls.leaving(self.version):
             if batch not in self._computed:
                 self._take(self._pulled(batch), shard, dense)
@@ -98,7 +101,7 @@ class Captures:
         self.version += 1
 
     def gradient(self, record: AnnounceRecord) -> list[Part]:
-        """An announced batch's parts; what it pulled at the present version is read now."""
+        """Compute an announced batch's gradient slices; values that it pulled at the current version are read now."""
         pulled = self._pulled(record.batch)
         for shard in range(len(self.shards)):
             if pulled.rows[shard] is None:
@@ -110,7 +113,7 @@ class Captures:
         return self.gradients.compute(pulled)
 
     def forget(self, batch: int) -> None:
-        """A gradient that is never computed."""
+        """Forget a gradient that is never computed."""
         self._held.pop(batch, None)
 
     def _pulled(self, batch: int) -> Pulled:

@@ -1,4 +1,4 @@
-"""A first pass over an event log: is it whole, what is in it, who pulled what.
+"""First pass over an event log: check that it is complete, and collect its phases, pulls and checksums.
 
 Reading costs about 5 us a gradient and holds the log's bytes.
 """
@@ -25,7 +25,7 @@ _PHASE = {key: get_origin(kind) or kind for key, kind in get_type_hints(BeginPha
 
 @dataclass
 class PhaseRecord:
-    """A phase as the log tells it: its announcement, its configuration, its pulls, each shard's checksum at its end."""
+    """Phase in a log: its announcement, its configuration, its pulls, each shard's checksum at its end."""
 
     begin: BeginPhase
     cfg: RunConfig
@@ -35,8 +35,11 @@ class PhaseRecord:
 
 @dataclass
 class Recording:
-    """What a log holds. `digests`: (step, shard) to the checksum after that step; `ended`: it is complete; `torn`: the
-    sentence on the record within which it ends, if it does."""
+    """Contents of a log.
+
+    `digests`: (step, shard) to the checksum after that step. `ended`: the log is complete. `torn`: a sentence on the
+    truncated record at which the log ends, if there is one.
+    """
 
     path: Path
     header: dict[str, Any]
@@ -50,16 +53,16 @@ class Recording:
 
     @property
     def gradients(self) -> int:
-        """Announced gradients."""
+        """Number of announced gradients."""
         return sum(len(phase.pulls) for phase in self.phases)
 
     @property
     def shards(self) -> int:
-        """Servers of the run."""
+        """Number of servers of the run."""
         return self.cfg.cluster.servers
 
     def records(self) -> Iterator[Record]:
-        """Everything after the header, again, up to the record that is torn if one is."""
+        """Iterate over the records after the header, up to the torn record if there is one."""
         records = event_log.read(self.path)
         next(records)
         with contextlib.suppress(TornLogError):
@@ -67,7 +70,10 @@ class Recording:
 
 
 def scan(path: Path) -> Recording:
-    """Read a log to its end, or to where it is cut. Raises EventLogError where it is damaged or says what cannot be."""
+    """Read a log to its end, or to where it is cut off.
+
+    Raises EventLogError on damage or contents that are impossible.
+    """
     records = event_log.read(path, (event_log.FORMAT,))
     first = next(records, None)
     if not isinstance(first, InfoRecord) or first.kind != event_log.HEADER:
@@ -102,7 +108,7 @@ def _config(path: Path, header: dict[str, Any]) -> RunConfig:
 
 
 def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
-    """Raise EventLogError for phases with replicas, or whose gradients were summed in an order that nobody knows."""
+    """Raise EventLogError for phases with replicas, or whose gradients were summed in an unknown order."""
     modes = [policy_class(phase.mode.name) for cfg in cfgs for phase in cfg.phases]
     replicas = [mode.name for mode in modes if not mode.replayable]
     if replicas:
@@ -122,7 +128,7 @@ def _summed(run: RunConfig, *cfgs: RunConfig) -> None:
 
 
 def _replayed() -> str:
-    """The modes of which any run can be replayed."""
+    """List the modes of which every run can be replayed, for a message."""
     *others, last = names(lambda mode: mode.replayable and not mode.collective)
     return f"{', '.join(others)} and {last}"
 
@@ -187,7 +193,7 @@ def _phase(recording: Recording, fields: dict[str, Any]) -> BeginPhase:
 
 
 def _switched(recording: Recording, fields: dict[str, Any]) -> RunConfig:
-    """The configuration of the phases after a switch."""
+    """Configuration of the phases after a switch."""
     try:
         cfg = recording.cfg.in_mode(fields["mode"])
         check_switch(recording.cfg, cfg)
@@ -210,6 +216,6 @@ def _checksum(recording: Recording, fields: dict[str, Any]) -> None:
     if step not in range(-1, recording.steps):
         raise EventLogError(f"{recording.path} has a checksum of step {step} before that step.")
     if kind == "whole":
-        recording.phases[-1].whole.setdefault(shard, value)  # the first one is that of what training left
+        recording.phases[-1].whole.setdefault(shard, value)  # the first one is that of the training phase
     else:
         recording.digests[step, shard] = value

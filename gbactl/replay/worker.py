@@ -1,7 +1,7 @@
-"""A worker's arithmetic without the worker: pulled rows and dense slices in, each shard's part out; the dense replica.
+"""Gradient computation of a worker for replay: pulled rows and dense slices in, gradient slices out; dense replica.
 
-The workers' all-reduce adds the gradients up in batch order, so a sum here has the same bits. Memory of the replica:
-a dense vector with its moments, and one more for each gradient of a step.
+The workers' all-reduce adds the gradients in batch order, so a sum here has the same bits. Memory of the replica:
+a dense vector with its moments, and one more vector for each gradient of a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gbactl.worker.loop import DataSource, dropout_key
 
 @dataclass(slots=True)
 class Pulled:
-    """A batch, and what was pulled for it so far: each shard's rows and dense slice."""
+    """Batch with the values pulled for it so far: each shard's rows and dense slice."""
 
     number: int
     batch: Batch
@@ -38,12 +38,12 @@ class Pulled:
     dense: list[Floats | None]
 
     def index(self, shard: int) -> Ints:
-        """int32[n]: the shard's part of the batch's distinct rows."""
+        """Local rows int32[n] of a shard among the batch's distinct rows."""
         return next(self.unique.index[low:high] for s, low, high in self.unique.shares() if s == shard)
 
 
 class Gradients:
-    """Computes what the run's workers computed."""
+    """Computer of the same gradients that the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
         self.cfg, self.dataset, self.kernels = cfg, dataset, load()
@@ -57,7 +57,7 @@ class Gradients:
         self.held = held(self.cuts)
 
     def shards(self) -> list[Shard]:
-        """The servers' state before the first step."""
+        """Make the servers' shards in their state before the first step."""
         initial, made = self.flat.initial(), []
         for shard, (low, high) in enumerate(self.cuts):
             spec = shard_spec(self.cfg, self.dataset, shard)
@@ -65,12 +65,12 @@ class Gradients:
         return made
 
     def begin(self, phase: BeginPhase) -> None:
-        """A phase of training starts."""
+        """Start a training phase."""
         self.phase = phase
         self.source.begin(phase)
 
     def prepare(self, batch: int) -> Pulled:
-        """The data of a batch; nothing is pulled yet."""
+        """Prepare the data of a batch, with no values pulled yet."""
         size, phase = self.phase.local_batch, self.phase
         start = batch * size
         samples = min(size, phase.samples - start)
@@ -79,11 +79,11 @@ class Gradients:
         return Pulled(batch, data, unique, [None] * self.servers, [None] * self.servers)
 
     def arrived(self, values: Floats) -> Floats:
-        """Values as they are after their way between a worker and a server."""
+        """Round values as the wire between worker and server does."""
         return rounded(self.codec, values)
 
     def compute(self, pulled: Pulled) -> list[Part]:
-        """The parts of the gradient, one per shard, each of its own memory."""
+        """Compute a batch's gradient slices, one per shard, each with its own memory."""
         sums, dense = self._compute(pulled)
         sums = self.arrived(sums)
         if self.phase.served_dense:
@@ -113,9 +113,10 @@ class Gradients:
 
 
 class Replica:
-    """The dense parameters in phases where every worker holds them: one copy, stepped as the workers step theirs.
+    """Dense parameters in phases where every worker holds them: one copy, stepped like the workers' copies.
 
-    `home` says who holds them now."""
+    `home`: current holder of the dense parameters.
+    """
 
     def __init__(self, gradients: Gradients, shards: list[Shard]) -> None:
         cfg, flat = gradients.cfg, gradients.flat
@@ -126,7 +127,7 @@ class Replica:
         self._gradients: dict[int, Floats] = {}
 
     def move(self, home: str) -> None:
-        """The dense parameters are at `home` from now on, as a switch moves them."""
+        """Move the dense parameters to `home`, as a switch does."""
         if home == self.home:
             return
         self.home = home
@@ -138,13 +139,13 @@ class Replica:
                 self.block.unpack(*cut, slice_.packed(*cut), slice_.step)
 
     def take(self, batch: int, parts: list[Part]) -> None:
-        """Keep the dense part of a gradient until its step; the shards get the rows alone."""
+        """Keep a gradient's dense values until its step, and remove them from the shards' slices."""
         self._gradients[batch] = np.concatenate([part.dense for part in parts if part.dense is not None])
         for part in parts:
             part.dense = None
 
     def step(self, step: Step, lr_scale: float, ranks: int) -> None:
-        """Sum a step's gradients as `ranks` workers do, some of which may have had none, and apply it."""
+        """Sum a step's gradients as `ranks` workers do, some of which may have none, and apply the sum."""
         total: Floats | None = None
         for member in sorted(step.members, key=lambda member: member.batch):
             gradient = self._gradients.pop(member.batch)
@@ -154,12 +155,12 @@ class Replica:
             total = gradient if total is None else np.add(total, gradient, out=total)
         assert total is not None
         if len(step.members) < ranks:
-            total += np.float32(0.0)  # of those that only joined in: -0.0 becomes 0.0
+            total += np.float32(0.0)  # workers without a gradient add 0.0: -0.0 becomes 0.0
         round_here(self.codec, total)
         self.block.apply(total, step.divisor, step.divisor, lr_scale)
 
     def model_sum(self, dense_alone: bool) -> int | None:
-        """The run's model sum, which no sharding changes; None where tables are too large for it."""
+        """Shard-independent checksum of the model; None where tables are too large for it."""
         served = self.home == "servers"
         if dense_alone:
             shards: list[int | None] = [shard.dense_block().model_sum() if served else 0 for shard in self.shards]

@@ -1,1 +1,1 @@
-"""Measuring a machine, and the cost model with which a virtual cluster behaves like it."""
+"""Calibration: measure a machine, and fit the cost model with which a virtual cluster behaves like it."""

@@ -1,8 +1,8 @@
-"""One worker and one server by themselves: seconds of a core, measured.
+"""Measurement of one worker and one server by themselves, in CPU seconds.
 
-The worker: what a gradient and a prediction cost, by batch size. The server: a row pulled and applied, a dense float
-copied, summed and stepped, on one real shard with the rows of real batches. Counted is the time of this thread on a
-core, so a busy machine disturbs little. Each takes `seconds`.
+The worker: cost of a gradient and of a prediction, by batch size. The server: cost of a row pulled and applied, of a
+dense float copied, summed and stepped, on one real shard with the rows of real batches. CPU time of this thread is
+counted, so a busy machine disturbs little. Each takes `seconds`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gbactl.wire.messages import BeginPhase, Granted, Rows
 from gbactl.worker.core import Item
 from gbactl.worker.loop import DataSource
 
-LEAST = 5  # of each batch size
+LEAST = 5  # measurements of each batch size
 LEAST_SERVED = 5
 PARTS = 4  # gradients of the larger dense step
 
 
 class Alone:
-    """A worker without a cluster, on the first split of the data."""
+    """Worker without a cluster, on the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
         from gbactl.models.compute import GradientComputer
@@ -53,7 +53,7 @@ class Alone:
         self._scale = cfg.model.init_scale
 
     def item(self, number: int, samples: int) -> Item:
-        """A batch with its distinct rows looked up."""
+        """Make a batch with its distinct rows looked up."""
         start = number * samples % max(1, self.dataset.splits[0].rows - samples)
         grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
         item = Item(grant, self.phase, *self.source.prepare(grant))
@@ -64,7 +64,7 @@ class Alone:
         return item
 
     def gradient(self, number: int, samples: int) -> float:
-        """Seconds for a batch: its distinct rows found, forward, backward, gradients copied out."""
+        """Measure the CPU seconds of one batch: find distinct rows, forward, backward, copy gradients out."""
         item = self.item(number, samples)
         began = time.thread_time()
         self.source.prepare(item.grant)
@@ -73,7 +73,7 @@ class Alone:
         return time.thread_time() - began
 
     def predict(self, number: int, samples: int) -> float:
-        """Seconds for an evaluation batch."""
+        """Measure the CPU seconds of one evaluation batch."""
         item = self.item(number, samples)
         began = time.thread_time()
         self.source.prepare(item.grant)
@@ -82,13 +82,13 @@ class Alone:
 
 
 def sizes(cfg: RunConfig, dataset: Dataset) -> list[int]:
-    """Batch sizes around the configured one."""
+    """Batch sizes to measure, around the configured one."""
     wanted = {max(1, round(cfg.local_batch * share)) for share in (0.25, 0.5, 1.0, 2.0)}
     return sorted(min(size, dataset.splits[0].rows) for size in wanted)
 
 
 def line(points: dict[int, float]) -> tuple[float, float]:
-    """(base, per sample) of the line through size -> seconds, relative errors least; none is negative."""
+    """Fit a line size -> seconds with least relative errors; return non-negative (base, per sample)."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     counts, seconds = np.array(list(points), float), np.array(list(points.values()))
@@ -97,7 +97,7 @@ def line(points: dict[int, float]) -> tuple[float, float]:
 
 
 def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
-    """batch_us, sample_us and predict_us of the cost model."""
+    """Measure batch_us, sample_us and predict_us of the cost model."""
     import torch
 
     torch.set_num_threads(1)
@@ -111,7 +111,10 @@ def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
 
 
 def _repeated(job: Callable[[int, int], float], counts: list[int], seconds: float) -> dict[int, float]:
-    """Size -> median seconds, the sizes in turn until the time is over; the first round warms up."""
+    """Measure the median seconds of each batch size, in alternation until `seconds` are over.
+
+    The first round warms up.
+    """
     found: dict[int, list[float]] = {count: [] for count in counts}
     until, number = time.monotonic() + seconds, 0
     while number <= LEAST or time.monotonic() < until:
@@ -122,7 +125,7 @@ def _repeated(job: Callable[[int, int], float], counts: list[int], seconds: floa
 
 
 class Serving:
-    """Shard 0 of a run, as it would be with the dense vector on the servers."""
+    """Shard 0 of a run, set up as with the dense vector on the servers."""
 
     def __init__(self, alone: Alone, cfg: RunConfig, dataset: Dataset) -> None:
         flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
@@ -134,30 +137,30 @@ class Serving:
         self._number = 0
 
     def index(self) -> Ints:
-        """The rows of this shard in another batch."""
+        """Local rows int32[n] of this shard in another batch."""
         self._number += 1
         item = self.alone.item(self._number, min(self.batch, self.alone.dataset.splits[0].rows))
         _, low, high = next(item.unique.shares())
         return item.unique.index[low:high]
 
     def pull(self) -> float:
-        """Seconds for a row."""
+        """Measure the CPU seconds of pulling one row."""
         index = self.index()
         out = np.empty((len(index), self.shard.spec.width), np.float32)
         return _timed(lambda: self.shard.pull_rows(index, out)) / max(1, len(index))
 
     def dense_pull(self) -> float:
-        """Seconds for a float."""
+        """Measure the CPU seconds of pulling one dense float."""
         return _timed(lambda: self.shard.pull_dense(self.out)) / len(self.out)
 
     def apply(self) -> float:
-        """Seconds for a row of a step of one gradient without a dense part."""
+        """Measure the CPU seconds a row of a step from one gradient without dense values."""
         index = self.index()
         gradient = np.full((len(index), self.shard.spec.width), 1e-3, np.float32)
         return self._step([Part(index, gradient)]) / max(1, len(index))
 
     def dense_step(self, parts: int) -> float:
-        """Seconds for a float of a step of so many gradients."""
+        """Measure the CPU seconds a float of a dense step from `parts` gradients."""
         none = np.empty((0, self.shard.spec.width), np.float32)
         return self._step([Part(np.empty(0, np.int32), none, self.gradient) for _ in range(parts)]) / len(self.out)
 
@@ -181,7 +184,7 @@ def _timed(job: Callable[[], object]) -> float:
 
 
 def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
-    """The cost model's server keys, but for what a message costs."""
+    """Measure the cost model's server keys, except the cost of a message."""
     serving = Serving(Alone(cfg, dataset), cfg, dataset)
     jobs: dict[str, Callable[[], float]] = {
         "row_pull_ns": serving.pull, "row_apply_ns": serving.apply, "dense_pull_ns": serving.dense_pull,

@@ -1,4 +1,4 @@
-"""`gbactl calibrate`: measure a worker, a server and short runs of a local cluster, fit, write, show.
+"""`gbactl calibrate`: measure a worker, a server and short runs of a local cluster; fit the cost model and write it.
 
 Takes `seconds` for a worker and a server by themselves and for each of modes x workers, and about a minute to fit.
 """
@@ -28,9 +28,9 @@ from gbactl.launch.compose import compose
 from gbactl.processor import available_cores
 
 MODES = ("sync", "async", "gba")
-MESSAGES_US = 500.0  # what a batch costs beside computing, at least
+MESSAGES_US = 500.0  # least cost of a batch beside computing
 FEWEST_STEPS = 60  # of a run, however short its --seconds
-WORST = 0.5  # a fitted run that is further off than this makes the model worth nothing
+WORST = 0.5  # a relative error above this makes the model worthless
 OWN = ("mode", "cluster", "cost", "cluster.workers", "train.global_batch", "mode.local_batch", "run_dir")
 START = CostConfig(
     workers_per_host=None, servers_on="workers", allreduce_us=1000.0, allreduce_work_us=500.0,
@@ -40,7 +40,7 @@ START = CostConfig(
 
 @dataclass
 class Plan:
-    """What is run: `overrides` of the user, the same local batch for every number of workers."""
+    """Plan of a calibration's runs: the user's `overrides`, and the same local batch for every number of workers."""
 
     overrides: list[str]
     workers: tuple[int, ...]
@@ -49,7 +49,7 @@ class Plan:
     rows: list[str] = field(default_factory=list)
 
     def config(self, mode: str, workers: int) -> RunConfig:
-        """One run's. Raises UsageError."""
+        """Make the configuration of one run. Raises UsageError."""
         given = [
             f"mode={mode}", f"cluster.workers={workers}", f"train.global_batch={self.local_batch * workers}",
             "cluster.threads=1", "tracking.enabled=false", "train.max_eval_samples=4096", "train.epochs=1",
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def local_batch(self) -> int:
-        """Of the run that the overrides describe."""
+        """Local batch of the run that the overrides describe."""
         if self._batch == 0:
             self._batch = compose(self.overrides).local_batch
         return self._batch
@@ -68,12 +68,12 @@ class Plan:
 
 
 def _but(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Those that set none of `keys`."""
+    """Filter out the overrides that set one of `keys`."""
     return [each for each in overrides if each.split("=")[0].lstrip("+") not in keys]
 
 
 class Calibration:
-    """One calibration; `say` tells how far it is."""
+    """One calibration; `say` reports its progress."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan, self.say = plan, say
@@ -93,7 +93,7 @@ class Calibration:
         return open_dataset(prepare(self.plan.config("async", self.plan.workers[0]).data))
 
     def _prices(self, dataset: Dataset) -> CostConfig:
-        """What one worker and one server cost by themselves."""
+        """Measure the costs of one worker and one server by themselves."""
         cfg = self.plan.config("async", self.plan.workers[0])
         self.say(f"a worker by itself, batches around {cfg.local_batch}")
         prices = alone.measure_worker(cfg, dataset, self.plan.seconds)
@@ -102,7 +102,7 @@ class Calibration:
         return replace(START, cores=len(available_cores()), **prices)  # type: ignore[arg-type]
 
     def _sized(self, dataset: Dataset, start: CostConfig) -> Dataset:
-        """Generated data enough for a run of all cores; a run is cut when its seconds are over."""
+        """Generate data enough for a run of all cores; a run is cut off when its seconds are over."""
         cfg = self.plan.config("async", self.plan.workers[0])
         if cfg.data["name"] != "synthetic":
             return dataset
@@ -129,7 +129,7 @@ class Calibration:
 
 
 def _check(found: Fit) -> None:
-    """Raises ClusterError for a model that is not worth a file."""
+    """Raise ClusterError for a model with too large an error."""
     worst, name = max((abs(error), seen.name) for error, seen in zip(found.errors, found.observed, strict=True))
     if not worst <= WORST:
         raise ClusterError(
@@ -142,13 +142,16 @@ def calibrate(
     out: Path, overrides: Sequence[str], workers: tuple[int, ...], seconds: float, repeat: int,
     network: Path | None = None,
 ) -> None:  # fmt: skip
-    """Measure this machine, write the cost model, show how it fits. `network`: a file with the lines between hosts.
+    """Measure this machine, write the cost model, show how it fits.
 
-    Raises GbactlError."""
+    `network`: a file with measured links between hosts.
+
+    Raises GbactlError.
+    """
     from rich.console import Console
 
     write.check_target(out)
-    if len(workers) != len(set(workers)) or min(workers, default=0) < 2:  # one worker has nobody to all-reduce with
+    if len(workers) != len(set(workers)) or min(workers, default=0) < 2:  # one worker has no peer to all-reduce with
         raise UsageError("--workers are different numbers of at least 2; type --workers 2,4.")
     lines = {} if network is None else read(network)
     console = Console(stderr=True, highlight=False)

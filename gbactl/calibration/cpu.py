@@ -1,4 +1,4 @@
-"""How much of a core each process of a local run has used (Linux: /proc; elsewhere nothing is known).
+"""CPU seconds used by each process of a local run (Linux: /proc; elsewhere unknown).
 
 Costs 50 us a process.
 """
@@ -13,7 +13,7 @@ NODE = re.compile(r"pid (\d+)")
 
 
 def pids(run_dir: Path) -> dict[str, int]:
-    """Node ("W3", "S0", "C") -> its process, as its log tells."""
+    """Process id of each node ("W3", "S0", "C"), read from the node's log."""
     found = {}
     for path in sorted((run_dir / "logs").glob("*.log")):
         told = NODE.search(path.read_text(errors="replace"))
@@ -23,7 +23,7 @@ def pids(run_dir: Path) -> dict[str, int]:
 
 
 def seconds_of(pid: int) -> float | None:
-    """Seconds of a core that all threads of a process have used; None where that is not told."""
+    """CPU seconds used by all threads of a process; None where that is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -32,7 +32,7 @@ def seconds_of(pid: int) -> float | None:
 
 
 def by_role(run_dir: Path) -> dict[str, float]:
-    """Role ("W", "S", "C") -> seconds of a core, all its processes together; empty where that is not told."""
+    """CPU seconds by role ("W", "S", "C"), summed over the role's processes; empty where that is unknown."""
     used: dict[str, float] = {}
     for node, pid in pids(run_dir).items():
         seconds = seconds_of(pid)
@@ -42,7 +42,7 @@ def by_role(run_dir: Path) -> dict[str, float]:
 
 
 def machine() -> float | None:
-    """Seconds of a core that everything on this machine has used, what a hypervisor took included; None elsewhere."""
+    """CPU seconds used by the whole machine, including time stolen by a hypervisor; None where that is unknown."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:

@@ -1,8 +1,8 @@
-"""The cost model whose virtual runs take what the observed runs took.
+"""Fit of the cost model, so that simulated runs take as long as the observed runs.
 
-Measured prices, each group of them by a factor of its own, so that the virtual backend's predictions come closest
-to the observed rates and seconds of a core: least squares of logarithms. Costs 7 predictions of every run a round,
-4 rounds or so; the parameter-server modes are not predicted again for the all-reduce.
+Every group of measured costs is multiplied by its own factor, so that the virtual backend's predictions come closest
+to the observed rates and CPU seconds: least squares of logarithms. A round costs 7 predictions of every run, and there
+are about 4 rounds; the parameter-server modes are not predicted again for the all-reduce factors.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "all-reduce messages": ("allreduce_message_us",),
     "all-reduce sums": ("allreduce_float_ns",),
 }  # fmt: skip
-OF_WORKERS = tuple(group for group in GROUPS if group.startswith("all-reduce"))  # paid where workers hold replicas
-CPU_WEIGHT = 0.25  # of a role's seconds of a core, beside a rate's 1: the rate is what is to be predicted
+OF_WORKERS = tuple(group for group in GROUPS if group.startswith("all-reduce"))  # apply where workers hold replicas
+CPU_WEIGHT = 0.25  # weight of a role's CPU seconds, with a rate's weight 1: the rate is to be predicted
 PRIOR = {
     "compute": 0.05, "serving": 0.05, "coordinator": 0.02, "all-reduce": 0.02,
     "all-reduce work": 0.02, "all-reduce messages": 0.02,
-    "all-reduce sums": 0.5,  # two numbers of workers cannot tell it from messages: it stays near its start
+    "all-reduce sums": 0.5,  # two numbers of workers cannot separate it from messages: it stays near its start
 }
-LARGEST = math.log(100.0)  # a factor beyond this says nothing
+LARGEST = math.log(100.0)  # a factor beyond this is meaningless
 STEP, ROUNDS = 0.1, 8
 Predict = Callable[[str, int, CostConfig], Observation]
 Vector = NDArray[np.float64]
@@ -44,7 +44,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fit:
-    """The model found, and its predictions beside what was observed, in the same order."""
+    """Fitted cost model, and its predictions beside the observations, in the same order."""
 
     cost: CostConfig
     observed: list[Observation]
@@ -52,12 +52,12 @@ class Fit:
 
     @property
     def errors(self) -> list[float]:
-        """Relative errors of the rates."""
+        """Relative errors of the predicted rates."""
         return [p.eps / o.eps - 1.0 for o, p in zip(self.observed, self.predicted, strict=True)]
 
 
 def scaled(cost: CostConfig, factors: Vector) -> CostConfig:
-    """Every group's prices times its factor; `factors` are logarithms in the order of GROUPS."""
+    """Multiply every group's costs by its factor; `factors` are logarithms in the order of GROUPS."""
     changed = {
         key: getattr(cost, key) * math.exp(factor)
         for keys, factor in zip(GROUPS.values(), factors, strict=True)
@@ -67,7 +67,7 @@ def scaled(cost: CostConfig, factors: Vector) -> CostConfig:
 
 
 def averaged(observed: Iterable[Observation]) -> list[Observation]:
-    """One observation of every (mode, workers): geometric means of the rates, means of the seconds of a core."""
+    """Average the observations of each (mode, workers): geometric mean of the rates, mean of the CPU seconds."""
     groups: dict[tuple[str, int], list[Observation]] = {}
     for each in observed:
         groups.setdefault((each.mode, each.workers), []).append(each)
@@ -81,14 +81,14 @@ def _mean(mode: str, workers: int, runs: list[Observation]) -> Observation:
 
 
 class Residuals:
-    """What least squares makes small; remembers what it has predicted."""
+    """Residuals of the least-squares fit, with a cache of predictions."""
 
     def __init__(self, start: CostConfig, observed: Sequence[Observation], predict: Predict) -> None:
         self.start, self.observed, self._predict = start, observed, predict
         self._known: dict[tuple[object, ...], Observation] = {}
 
     def predicted(self, factors: Vector) -> list[Observation]:
-        """The virtual backend's word on every run."""
+        """Predictions of the virtual backend for every observed run."""
         return [self._one(each.mode, each.workers, factors) for each in self.observed]
 
     def _one(self, mode: str, workers: int, factors: Vector) -> Observation:
@@ -100,7 +100,7 @@ class Residuals:
         return self._known[key]
 
     def __call__(self, factors: Vector) -> Vector:
-        """Logarithms of predicted / observed, then what holds factors that nothing tells of near 1."""
+        """Logarithms of predicted / observed, then the priors that keep undetermined factors near 1."""
         found = []
         for seen, told in zip(self.observed, self.predicted(factors), strict=True):
             found.append(math.log(told.eps / seen.eps))
@@ -110,12 +110,12 @@ class Residuals:
 
 
 def _share(seen: Observation, role: str) -> float:
-    """How much a role's seconds count: small ones are told less exactly, and matter less."""
+    """Weight of a role's CPU seconds: small ones are measured less exactly, and matter less."""
     return math.sqrt(seen.cpu[role] / sum(seen.cpu.values()))
 
 
 def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) -> Fit:
-    """Find the model, from `start`. Observations of one (mode, workers) are averaged."""
+    """Fit the cost model from `start`. Observations of one (mode, workers) are averaged."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     means = averaged(observed)
@@ -126,7 +126,7 @@ def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) ->
 
 
 def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:
-    """Slopes by steps of STEP, well above the unevenness of a short virtual run."""
+    """Jacobian by finite differences of STEP, well above the noise of a short simulated run."""
 
     def slopes(at: Vector) -> Vector:
         here = residuals(at)

@@ -1,4 +1,4 @@
-"""Short runs of the local backend: their rate, and the seconds of a core that a sample cost each role.
+"""Short runs of the local backend: their rate, and each role's CPU seconds a sample.
 
 A run costs its seconds and 4 s to start the processes.
 """
@@ -27,14 +27,17 @@ from gbactl.wire.messages import Event
 
 FEWEST_NOTES = 5
 WARM_UP = 1.5  # seconds
-ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while others use more than this share of the cores
+ATTEMPTS, QUIET = 3, 0.03  # a run is repeated while other processes use more than this share of the cores
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A run: `eps` samples a second while it lasted; `cpu` role -> seconds of a core for a sample; `others`: cores
-    that processes which are none of the run's used meanwhile; `phase_eps`: samples trained over first hand-out to
-    last announced gradient, the `eps` of result.json; 0 of a run that was cut."""
+    """Observation of one run.
+
+    `eps`: samples a second. `cpu`: role -> CPU seconds a sample. `others`: cores used meanwhile by processes outside
+    the run. `phase_eps`: samples trained over first hand-out to last announced gradient, the `eps` of result.json; 0
+    for a run that was cut off.
+    """
 
     mode: str
     workers: int
@@ -45,13 +48,15 @@ class Observation:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the run for messages: mode and number of workers."""
         return f"{self.mode} x {self.workers}"
 
 
 class Notes:
-    """What is told while phases of training last; of each the first `skip` of its samples, and then the first
-    `seconds`, when caches fill, are left out."""
+    """Progress events of training phases, without each phase's warm-up.
+
+    The warm-up is the first `skip` of the samples, and then the first `seconds`, in which caches fill.
+    """
 
     def __init__(self, skip: float = 0.0, seconds: float = 0.0) -> None:
         self.skip, self.seconds = skip, seconds
@@ -59,7 +64,7 @@ class Notes:
         self.phases: dict[int, list[tuple[float, float]]] = {}
 
     def add(self, fields: dict[str, Any]) -> bool:
-        """Take a progress event; False if it is none of the middle of a phase."""
+        """Record a progress event; False if it is not from the middle of a phase."""
         if not self.skip * fields["round_samples"] <= fields["round_finished"] < fields["round_samples"]:
             return False
         if fields["seconds"] < self._first.setdefault(fields["round"], fields["seconds"]) + self.seconds:
@@ -69,7 +74,7 @@ class Notes:
 
     @property
     def rate(self) -> float:
-        """Samples a second: the slope through the notes. Raises ClusterError when there are too few."""
+        """Samples a second: the slope through the events. Raises ClusterError when there are too few."""
         notes = [np.array(phase) for phase in self.phases.values() if len(phase) > 1]
         if sum(len(phase) for phase in notes) < FEWEST_NOTES:
             raise ClusterError("A run was over before its rate could be told; type a larger --seconds.")
@@ -78,21 +83,21 @@ class Notes:
 
 
 class Quiet(Show):
-    """Shows nothing."""
+    """Progress display that shows nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def _update(self, text: str, fraction: float, detail: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
 class Over(Exception):
-    """A run has lasted as long as it should."""
+    """Signal that a run has lasted long enough."""
 
 
 class ObservedRun(Run):
-    """A run that is listened to; over after `seconds` of notes, if given, wherever it is then."""
+    """Run whose progress events are recorded; ends after `seconds` of them, if given, wherever it is then."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
         super().__init__(cfg, dataset, run_dir, Quiet(), Hogs(cfg.fault_plan(), cfg.pinned))
@@ -109,20 +114,20 @@ class ObservedRun(Run):
 
     @property
     def cpu(self) -> dict[str, float]:
-        """Role -> seconds of a core for a sample, between the first note and the last."""
+        """CPU seconds a sample by role, between the first event and the last."""
         first, last = self._marks[0], self._marks[-1]
         samples = last.samples - first.samples
         return {role: (last.used[role] - first.used[role]) / samples for role in last.used if role in first.used}
 
     @property
     def others(self) -> float:
-        """Cores that strangers used meanwhile."""
+        """Number of cores used meanwhile by processes outside the run."""
         first, last = self._marks[0], self._marks[-1]
         return max(0.0, last.strangers - first.strangers) / (last.time - first.time)
 
 
 class Mark(NamedTuple):
-    """How far a run was: samples, seconds of a core by role, the clock, seconds of a core that strangers used."""
+    """Measurement at a progress event: samples, CPU seconds by role, time, CPU seconds of processes outside the run."""
 
     samples: float
     used: dict[str, float]
@@ -131,7 +136,7 @@ class Mark(NamedTuple):
 
 
 def _strangers(used: dict[str, float]) -> float:
-    """Seconds of a core that are neither a node's nor this process's; 0 where that is not told."""
+    """CPU seconds used by processes other than the run's nodes and this one; 0 where that is unknown."""
     machine = cpu.machine()
     return 0.0 if machine is None else machine - sum(used.values()) - time.process_time()
 
@@ -149,7 +154,7 @@ def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | No
 def undisturbed(
     cfg: RunConfig, dataset: Dataset, scratch: Path, say: Callable[[str], None], seconds: float | None = None
 ) -> Observation:
-    """Run `cfg`, and again if others used the machine meanwhile; the least disturbed run counts. Raises GbactlError."""
+    """Run `cfg`, and again if other processes disturbed it; return the least disturbed run. Raises GbactlError."""
     seen: list[Observation] = []
     for left in reversed(range(ATTEMPTS)):
         seen.append(observe(cfg, dataset, scratch, seconds))

@@ -1,4 +1,4 @@
-"""What the virtual backend would take: its own run without the model's arithmetic, stopped when the rate is known.
+"""Prediction of a run's rate: the virtual backend without the model's arithmetic, stopped when the rate is known.
 
 Times do not depend on values, so the rate is that of the real virtual run. A prediction costs about 0.2 s.
 """
@@ -26,30 +26,30 @@ SKIPPED, ENOUGH = 8, 40  # global batches
 
 
 class Enough(Exception):
-    """The rate is known."""
+    """Signal that enough progress events were recorded."""
 
 
 class Idle(Compute):
-    """Answers everything with zeros."""
+    """Worker computation that returns zeros."""
 
     def load(self, item: Item) -> None:
-        """Nothing."""
+        """Load nothing."""
 
     def gradient(self, item: Item, out: Floats | None = None) -> Floats:
-        """See Compute."""
+        """See Compute.gradient. The sums are zeros."""
         item.answers.clear()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         sums[:] = 0.0
         return sums
 
     def predict(self, item: Item) -> Floats:
-        """See Compute."""
+        """See Compute.predict. The predictions are zeros."""
         item.answers.clear()
         return np.zeros(item.grant.samples, np.float32)
 
 
 class IdleCluster(VirtualCluster):
-    """A virtual cluster whose models do not compute."""
+    """Virtual cluster whose models do not compute."""
 
     def _compute(self) -> Compute:
         import torch
@@ -61,7 +61,7 @@ class IdleCluster(VirtualCluster):
 
 @dataclass
 class Listener:
-    """Listens until it has heard enough."""
+    """Listener that stops the run when enough progress events were recorded."""
 
     notes: Notes
     heard: int = 0
@@ -76,7 +76,7 @@ class Listener:
 
 
 def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
-    """The rate of `cfg` on a virtual cluster of such costs, and what a sample would cost each role."""
+    """Predict the rate of `cfg` on a virtual cluster with these costs, and each role's CPU seconds a sample."""
     virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
     listener = Listener(Notes())
     cluster = IdleCluster(virtual, dataset, scratch, listener)
@@ -87,7 +87,7 @@ def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -
 
 
 def _cpu(cluster: VirtualCluster) -> dict[str, float]:
-    """Role -> seconds of a core for a sample."""
+    """CPU seconds a sample, by role."""
     samples = max(1, cluster.coordinator.context.record.curve[-1]["samples"])
     servers = sum(server.process.busy_seconds for server in cluster.servers)
     return {
@@ -98,7 +98,7 @@ def _cpu(cluster: VirtualCluster) -> dict[str, float]:
 
 
 def worker_seconds(cfg: RunConfig, cost: CostModel, dense: int) -> float:
-    """Seconds of a core that a sample costs its worker."""
+    """CPU seconds that a sample costs its worker."""
     batch, workers = cfg.local_batch, cfg.cluster.workers
     seconds = (cost.cfg.batch_us + cost.cfg.sample_us * batch) * 1e-6
     if cfg.home == "workers":

@@ -1,4 +1,4 @@
-"""The calibrated cost model as a file that `gbactl train cluster=virtual cost=FILE` takes, and as a table."""
+"""Calibrated cost model as a file that `gbactl train cluster=virtual cost=FILE` takes, and as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = re.compile(r"(\w+):\s*[^#]*?(\s*#.*)?$")
 
 
 def check_target(path: Path) -> None:
-    """Raises UsageError where a file cannot be written, before anything is measured."""
+    """Raise UsageError where the file cannot be written, before anything is measured."""
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--out {path} does not end in .yaml, by which cost=FILE is known; type --out {path}.yaml.")
     if not path.resolve().parent.is_dir():
@@ -25,7 +25,7 @@ def check_target(path: Path) -> None:
 
 
 def text(cost: CostConfig, header: Sequence[str]) -> str:
-    """conf/cost/laptop.yaml with other values, its comments kept; `header` says where they come from."""
+    """Rewrite conf/cost/laptop.yaml with the model's values, keeping its comments; `header` names their source."""
     values = dataclasses.asdict(cost)
     lines = [f"# {line}" for line in header]
     for line in (conf_dir() / "cost" / "laptop.yaml").read_text().splitlines():
@@ -43,7 +43,7 @@ def _yaml(value: Any) -> str:
 
 
 def rows(found: Fit) -> list[tuple[str, ...]]:
-    """(mode, workers, measured, predicted, error) of every run, for people."""
+    """Rows (mode, workers, measured, predicted, error) of every run, formatted."""
     return [
         (o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %")
         for o, p, error in zip(found.observed, found.predicted, found.errors, strict=True)
@@ -54,7 +54,7 @@ HEAD = ("mode", "workers", "measured", "predicted", "error")
 
 
 def table(found: Fit) -> list[str]:
-    """The same as lines of aligned text, with a head."""
+    """Table of the rows as lines of aligned text, with a header."""
     told = [HEAD, *rows(found)]
     widths = [max(len(row[n]) for row in told) for n in range(len(HEAD))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in told]

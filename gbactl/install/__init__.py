@@ -1,1 +1,1 @@
-"""Setting a machine up: the virtual environment, the libraries, Horovod. Standard library only."""
+"""Installation of a checkout: the virtual environment, the libraries, Horovod. Standard library only."""

@@ -1,6 +1,6 @@
-"""`python3.11 -m gbactl.install [--no-horovod]` in a checkout: makes .venv and everything in it.
+"""Installer of a checkout: `python3.11 -m gbactl.install [--no-horovod]` makes .venv and everything in it.
 
-What `make install` calls. Idempotent by a stamp over pyproject.toml, the kernel's source and this
+Called by `make install`. Idempotent by a stamp over pyproject.toml, the kernel's source and this
 package: when nothing changed it costs 0.1 s. Under a lock, so two at once do the work once.
 """
 
@@ -29,7 +29,7 @@ INPUTS = (
 
 
 def fingerprint(horovod: bool) -> str:
-    """sha256 over what the installation depends on."""
+    """Hash (sha256) over everything the installation depends on."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} horovod={horovod} {ROOT}".encode())
     for name in INPUTS:
         digest.update(name.encode() + (ROOT / name).read_bytes())
@@ -37,7 +37,7 @@ def fingerprint(horovod: bool) -> str:
 
 
 def torch_requirement() -> str:
-    """The exact torch of pyproject.toml, installed alone and first: an open range would take a CUDA build."""
+    """Exact torch requirement of pyproject.toml, installed alone and first: an open range would take a CUDA build."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -63,7 +63,7 @@ def install(horovod: bool) -> None:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the installer and return the exit code."""
     horovod = "--no-horovod" not in sys.argv[1:]
     wanted = fingerprint(horovod)
     (ROOT / "build").mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""`python -m gbactl.install.horovod`: builds Horovod for this Python and torch, once, and installs it.
+"""Builder of Horovod for this Python and torch: `python -m gbactl.install.horovod` builds it once and installs it.
 
 The wheel stays in ${XDG_CACHE_HOME:-~/.cache}/gbactl/wheels/<torch>-<python>-<arch>, so that a second
-environment takes seconds. Cost of the first time: 3.5 minutes on two cores. Safe to start twice at once:
-the second waits for the first and takes its wheel, which appears under its name only when complete.
+environment takes seconds. The first build takes 3.5 minutes on two cores. Safe to start twice at once:
+the second waits for the first and takes its wheel, which is renamed into place only when complete.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ SWITCHES = {
     "HOROVOD_WITHOUT_MXNET": "1",
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
-    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # its cmake files are older than what cmake 4 accepts
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # its cmake files are older than cmake 4 accepts
 }
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def cache_root() -> Path:
-    """${XDG_CACHE_HOME:-~/.cache}/gbactl."""
+    """Cache folder: ${XDG_CACHE_HOME:-~/.cache}/gbactl."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gbactl"
 
 
 def wheel_dir(torch_version: str) -> Path:
-    """Where the wheel for this torch, Python and machine is kept."""
+    """Folder of the wheel for this torch, Python and machine."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return cache_root() / "wheels" / f"{torch_version}-{python}-{platform.machine()}"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; says so when it has to wait."""
+    """Hold an exclusive lock on `path`; prints a message when it has to wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
@@ -62,7 +62,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def works() -> str:
-    """'' when horovod.torch imports and has Gloo, else the reason why not."""
+    """Check that horovod.torch imports and has Gloo: '' if so, else the reason why not."""
     code = "import horovod.torch.mpi_ops as h; assert h.gloo_built(), 'built without Gloo'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     lines = done.stderr.strip().splitlines()
@@ -70,12 +70,12 @@ def works() -> str:
 
 
 def _build(folder: Path) -> Path:
-    """Build into a temporary directory beside `folder`, then rename the wheel into it."""
+    """Build into a temporary directory, then rename the wheel into `folder`."""
     compiler, cmake = require_compiler(), require_cmake()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
     run("installing what Horovod's build needs", [*PIP, "install", *BUILD_NEEDS], log)
-    # Horovod's cmake files use their own path as a regular expression: no "+" in it, as `folder` has.
+    # Horovod's cmake files use their own path as a regular expression: it must not contain "+", as `folder` does.
     with tempfile.TemporaryDirectory(prefix="gbactl-horovod-") as name:
         scratch = Path(name)
         env = {
@@ -86,7 +86,7 @@ def _build(folder: Path) -> Path:
             "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
             "TMPDIR": name,
         }
-        # pip's own wheel cache does not know which torch a wheel was built for.
+        # pip's own wheel cache does not tell for which torch a wheel was built.
         options = ["--no-cache-dir", "--no-build-isolation", "--no-deps", "--no-binary", "horovod"]
         command = [*PIP, "wheel", *options, "-w", name, f"horovod=={HOROVOD}"]
         about = "3.5 minutes on two cores; once for this torch and Python"
@@ -95,7 +95,7 @@ def _build(folder: Path) -> Path:
 
 
 def _keep(made: Path, folder: Path, log: Path) -> Path:
-    """Put a complete wheel under its name in the cache. Raises InstallError for one without its library."""
+    """Move a complete wheel into the cache. Raises InstallError for one without its library."""
     if not any("mpi_lib_v2" in name and name.endswith(".so") for name in zipfile.ZipFile(made).namelist()):
         raise InstallError(f"Horovod's build left its torch library out; the whole output is in {log}.")
     partial = folder / f".{made.name}.{os.getpid()}"
@@ -135,7 +135,7 @@ def ensure() -> None:
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the builder and return the exit code."""
     try:
         ensure()
     except GbactlError as error:

@@ -1,7 +1,6 @@
-"""Long commands that say what they do and that they still live.
+"""Progress messages of long installation commands.
 
-Cost: one thread per command. The command's own output goes to a log file; when it fails, the log's end
-is shown.
+Cost: one thread per command. The command's own output goes to a log file, whose end is shown when the command fails.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ TAIL_LINES = 25
 
 
 class InstallError(GbactlError):
-    """A step of the installation failed; the sentence names it and its log."""
+    """Failed step of the installation; the sentence names it and its log."""
 
 
 def say(text: str) -> None:
-    """One progress line, at once, on standard error."""
+    """Print one progress line at once on standard error."""
     print(f"[install] {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def heartbeat(what: str, about: str = "", every: float = HEARTBEAT_SECONDS) -> Iterator[None]:
-    """Announce `what`, repeat every 15 s that it goes on, and say how long it took."""
+    """Announce `what`, repeat every 15 s that it is still running, and print how long it took."""
     hint = f" (about {about})" if about else ""
     say(f"{what}{hint} ...")
     started, done = time.monotonic(), threading.Event()

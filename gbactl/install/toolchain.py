@@ -1,4 +1,4 @@
-"""Finds what Horovod's build needs: a C++ compiler that knows C++20, and cmake (3.13 or later)."""
+"""Toolchain that Horovod's build needs: a C++ compiler that supports C++20, and cmake (3.13 or later)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WITHOUT = "or go without Horovod: type `make install HOROVOD=no` and use collect
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler that $CXX or the path names."""
+    """Path of the C++ compiler that $CXX names, or of g++ or c++."""
     named = os.environ.get("CXX")
     return shutil.which(named) if named else shutil.which("g++") or shutil.which("c++")
 
 
 def cmake_version(program: str) -> tuple[int, ...]:
-    """(3, 25, 1), or () when the program does not answer."""
+    """Version of cmake, such as (3, 25, 1), or () when the program does not answer."""
     try:
         text = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
@@ -31,7 +31,7 @@ def cmake_version(program: str) -> tuple[int, ...]:
 
 
 def require_compiler() -> str:
-    """The compiler's path. Raises MissingDependencyError with what to install."""
+    """Find the compiler's path. Raises MissingDependencyError with what to install."""
     compiler = find_compiler()
     if compiler is None:
         raise MissingDependencyError(
@@ -47,7 +47,7 @@ def require_compiler() -> str:
 
 
 def require_cmake() -> str:
-    """The path of a usable cmake. Raises MissingDependencyError with what to install."""
+    """Find the path of a usable cmake. Raises MissingDependencyError with what to install."""
     program = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
     if program is None or cmake_version(program) < OLDEST_CMAKE:
         raise MissingDependencyError(
@@ -58,7 +58,9 @@ def require_cmake() -> str:
 
 
 def cxx20_wrapper(folder: Path, compiler: str) -> Path:
-    """A compiler that is told C++20 last: Horovod's build says C++14, and torch 2.13 cannot."""
+    """Write a compiler wrapper that appends the C++20 flag: Horovod's build sets C++14, which torch 2.13 does not
+    support.
+    """
     wrapper = folder / "cxx20"
     wrapper.write_text(f'#!/bin/sh\nexec "{compiler}" "$@" -std=gnu++20\n')
     wrapper.chmod(0o755)

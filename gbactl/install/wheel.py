@@ -1,4 +1,4 @@
-"""Puts conf/ into the wheel as gbactl/conf: it stands beside the package in a checkout.
+"""Build step that puts conf/ into the wheel as gbactl/conf; in a checkout conf/ is beside the package.
 
 Named in pyproject.toml; setuptools calls it. An editable installation copies nothing.
 """
@@ -13,13 +13,13 @@ CONF = Path("conf")
 
 
 class BuildWithConf(build_py):  # type: ignore[misc]
-    """build_py that also copies conf/**/*.yaml."""
+    """Build command `build_py` that also copies conf/**/*.yaml."""
 
     def _conf_files(self) -> list[Path]:
         return sorted(CONF.rglob("*.yaml"))
 
     def run(self) -> None:
-        """Build as usual, then copy."""
+        """Build as usual, then copy the conf files."""
         super().run()
         if not self.editable_mode:
             for source in self._conf_files():
@@ -28,10 +28,10 @@ class BuildWithConf(build_py):  # type: ignore[misc]
                 self.copy_file(str(source), str(target))
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution must carry."""
+        """List the files that a source distribution must contain."""
         return [*super().get_source_files(), *map(str, self._conf_files())]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """What was built."""
+        """List the files that were built."""
         made = [] if self.editable_mode else self._conf_files()
         return [*super().get_outputs(include_bytecode), *(f"{self.build_lib}/gbactl/{f}" for f in made)]

@@ -1,3 +1,3 @@
-"""gbactl: which distributed training mode, on this cluster, and what happens to AUC."""
+"""gbactl: train CTR models in several distributed modes, and find which mode suits this cluster at which AUC."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m gbactl` is the `gbactl` command."""
+"""Entry point of `python -m gbactl`, the same as the `gbactl` command."""
 
 from gbactl.cli import main
 

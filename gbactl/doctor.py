@@ -1,4 +1,4 @@
-"""What this machine can do: one line per thing that a run needs, each with what to do about it.
+"""`gbactl doctor`: check what a run needs of this machine, one line each, with advice.
 
 Costs about two seconds, nearly all of it importing torch and Horovod. Writes nothing.
 """
@@ -29,7 +29,7 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY")
 
 @dataclass(frozen=True)
 class Check:
-    """One line: `essential` ones decide the exit code; `advice` is what to do when not ok."""
+    """Result of one check: `essential` ones decide the exit code; `advice` is what to do when not ok."""
 
     name: str
     found: str
@@ -39,13 +39,13 @@ class Check:
 
 
 def check_python() -> Check:
-    """3.11 or later runs gbactl."""
+    """Check that Python is 3.11 or later."""
     found = platform.python_version()
     return Check("Python", found, sys.version_info >= (3, 11), True, "install Python 3.11")
 
 
 def check_torch() -> Check:
-    """torch imports, whichever build it is."""
+    """Check that torch can be imported, whichever build it is."""
     try:
         import torch
     except Exception as error:
@@ -54,7 +54,7 @@ def check_torch() -> Check:
 
 
 def check_horovod() -> Check:
-    """Horovod imports and was built with Gloo."""
+    """Check that Horovod can be imported and was built with Gloo."""
     from gbactl.collective.horovod import import_horovod
 
     try:
@@ -69,7 +69,7 @@ def check_horovod() -> Check:
 
 
 def check_kernels() -> Check:
-    """The compiled row kernels, or their slower twin."""
+    """Check whether the row kernels are compiled, or their slower torch twin is used."""
     from gbactl.kernels import load
 
     name = type(load()).__name__
@@ -79,13 +79,13 @@ def check_kernels() -> Check:
 
 
 def check_cores() -> Check:
-    """Cores this process may use."""
+    """Check how many cores this process may use."""
     usable = len(os.sched_getaffinity(0))
     return Check("cores", f"{usable} usable of {os.cpu_count()}", usable >= 2, False, "2 or more are better")
 
 
 def check_bf16() -> Check:
-    """Instructions for matrix products in bf16."""
+    """Check for processor instructions for matrix products in bf16."""
     from gbactl.processor import lacks_bf16, widest
 
     found = f"{widest() or 'not told'}{', nothing for bf16' if lacks_bf16() else ''}"
@@ -93,13 +93,13 @@ def check_bf16() -> Check:
 
 
 def check_threads() -> Check:
-    """The launcher sets these for its workers; what stands here is for anything else."""
+    """Report the thread settings of the environment; the launcher sets them for its workers."""
     found = ", ".join(f"{key}={os.environ.get(key, '-')}" for key in THREAD_SETTINGS)
     return Check("threads", f"{found} (train sets them for its workers)")
 
 
 def check_shared_memory() -> Check:
-    """Free space in /dev/shm, where payloads travel on one host."""
+    """Check the free space in /dev/shm, through which payloads travel on one host."""
     advice = "enlarge /dev/shm, or train with cluster.transport=tcp"
     if not shared_names.available():
         return Check("shared memory", "no /dev/shm, or read-only", False, False, "do not train with collective=shm")
@@ -108,7 +108,7 @@ def check_shared_memory() -> Check:
 
 
 def check_own_name() -> Check:
-    """An address of this machine's own name, where Horovod's ring listens."""
+    """Check that this machine's own host name has an address, on which Horovod's ring listens."""
     from gbactl.collective.rendezvous_base import address_of_own_name
 
     name, address = socket.gethostname(), address_of_own_name()
@@ -117,7 +117,7 @@ def check_own_name() -> Check:
 
 
 def check_cache() -> Check:
-    """Free space where prepared data are kept."""
+    """Check the free space of the folder of prepared data."""
     path = Path(os.environ.get("GBACTL_CACHE") or Path.home() / ".cache" / "gbactl").expanduser()
     existing = _existing(path)
     free = shutil.disk_usage(existing).free
@@ -126,7 +126,7 @@ def check_cache() -> Check:
 
 
 def check_tracking() -> Check:
-    """The MLflow store can be opened, made, or reached."""
+    """Check that the MLflow store can be opened, created, or reached."""
     from gbactl.tracking.store import sqlite_path, tracking_uri
 
     advice = "set MLFLOW_TRACKING_URI, for instance to sqlite:///mlflow.db"
@@ -140,7 +140,7 @@ def check_tracking() -> Check:
 
 
 def check_compiler() -> Check:
-    """A C++ compiler; only installation needs it."""
+    """Check for a C++ compiler; only installation needs it."""
     from gbactl.install.toolchain import find_compiler
 
     path = find_compiler()
@@ -149,7 +149,7 @@ def check_compiler() -> Check:
 
 
 def check_cmake() -> Check:
-    """cmake; only building Horovod needs it."""
+    """Check for cmake; only building Horovod needs it."""
     from gbactl.install.toolchain import OLDEST_CMAKE, cmake_version
 
     version = cmake_version("cmake")
@@ -165,23 +165,23 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 
 
 def examine() -> list[Check]:
-    """Run every check; one that fails in an unforeseen way is a line, not a traceback."""
+    """Run every check; an unforeseen failure becomes a line, not a traceback."""
     return [_guarded(check) for check in CHECKS]
 
 
 def exit_code(checks: list[Check]) -> int:
-    """1 when something essential is missing, else 0."""
+    """Exit code: 1 when an essential check failed, else 0."""
     return int(any(check.essential and not check.ok for check in checks))
 
 
 def as_json(checks: list[Check]) -> str:
-    """The same as a JSON object."""
+    """Format the checks as a JSON object."""
     rows = [dataclasses.asdict(check) for check in checks]
     return json.dumps({"ok": exit_code(checks) == 0, "checks": rows}, indent=2)
 
 
 def print_table(checks: list[Check]) -> None:
-    """The table; 80 columns wide on a pipe."""
+    """Print the checks as a table; 80 columns wide on a pipe."""
     from rich.console import Console
     from rich.table import Table
 
@@ -214,7 +214,7 @@ def _version(package: str) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder above `path` that exists."""
+    """Nearest existing folder at or above `path`."""
     return path if path.exists() else _existing(path.parent)
 
 

@@ -1,4 +1,4 @@
-"""One integer hash (the finaliser of splitmix64) for shuffling, hidden models, bucketing of ids and random faults.
+"""Integer hash (the finaliser of splitmix64) for shuffling, hidden models, bucketing of ids and random faults.
 
 About 6 ns a value, vectorised; the same numbers on every machine.
 """
@@ -22,7 +22,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def mix_int(x: int) -> int:
-    """`mix` of one Python integer, taken modulo 2**64."""
+    """Scramble one Python integer like `mix`, taken modulo 2**64."""
     x &= MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -30,12 +30,12 @@ def mix_int(x: int) -> int:
 
 
 def text_value(text: str) -> int:
-    """A stable 63-bit number for a text that is not a hexadecimal number."""
+    """Hash a text to a stable 63-bit number; used for texts that are not hexadecimal numbers."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def bucket(values: NDArray[np.int64], field: int, buckets: int) -> NDArray[np.int32]:
-    """Ids 1..buckets-1 for the values of one field; id 0 is kept for "missing"."""
+    """Hash one field's values to ids 1..buckets-1; id 0 is kept for "missing"."""
     salted = values.view(np.uint64) ^ np.uint64(mix_int((field + 1) * GOLDEN))
     top = mix(salted) >> np.uint64(32)
     return ((top * np.uint64(buckets - 1)) >> np.uint64(32)).astype(np.int32) + np.int32(1)

@@ -1,4 +1,4 @@
-"""Where things are: the conf tree, beside the package in a checkout and inside it in a wheel; and room on a disk."""
+"""Location of the conf tree (beside the package in a checkout, inside it in a wheel), and checks for disk space."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from gbactl.errors import NoRoomError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: a disk, or a quota, that is full
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: a disk, or a quota, is full
 
 
 def conf_dir() -> Path:
-    """The directory of the Hydra configuration tree."""
+    """Directory of the Hydra configuration tree."""
     package = Path(__file__).resolve().parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
 
 def take_room(fd: int, size: int) -> None:
-    """Give an empty file `size` bytes of its disk, where that can be done. Raises OSError where the disk is full."""
+    """Reserve `size` bytes of disk for an empty file, where supported. Raises OSError where the disk is full."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -32,7 +32,7 @@ def take_room(fd: int, size: int) -> None:
 
 @contextlib.contextmanager
 def room_needed(path: Path) -> Iterator[None]:
-    """Raise NoRoomError in the place of an OSError of a full disk; `path`: what is written, or its folder."""
+    """Context that raises NoRoomError in place of a full disk's OSError; `path`: the file written, or its folder."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""What this machine's processor can do, as Linux tells (elsewhere nothing is known), and how processes use its cores.
+"""Processor features of this machine (Linux only; elsewhere unknown), and scheduling of processes on its cores.
 
 A worker's compute thread runs in long stretches and asks for long time slices: where there are more workers
 than cores, a short slice only empties the caches (about 2 % with 4 workers on 2 cores). All other threads and
-processes keep the default and so come first when they wake up.
+processes keep the default and thus run first when they wake up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
 
 @functools.cache
 def _told(path: Path) -> dict[str, str]:
-    """What is said of the first core; nothing where the file is not there."""
+    """Fields of the first core in a cpuinfo file; empty where the file does not exist."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -38,42 +38,42 @@ def _told(path: Path) -> dict[str, str]:
 
 
 def model(path: Path = TOLD) -> str:
-    """What it is called; "" where that is not told."""
+    """Model name of the processor; "" where unknown."""
     return _told(path).get("model name", "")
 
 
 def features(path: Path = TOLD) -> tuple[str, ...]:
-    """Its features by Linux's names ("avx2"), in Linux's order; none where they are not told."""
+    """Processor features by Linux's names ("avx2"), in Linux's order; empty where unknown."""
     told = _told(path)
     return tuple((told.get("flags") or told.get("Features", "")).split())  # x86, ARM
 
 
 def vectors(path: Path = TOLD) -> str:
-    """Its vector instructions on x86: what decides in which order sums of floats are made."""
+    """Vector instructions of an x86 processor, which determine the order in which sums of floats are computed."""
     return " ".join(name for name in features(path) if name.startswith(("avx", "sse4", "fma", "amx")))
 
 
 def lacks_bf16(path: Path = TOLD) -> bool:
-    """Whether matrix products in bf16 are slower than in fp32 here. False where nothing is told."""
+    """Whether matrix products in bf16 are slower than in fp32 here. False where the features are unknown."""
     return bool(features(path)) and not BF16 & {*features(path)}
 
 
 def widest(path: Path = TOLD) -> str:
-    """For a table: "AVX-512 with bf16", "AVX2", or "" where that is not told."""
+    """Widest vector instructions, for a table: "AVX-512 with bf16", "AVX2", or "" where unknown."""
     there = {*features(path)}
     name = "AVX-512" if "avx512f" in there else "AVX2" if "avx2" in there else ""
     return f"{name} with bf16" if name and BF16 & there else name
 
 
 def available_cores() -> list[int]:
-    """The cores this process may run on."""
+    """Cores this process may run on."""
     if sys.platform.startswith("linux"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def sharing(workers: int, cores: list[int]) -> list[int]:
-    """The core of each worker; empty where they need not share, or could not share equally."""
+    """Assign a core to each worker; empty where workers need not share cores, or could not share equally."""
     count = len(cores)
     if not sys.platform.startswith("linux") or workers <= count or workers % count:
         return []
@@ -81,7 +81,7 @@ def sharing(workers: int, cores: list[int]) -> list[int]:
 
 
 def ask_for_long_slices(milliseconds: float) -> bool:
-    """Run the calling thread in slices of up to so long (at most 100). False where the kernel refuses."""
+    """Set the calling thread's time slice to this many milliseconds (at most 100). False where the kernel refuses."""
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None:
         return False
@@ -92,6 +92,6 @@ def ask_for_long_slices(milliseconds: float) -> bool:
 
 
 def settle_garbage() -> None:
-    """What exists now stays: the collector need not walk through libraries and models again and again."""
+    """Freeze existing objects, so that the garbage collector no longer walks through libraries and models."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""Names in shared memory, and the lock on each: what the dead left can be told and taken away. Linux.
+"""Names of shared-memory segments, and locks on them by which leftovers of dead processes are found and removed. Linux.
 
-Everything with such a name is locked by those who use it. The kernel gives a lock up with the last descriptor of the
-process, however that dies, and knows it in every pid namespace that has the file system.
+Every process that uses such a name holds a lock on it. The kernel releases a lock with the last descriptor of the
+process, however that dies, and sees it in every pid namespace that has the file system.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ def available() -> bool:
 
 
 def new() -> str:
-    """A name that nobody has, with this process's id in it for those who list the folder."""
+    """Generate an unused name, with this process's id in it for readers of the folder."""
     return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def held(path: Path, flags: int = 0) -> int:
-    """A descriptor of a segment or folder, opened with `flags`: no sweep takes it while this or a copy of it is open.
-    With O_CREAT it is made again where a sweep was faster than the lock.
+    """Open a segment or folder with `flags` and lock it: no sweep removes it while the descriptor or a copy is open.
 
-    Raises FileNotFoundError where it is not there."""
+    With O_CREAT it is created again where a sweep was faster than the lock. Raises FileNotFoundError where it does not
+    exist.
+    """
     while True:
         handle = os.open(path, flags | os.O_NOFOLLOW, 0o600)
         fcntl.flock(handle, fcntl.LOCK_SH)
@@ -44,8 +45,10 @@ def held(path: Path, flags: int = 0) -> int:
 
 
 def sweep() -> int:
-    """Remove this user's segments and folders that nobody holds; returns how many. Processes that are killed before
-    all others have opened what they made leave such names."""
+    """Remove this user's segments and folders that no process holds; return how many.
+
+    Processes killed before all others have opened what they created leave such names.
+    """
     removed = 0
     for path in DIRECTORY.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -55,7 +58,7 @@ def sweep() -> int:
 
 
 def _removed(path: Path) -> bool:
-    """Remove what has this name. Raises BlockingIOError where somebody holds it."""
+    """Remove a segment or folder. Raises BlockingIOError where a process holds it."""
     handle = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""Whether a value from a configuration has the type that a dataclass field is annotated with, and its bounds.
+"""Check of a configuration value against the type and bounds of a dataclass field's annotation.
 
-Bounds stand in the annotation: Annotated[float, Within(at_least=0, below=1)], or one of the names below. None of
-them lets NaN pass, and only at_most=math.inf infinity.
+Bounds are given in the annotation: Annotated[float, Within(at_least=0, below=1)], or one of the names below. None of
+them accepts NaN, and only at_most=math.inf accepts infinity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 @dataclass(frozen=True)
 class Within:
-    """Bounds of a number; those that are None do not hold."""
+    """Bounds of a number; None means unbounded."""
 
     at_least: float | None = None
     above: float | None = None
@@ -37,21 +37,21 @@ class Within:
         )
 
     def __str__(self) -> str:
-        """Such as "from 0 to 9", "above 0 and at most 1"."""
+        """Text of the bounds, such as "from 0 to 9", "above 0 and at most 1"."""
         if self.at_least is not None and self.at_most is not None:
             return f"from {_number(self.at_least)} to {_number(self.at_most)}"
         bounds = zip(("of at least", "above", "at most", "below"), dataclasses.astuple(self), strict=True)
         return " and ".join(f"{word} {_number(bound)}" for word, bound in bounds if bound is not None)
 
 
-Seed = Annotated[int, Within(at_least=0, at_most=_INT64)]  # what NumPy and torch take
+Seed = Annotated[int, Within(at_least=0, at_most=_INT64)]  # range that NumPy and torch take
 Count = Annotated[int, Within(at_least=1, at_most=_INT32)]
 Natural = Annotated[int, Within(at_least=0, at_most=_INT32)]
 Processes = Annotated[int, Within(at_least=1, at_most=65_536)]
-TableRows = Annotated[int, Within(at_least=2, at_most=_INT32)]  # of a field's hashed ids
-Days = Annotated[int, Within(at_least=2, at_most=100_000)]  # one is trained on, the next one evaluated
-Seconds = Annotated[float, Within(at_least=0, at_most=1e9)]  # 31 years; what timers take
-Interval = Annotated[float, Within(at_least=1e-3, at_most=1e9)]  # seconds, of what comes again and again
+TableRows = Annotated[int, Within(at_least=2, at_most=_INT32)]  # of the table of a field's hashed ids
+Days = Annotated[int, Within(at_least=2, at_most=100_000)]  # one day is trained on, the next one evaluated
+Seconds = Annotated[float, Within(at_least=0, at_most=1e9)]  # 31 years; the range that timers take
+Interval = Annotated[float, Within(at_least=1e-3, at_most=1e9)]  # seconds between repetitions
 NumberOrInfinity = Annotated[float, Within(at_least=0, at_most=math.inf)]
 Share = Annotated[float, Within(at_least=0, at_most=1)]
 SomeShare = Annotated[float, Within(above=0, at_most=1)]
@@ -59,19 +59,19 @@ ShareBelowOne = Annotated[float, Within(at_least=0, below=1)]
 
 
 def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:
-    """Raise ConfigError unless `value` is what a field's annotation asks for; `default`: the field's, as an example."""
+    """Raise ConfigError unless `value` fits a field's annotation; `default`: the field's, shown as an example."""
     if not matches(value, hint):
         example = "" if default is dataclasses.MISSING else f"; type for instance {key}={_typed(default)}"
         raise ConfigError(f"{key}={value!r} is not {shown(hint)}{example}.")
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """A dataclass field's default, MISSING where it has none."""
+    """Default of a dataclass field, MISSING where it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """A whole number may stand for a float; a bool is never a number."""
+    """Whether a value fits an annotation; a whole number may stand for a float, a bool is never a number."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -86,14 +86,14 @@ def matches(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(matches(item, inside[1]) for item in value.values())
     if hint is float:
-        return isinstance(value, float) or (type(value) is int and abs(value) <= _INT64)  # what messages can hold
+        return isinstance(value, float) or (type(value) is int and abs(value) <= _INT64)  # the range of messages
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 
 def shown(hint: Any) -> str:
-    """The type as a user would say it."""
+    """Describe a type in a user's words."""
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -113,5 +113,5 @@ def _number(bound: float) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A default as it is typed."""
+    """Write a default as it is typed on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

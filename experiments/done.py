@@ -1,4 +1,4 @@
-"""What came of a study's cells: their options and their result.json, read from runs/studies/. For studies' scripts."""
+"""Results of a study's finished cells: options and result.json, read from runs/studies/. For studies' scripts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import study  # a script beside this one, not a package
+import study  # a script in the same folder, not a package
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished cell: KEY=VALUE of its command line, tags by their own name, what result.json says, where it is."""
+    """Finished cell: KEY=VALUE of its command line (tags by their own name), its result.json, its folder."""
 
     options: dict[str, str]
     result: dict[str, Any]
@@ -22,28 +22,28 @@ class Done:
 
     @property
     def seed(self) -> str:
-        """The training's seed."""
+        """Seed of the training."""
         return self.options["seed"]
 
 
 def size() -> str:
-    """Which cells there are: SIZE=full or the default."""
+    """Size that selects the cells: SIZE=full or the default."""
     return os.environ.get("SIZE") or "default"
 
 
 def options(overrides: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE as a dict; the later one wins; +tracking.tags.NAME becomes NAME."""
+    """Parse KEY=VALUE overrides into a dict; the last one wins; +tracking.tags.NAME becomes NAME."""
     pairs = (override.split("=", 1) for override in overrides)
     return {key.lstrip("+").removeprefix("tracking.tags."): value for key, value in pairs}
 
 
 def part(sweep: Path, name: str) -> study.Part:
-    """A part of a sweep file at this size."""
+    """Part of a sweep file at this size."""
     return next(each for each in study.read_study(sweep, size()) if each.name == name)
 
 
 def done(sweep: Path, name: str, target: str) -> list[Done]:
-    """The finished cells of a part, in its order. Raises SystemExit where one is not there: make `target`."""
+    """Finished cells of a part, in its order. Raises SystemExit, with `make TARGET`, where one has no result."""
     version, found = study.code_version(), []
     for cell in part(sweep, name).cells:
         folder = study.folder_of(cell, version)
@@ -55,5 +55,5 @@ def done(sweep: Path, name: str, target: str) -> list[Done]:
 
 
 def seeds(cells: Sequence[study.Cell]) -> list[str]:
-    """The seeds of some cells."""
+    """Seeds of some cells, sorted."""
     return sorted({options(cell.overrides)["seed"] for cell in cells}, key=int)

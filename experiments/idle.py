@@ -1,9 +1,9 @@
-"""A cell of a study that asks for times alone: a virtual cluster without the model's arithmetic, in this process.
+"""Timing-only cell of a study: a virtual cluster without the model's arithmetic, in this process.
 
-Times do not depend on values, so the rates are those of a training, which takes several times as long. What is written
+Times do not depend on values, so the rates are those of a training, which takes several times as long. The result
 has no AUC. EPS here is the rate of a steady run, from the moment a quarter of the samples is done to the last hand-out:
-so how long a run is does not show in it, and a single trainer may have many more batches than each of 64. The tag
-`batches` says how many each worker has: the first day's data come again and again until there are as many.
+the length of a run thus does not affect it, and a single trainer may have many more batches than each of 64. The tag
+`batches` is the number of batches of each worker: the first day's data are repeated until there are as many.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gbactl.data.prepare import prepare
 from gbactl.launch.compose import compose
 from gbactl.wire.messages import Event
 
-EVERY = 0.002  # virtual seconds between two looks
-STEADY = 0.25  # of the samples
+EVERY = 0.002  # virtual seconds between two samplings
+STEADY = 0.25  # share of the samples before the steady part
 OF_REPLICAS = ("trainers", "elp", "sync_gap", "exchanges", "exchange_ms", "foreground_seconds", "bytes_exchanged")
 
 
 @dataclass(frozen=True)
 class Again(Split):
-    """The rows of `whole`, again and again, until there are `samples`."""
+    """Split that repeats the rows of `whole` until there are `samples`."""
 
     samples: int = 0
 
     @property
     def rows(self) -> int:
-        """See Split."""
+        """See Split.rows."""
         return self.samples
 
     def slice(self, lo: int, hi: int) -> Batch:
-        """See Split; what would reach over the end of `whole` begins where it does."""
+        """See Split.slice; a range that would cross the end of `whole` starts at its beginning instead."""
         size = hi - lo
         first = lo % len(self.whole)
         first = first if first + size <= len(self.whole) else 0
@@ -48,13 +48,13 @@ class Again(Split):
 
 
 def repeated(dataset: Dataset, samples: int) -> Dataset:
-    """The same with a first day of so many samples."""
+    """Copy of the data set whose first day is repeated to `samples` rows."""
     first = dataset.splits[0]
     return replace(dataset, splits=(Again(first.name, first.whole, samples), *dataset.splits[1:]))
 
 
 class Watch:
-    """Looks at a cluster while its first phase lasts: samples done, and how long each server's interface was busy."""
+    """Sampler of a cluster during its first phase: samples done, and busy time of each server's interface."""
 
     def __init__(self, cluster: IdleCluster) -> None:
         self.cluster = cluster
@@ -76,12 +76,14 @@ class Watch:
         return [server.host for server in self.cluster.servers]
 
     def _busy(self, host: Any) -> float:
-        """Seconds so far in which bytes came in, what waits not counted."""
+        """Seconds so far in which bytes came in, without waiting times."""
         return float(host.inward.busy_seconds)
 
     def told(self) -> dict[str, Any]:
-        """Samples a second, and what share of the time the interfaces of the first server and of the others took
-        bytes in. Raises ValueError for a run of a moment."""
+        """Samples a second, and busy shares of the first server's interface and of the others', for incoming bytes.
+
+        Raises ValueError for a run that is too short.
+        """
         training = self._training
         until = 0.0 if training is None else training.clock.last
         steady = [
@@ -98,7 +100,7 @@ class Watch:
 
 
 def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """What a training of `cfg` would say of its times; its event log is left in `folder`. Raises GbactlError."""
+    """Timing results of a training of `cfg`; its event log is left in `folder`. Raises GbactlError."""
     import torch
 
     torch.set_num_threads(1)
@@ -114,7 +116,7 @@ def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
 
 
 def run(overrides: Sequence[str], folder: Path) -> float:
-    """Write a cell's result.json; returns the seconds it took."""
+    """Run a cell and write its result.json; return the seconds it took."""
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,11 +1,11 @@
-"""Run a study: the cells of a sweep file, one training each, that can be cut and go on where they were.
+"""Run a study: the cells of a sweep file, one training each; can be interrupted and continued.
 
     .venv/bin/python experiments/study.py experiments/gba_claims/sweep.yaml [--part NAME] [--size full] [--list]
 
 A cell is a part's `common` overrides with one combination of its `grid`. Its key is a hash of the resolved
-configuration and of gbactl's source; a cell whose result is there under runs/studies/ is not run again.
-Costs one `gbactl train` a cell; `jobs` of a part run side by side (virtual clusters use one core each). A part with
-`idle: true` asks for times alone and computes no gradient (see idle.py).
+configuration and of gbactl's source; a cell with a result under runs/studies/ is not run again.
+Costs one `gbactl train` a cell; `jobs` cells of a part run in parallel (virtual clusters use one core each). A part
+with `idle: true` measures times only and computes no gradient (see idle.py).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For people: the part and what its grid varies."""
+        """Name for messages: the part and the overrides that its grid varies."""
         return f"{self.part}: {' '.join(self.overrides)}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some cells of a study, and how many run side by side. `needs`: an environment variable; `idle`: see idle.py."""
+    """Group of cells, of which `jobs` run in parallel. `needs`: an environment variable; `idle`: see idle.py."""
 
     name: str
     jobs: int
@@ -62,12 +62,12 @@ class Part:
 
     @property
     def missing(self) -> str:
-        """The environment variable without which this part cannot run, if it is not set."""
+        """Name of the environment variable without which this part cannot run, if it is not set."""
         return "" if os.environ.get(self.needs) else self.needs
 
 
 def read_study(path: Path, size: str = "default") -> list[Part]:
-    """The parts of a sweep file; `size` picks what a part's `sizes.SIZE` changes. Raises ValueError."""
+    """Read the parts of a sweep file; `size` selects the changes under a part's `sizes.SIZE`. Raises ValueError."""
     sweep: dict[str, Any] = yaml.safe_load(path.read_text())
     parts = [_part(sweep, name, values, size) for name, values in sweep["parts"].items()]
     if len({cell.overrides for part in parts for cell in part.cells}) != sum(len(p.cells) for p in parts):
@@ -85,7 +85,7 @@ def _part(sweep: dict[str, Any], name: str, values: dict[str, Any], size: str) -
 
 
 def combinations(grid: dict[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
-    """Every combination of a grid's values. A value may be a list of overrides that go together."""
+    """Iterate over the combinations of a grid's values. A value may be a list of overrides that belong together."""
     for chosen in itertools.product(*grid.values()):
         found: list[str] = []
         for key, value in zip(grid, chosen, strict=True):
@@ -94,7 +94,7 @@ def combinations(grid: dict[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def code_version(package: Path = ROOT / "gbactl") -> str:
-    """12 hex digits of every source file on which a run's numbers can depend."""
+    """Hash (12 hex digits) of every source file on which a run's numbers can depend."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):
         parts = path.relative_to(package).parts
@@ -104,7 +104,7 @@ def code_version(package: Path = ROOT / "gbactl") -> str:
 
 
 def key_of(cell: Cell, version: str) -> str:
-    """A cell's name on disk; that of one for times alone (see idle.py) says how long it is."""
+    """Name of a cell's folder; for a timing-only cell (see idle.py) it includes the number of batches."""
     from gbactl.config import to_dict
     from gbactl.launch.compose import compose
     from gbactl.tracking.summary import config_hash
@@ -114,7 +114,7 @@ def key_of(cell: Cell, version: str) -> str:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a cell's result is there."""
+    """Whether a cell has a result."""
     try:
         return bool(json.loads((folder / "result.json").read_text())["status"] == "FINISHED")
     except (OSError, ValueError, KeyError):
@@ -122,7 +122,7 @@ def finished(folder: Path) -> bool:
 
 
 def command(cell: Cell, folder: Path, version: str) -> list[str]:
-    """The training of a cell. Tags let `gbactl report --where` find it."""
+    """Command line of a cell's training. Tags let `gbactl report --where` find it."""
     return [
         sys.executable, "-m", "gbactl", "train", *cell.overrides, f"run_dir={folder}",
         f"tracking.experiment={cell.study}", f"+tracking.tags.part={cell.part}", f"+tracking.tags.code={version}",
@@ -130,12 +130,12 @@ def command(cell: Cell, folder: Path, version: str) -> list[str]:
 
 
 def folder_of(cell: Cell, version: str) -> Path:
-    """Where a cell's run is. Not for threads: Hydra composes one configuration at a time."""
+    """Folder of a cell's run. Not for threads: Hydra composes one configuration at a time."""
     return STUDIES / cell.study / key_of(cell, version)
 
 
 def run(cell: Cell, folder: Path, version: str) -> float:
-    """Train a cell unless its result is there; returns the seconds it took. Raises SystemExit when it fails."""
+    """Train a cell unless it has a result; return the seconds it took. Raises SystemExit when it fails."""
     if finished(folder):
         return 0.0
     shutil.rmtree(folder, ignore_errors=True)
@@ -149,16 +149,16 @@ def run(cell: Cell, folder: Path, version: str) -> float:
 
 
 def run_idle(cell: Cell, folder: Path, version: str) -> float:
-    """The same for the times alone."""
+    """Run a timing-only cell unless it has a result; return the seconds it took."""
     if finished(folder):
         return 0.0
-    import idle  # a script beside this one, not a package
+    import idle  # a script in the same folder, not a package
 
     return idle.run(cell.overrides, folder)
 
 
 def _pool(part: Part) -> Executor:
-    """Processes where cells run in them, else threads that wait for processes."""
+    """Executor of a part: processes where cells run in them, else threads that wait for processes."""
     if not part.idle:
         return ThreadPoolExecutor(part.jobs)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -166,7 +166,7 @@ def _pool(part: Part) -> Executor:
 
 
 def run_part(part: Part, version: str) -> None:
-    """Every cell of a part, told one by one."""
+    """Run every cell of a part, reporting each."""
     folders = [folder_of(cell, version) for cell in part.cells]
     job_of = run_idle if part.idle else run
     with _pool(part) as pool:
@@ -185,7 +185,7 @@ def run_part(part: Part, version: str) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="the study's sweep.yaml")
     parser.add_argument("--part", action="append", metavar="NAME", help="this part alone; may be repeated")

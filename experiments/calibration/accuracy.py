@@ -1,4 +1,4 @@
-"""The table of this study: what was measured on real processes beside what the virtual cluster says. Pure."""
+"""Accuracy table of this study: EPS measured on real processes beside the virtual cluster's predictions. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Record = dict[str, Any]
 
 
 def lines(local: Sequence[Record], virtual: Sequence[Record]) -> list[tuple[Record, list[Record]]]:
-    """Every virtual record with the local ones of the same mode and workers."""
+    """Match every virtual record with the local ones of the same mode and workers."""
     return [(v, [o for o in local if (o["mode"], o["workers"]) == (v["mode"], v["workers"])]) for v in virtual]
 
 
 def error(predicted: Record, seen: Sequence[Record]) -> float:
-    """Percent by which the prediction is off the mean."""
+    """Error of the prediction in percent of the measured mean."""
     return float(100 * (predicted["phase_eps"] / statistics.mean(o["phase_eps"] for o in seen) - 1))
 
 
 def table(local: Sequence[Record], virtual: Sequence[Record]) -> str:
-    """A line for every mode and number of workers, unseen ones last."""
+    """Table with a line for every mode and number of workers, those not fitted on last."""
     rows = ["| mode | workers | fitted on | n | local EPS | predicted EPS | error | others' cores |"]
     rows.append("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for predicted, seen in sorted(lines(local, virtual), key=lambda line: line[0]["workers"]):
@@ -39,7 +39,7 @@ def table(local: Sequence[Record], virtual: Sequence[Record]) -> str:
 
 
 def verdict(local: Sequence[Record], virtual: Sequence[Record]) -> str:
-    """Whether every prediction for unseen workers is within the target, in a sentence."""
+    """Sentence on whether every prediction for unseen numbers of workers is within the target."""
     unseen = [(abs(error(v, seen)), v["mode"]) for v, seen in lines(local, virtual) if v["workers"] not in FITTED]
     worst, mode = max(unseen)
     met = "met" if worst <= TARGET else "missed"
@@ -56,6 +56,6 @@ NOTES = """\
 
 
 def text(local: Sequence[Record], virtual: Sequence[Record], model: str) -> str:
-    """results.md."""
+    """Text of results.md."""
     head = f"# Results\n\nWritten by `make calibration`.\n\n{table(local, virtual)}\n\n{verdict(local, virtual)}"
     return f"{head}\n\n{NOTES}\n\n## The cost model\n\n```yaml\n{model.rstrip()}\n```\n"

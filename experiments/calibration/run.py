@@ -1,10 +1,10 @@
-"""Calibrate, train on the local and on the virtual cluster, write results.md: what `make calibration` does.
+"""Calibrate, train on the local and on the virtual cluster, and write results.md (`make calibration`).
 
     .venv/bin/python experiments/calibration/run.py [--again]
 
-Finished cells are not run again, nor is the calibration, which is kept in calibrated.yaml, unless it is of other code
-or --again is given. A local run during
-which other processes used the machine is repeated, up to twice. Takes 20 minutes on 2 cores.
+Finished cells are not run again. The calibration is kept in calibrated.yaml and repeated only if the code changed or
+--again is given. A local run during which other processes used the machine is repeated, up to twice. Takes 20 minutes
+on 2 cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import accuracy  # noqa: E402  (a script beside this one, not a package)
+import accuracy  # noqa: E402  (a script in the same folder, not a package)
 import study  # noqa: E402
 
 from gbactl.calibration.observe import QUIET, undisturbed  # noqa: E402
@@ -37,7 +37,7 @@ SECONDS, REPEAT = 8, 2
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -53,22 +53,22 @@ def calibrate() -> None:
 
 
 def stamp() -> str:
-    """The first line of a calibration by this code."""
+    """First line of a calibration file written by this code."""
     return f"# Code: {study.code_version()}"
 
 
 def calibrated() -> bool:
-    """Whether calibrated.yaml is there, and by this code."""
+    """Whether calibrated.yaml exists and was written by this code."""
     return MODEL.exists() and MODEL.read_text().startswith(stamp())
 
 
 def undisturbed_before(kept: Path) -> bool:
-    """Whether a cell's observation is there, of a run that had the machine to itself."""
+    """Whether an observation of a cell exists from a run that had the machine to itself."""
     return kept.exists() and bool(json.loads(kept.read_text())["others"] <= QUIET * len(available_cores()))
 
 
 def local(part: study.Part) -> list[dict[str, Any]]:
-    """Every cell of the part on real processes: what was observed of it."""
+    """Run every cell of the part on real processes, and return the observations."""
     version, found = study.code_version(), []
     for number, cell in enumerate(part.cells, 1):
         folder = study.folder_of(cell, version)
@@ -86,7 +86,7 @@ def local(part: study.Part) -> list[dict[str, Any]]:
 
 
 def virtual(part: study.Part) -> list[dict[str, Any]]:
-    """Every cell of the part on the virtual cluster: mode, workers, phase_eps."""
+    """Run every cell of the part on the virtual cluster, and return mode, workers and phase_eps of each."""
     version, found = study.code_version(), []
     study.run_part(part, version)
     for cell in part.cells:
@@ -97,7 +97,7 @@ def virtual(part: study.Part) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true", help="calibrate even if calibrated.yaml is by this code")
     given = parser.parse_args()

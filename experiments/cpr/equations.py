@@ -1,4 +1,5 @@
-"""Studies 2 and 5: the equations against jobs that are emulated without training, and what they say of other settings.
+"""Overhead equations against emulated jobs without training (study 2), and their predictions for other settings (study
+5).
 
     .venv/bin/python experiments/cpr/equations.py [--failures 10000] [--jobs 2000]     # prints both tables
 
@@ -25,7 +26,7 @@ DISTRIBUTIONS: tuple[tuple[str, float | None], ...] = (("exponential", None), ("
 
 @dataclass(frozen=True)
 class Setting:
-    """A line: the costs, the target, `parts` saves in an interval, a whole one every `base_every` of them."""
+    """Line of a table: costs, target, `parts` saves in an interval, a whole save every `base_every` of them."""
 
     name: str
     variant: str
@@ -35,25 +36,25 @@ class Setting:
     base_every: int = 0
 
     def expected(self) -> tuple[float, float]:
-        """(overhead, PLS) by the equations, of the variant even where another one is cheaper."""
+        """Overhead and PLS by the equations, for this variant even where another one is cheaper."""
         found = estimate("cpr", self.costs, self.target)
         if self.variant == "full":
             return found.full_overhead, 0.0
         return found.partial_overhead, self.target
 
     def rhythm(self) -> Rhythm:
-        """When it saves."""
+        """Save schedule of this variant."""
         found = estimate("cpr", self.costs, self.target)
         interval = found.full_interval if self.variant == "full" else found.partial_interval
         return Rhythm(self.parts, interval, None, self.base_every)
 
     def emulated(self, seed: int, distribution: str = "exponential", shape: float | None = None) -> Outcome:
-        """One job."""
+        """Emulate one job."""
         recovery = "full" if self.variant == "full" else "partial"
         return emulate(self.costs, self.rhythm(), recovery, seed, distribution, shape)
 
     def long(self, failures: int) -> Setting:
-        """With so many failures in one job: its ends do not count."""
+        """Setting with `failures` failures in one job, so that the job's ends do not matter."""
         return replace(self, costs=replace(self.costs, job=failures * self.costs.between_failures))
 
 
@@ -66,12 +67,12 @@ VARIANTS = (
 
 
 def of_clock(outcome: Outcome) -> float:
-    """Overhead as a share of the time by the clock, saves and failures included."""
+    """Overhead as a share of the wall-clock time, saves and failures included."""
     return outcome.overhead / (1.0 + outcome.overhead)
 
 
 def ratio(found: float, expected: float) -> str:
-    """found / expected; bold where that is within the target."""
+    """Format found / expected; bold where it is within the target."""
     if not expected:
         return "-"
     text = f"{found / expected:.3f}"
@@ -79,7 +80,7 @@ def ratio(found: float, expected: float) -> str:
 
 
 def against(failures: int = FAILURES, jobs: int = JOBS) -> str:
-    """Study 2: a line for each variant and distribution."""
+    """Table of study 2: a line for each variant and distribution."""
     heads = ("expected %", "of the job %", "/ expected", "of the clock %", "/ expected", "PLS expected", "emulated",
              "/ expected", "56 h: overhead %", "56 h: PLS")  # fmt: skip
     lines = [f"| variant, failures | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
@@ -111,12 +112,12 @@ def _line(setting: Setting, distribution: str, shape: float | None, failures: in
 
 
 def mean(outcomes: Sequence[Outcome], name: str) -> float:
-    """Of one number of several jobs."""
+    """Mean of one number over several jobs."""
     return statistics.fmean(getattr(each, name) for each in outcomes)
 
 
 def others() -> Iterator[tuple[str, Costs, float]]:
-    """Study 5: the reference setting, and one thing changed at a time."""
+    """Settings of study 5: the reference, and variations of one cost at a time."""
     yield "reference", REFERENCE, TARGET
     names = {"save": "O_s", "load": "O_l", "reschedule": "O_r", "between_failures": "T_f", "servers": "N"}
     for key, name in names.items():
@@ -128,7 +129,7 @@ def others() -> Iterator[tuple[str, Costs, float]]:
 
 
 def sensitivity(failures: int = FAILURES // 5) -> str:
-    """Study 5: a line a setting; emulated beside it, one long job each."""
+    """Table of study 5: a line for each setting, with one long emulated job for comparison."""
     heads = ("full: T_s h", "full %", "emulated %", "partial: T_s h", "partial %", "emulated %", "PLS emulated",
              "full / partial", "chosen")  # fmt: skip
     lines = [f"| setting | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
@@ -150,7 +151,7 @@ def sensitivity(failures: int = FAILURES // 5) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--failures", type=int, default=FAILURES, help="in the one long job of a line")
     parser.add_argument("--jobs", type=int, default=JOBS, help="of the reference length, for a line")

@@ -1,15 +1,15 @@
-"""Study 1: what saving and failing cost a job, and what they do to AUC, as Markdown. Pure; costs a second."""
+"""Table of study 1: cost of saving and failing for a job, and effect on AUC, as Markdown. Pure; costs a second."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import figures  # scripts beside this folder, not a package
+import figures  # scripts of the parent folder, not a package
 from done import Done
 from figures import mean_of
 
-TARGET_OVERHEAD, TARGET_AUC = 0.0068, 0.0005  # of the abstract
+TARGET_OVERHEAD, TARGET_AUC = 0.0068, 0.0005  # from the paper's abstract
 PARTS = ("saving", "loading", "rescheduling", "again")
 HEADS = ("expected %", "overhead %", *(f"{part} %" for part in PARTS), "PLS expected", "PLS", "lost updates %",
          "samples again", "AUC - none", "MB saved")  # fmt: skip
@@ -17,7 +17,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def by_line(cells: Iterable[Done], key: str = "line") -> dict[str, Results]:
-    """{line: {seed: result}}."""
+    """Group results: {line: {seed: result}}."""
     found: dict[str, Results] = {}
     for cell in cells:
         found.setdefault(cell.options.get(key, "none"), {})[cell.seed] = cell.result
@@ -25,12 +25,12 @@ def by_line(cells: Iterable[Done], key: str = "line") -> dict[str, Results]:
 
 
 def written(values: Sequence[float], digits: int, sign: str = "", most: float | None = None) -> str:
-    """Mean +- half; bold where all of the interval lies within `most` of 0."""
+    """Format mean +- half interval; bold where all of the interval lies within `most` of 0."""
     return figures.written(mean_of(values), digits, sign, most)
 
 
 def row(line: Results, none: Results) -> list[str]:
-    """The cells of a line, against the jobs of the same seeds in which nothing failed."""
+    """Cells of a line, compared with the jobs of the same seeds without failures."""
     told = [result["checkpoint"] for result in line.values()]
     longer = [each["virtual_seconds"] / none[seed]["virtual_seconds"] - 1 for seed, each in line.items()]
     expected = 100 * told[0][f"{told[0]['recovery']}_overhead"]
@@ -47,7 +47,7 @@ def row(line: Results, none: Results) -> list[str]:
 
 
 def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
-    """A line each."""
+    """Table with a line for each variant."""
     found, [plain] = by_line(cells), by_line(none).values()
     plain = {seed: result for seed, result in plain.items() if any(seed in line for line in found.values())}
     lines = [f"| variant | {' | '.join(HEADS)} |", f"| --- |{' ---: |' * len(HEADS)}"]

@@ -1,11 +1,11 @@
-"""Study 4: what each priority costs a server: bytes a row, microseconds a step, milliseconds a choice, and in EPS.
+"""Study 4: cost of each priority for a server, in bytes a row, microseconds a step, milliseconds a choice, and EPS.
 
     .venv/bin/python experiments/cpr/priorities.py [--rows 1000000] [--batch 512] [--steps 40] [--rounds 15]
 
-One real shard with Adam takes steps of single gradients, with log-uniform (Zipf) ids, watched by each priority in turn;
-rounds alternate and medians of ratios are told. EPS: a worker and its server on one core, the worker's batch measured
-beside it, so nothing is hidden behind other work. Costs a minute on an otherwise idle machine; writes
-runs/studies/cpr/priorities.json, which write_cpr.py puts into results.md.
+One real shard with Adam takes steps of single gradients, with log-uniform (Zipf) ids, watched by each priority in turn.
+Rounds alternate, and medians of ratios are reported. EPS: a worker and its server on one core, with the worker's batch
+measured separately, so that no cost is hidden behind other work. Costs a minute on an otherwise idle machine; writes
+runs/studies/cpr/priorities.json, which write_cpr.py includes in results.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OUT = Path("runs/studies/cpr/priorities.json")
 
 
 class Bench:
-    """A shard of f32[rows, WIDTH] and gradients of `batch` samples for it."""
+    """Benchmark of a shard f32[rows, WIDTH] with gradients of `batch` samples."""
 
     def __init__(self, rows: int, batch: int) -> None:
         self.shard = Shard(ShardSpec(0, 1, rows, WIDTH, row_optimizer=OptimizerSpec("adam", 1e-3)))
@@ -50,7 +50,7 @@ class Bench:
         }
 
     def parts(self, count: int) -> list[Part]:
-        """Gradients whose rows are drawn anew."""
+        """Draw gradients with new rows."""
         found = []
         for _ in range(count):
             drawn = np.exp(self.rng.random(self.ids) * np.log(self.rows)).astype(np.int64) - 1
@@ -59,7 +59,7 @@ class Bench:
         return found
 
     def step(self, name: str, parts: Sequence[Part]) -> float:
-        """Mean seconds of a step, watched by a priority."""
+        """Measure the mean seconds of a step while a priority watches the shard."""
         self.shard.watcher = None if name == "none" else self.choosers[name].touched
         first = self.turn
         for place, part in enumerate(parts):
@@ -72,7 +72,7 @@ class Bench:
         return (time.perf_counter() - began) / len(parts)
 
     def choice(self, name: str) -> tuple[float, int]:
-        """Seconds of a choice of rows, and how many were chosen."""
+        """Measure the seconds of a choice of rows, and count the rows chosen."""
         began = time.perf_counter()
         rows = self.choosers[name].rows("chosen")
         assert rows is not None
@@ -102,7 +102,7 @@ def worker_seconds(batch: int, rounds: int) -> float:
 
 
 def measure(rows: int, batch: int, steps: int, rounds: int) -> dict[str, Any]:
-    """All of it, as plain numbers."""
+    """Measure everything, as plain numbers."""
     with flushed():
         return _measured(rows, batch, steps, rounds)
 
@@ -127,7 +127,7 @@ def _measured(rows: int, batch: int, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Markdown: a priority a line."""
+    """Markdown table, one line a priority."""
     heads = ("bytes a row", "% of the row", "us more a step", "% of a step", "ms a choice", "rows chosen", "% EPS")
     lines = [f"| priority | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     plain = found["seconds"]["none"]
@@ -152,7 +152,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rows", 1_000_000), ("batch", 512), ("steps", 40), ("rounds", 15)):
         parser.add_argument(f"--{name}", type=int, default=default)

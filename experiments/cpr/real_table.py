@@ -1,4 +1,4 @@
-"""Study 3: what three kills cost a job of real processes, by the clock and in samples, as Markdown. Pure."""
+"""Table of study 3: cost of three kills for a job of real processes, in time and in samples, as Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FAILED_HEADS = ("noticed", "replaced", "useful", "samples undone", "lost updates
 
 
 def trained(result: dict[str, Any]) -> float:
-    """Seconds of training, without what comes before and after."""
+    """Seconds of training, without start and end of the run."""
     return float(sum(phase["seconds"] for phase in result["phases"]))
 
 
 def job(cell: Done, plain: Done) -> list[str]:
-    """A job in which processes were killed, beside the same one in which none was."""
+    """Cells of a job in which processes were killed, compared with the same job without kills."""
     result, none = cell.result, plain.result
     seconds, before, samples = trained(result), trained(none), result["samples"]
     return [
@@ -30,7 +30,7 @@ def job(cell: Done, plain: Done) -> list[str]:
 
 
 def failure(failed: dict[str, Any]) -> list[str]:
-    """A failure: seconds since the kill."""
+    """Cells of one failure, in seconds since the kill."""
     times = (failed[name] for name in ("detected_s", "loaded_s", "useful_s"))
     return [
         *("-" if time is None else f"{time:.2f}" for time in times),
@@ -39,7 +39,7 @@ def failure(failed: dict[str, Any]) -> list[str]:
 
 
 def table(cells: Sequence[Done], none: Sequence[Done]) -> str:
-    """A line for each job, then one for each failure."""
+    """Table with a line for each job, then one for each failure."""
     plain = {(cell.options["mode"], cell.seed): cell for cell in none}
     lines = [f"| mode | seed | {' | '.join(HEADS)} |", f"| --- | ---: |{' ---: |' * len(HEADS)}"]
     failed = [f"| mode | killed | {' | '.join(FAILED_HEADS)} |", f"| --- | --- |{' ---: |' * len(FAILED_HEADS)}"]

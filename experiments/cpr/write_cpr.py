@@ -1,9 +1,9 @@
-"""Write results.md: the tables of this study, each with what made it. Part of `make cpr`.
+"""Write results.md: the tables of this study, each with its origin. Part of `make cpr`.
 
     .venv/bin/python experiments/cpr/write_cpr.py
 
-Costs 20 seconds, for study 2; reads runs/studies/. What has not run with this version of the code stays as it is in
-the file, which says of which version it is.
+Costs 20 seconds, for study 2; reads runs/studies/. Sections whose cells have not run with this version of the code stay
+unchanged in the file, which names their version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts beside this one and its folder, not a package)
+import done as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import equations  # noqa: E402
 import overhead_table  # noqa: E402
 import priorities  # noqa: E402
@@ -26,16 +26,16 @@ import study  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
 
 SWEEP, OUT = HERE / "sweep.yaml", HERE / "results.md"
-COUNTS = {"tiny": (200, 20)}  # failures of the long jobs, short jobs
+COUNTS = {"tiny": (200, 20)}  # failures in a long job, number of short jobs
 
 
 def done(name: str) -> list[Done]:
-    """The finished cells of a part."""
+    """Finished cells of a part."""
     return of_any.done(SWEEP, name, "cpr")
 
 
 def beside(heading: str, name: str, none: str, of: Callable[[Sequence[Done], Sequence[Done]], str]) -> str:
-    """A section: a part's table beside jobs without failures, and what made it; as it was where not all has run."""
+    """Section with a part's table, compared with jobs without failures; unchanged where not all cells have run."""
     try:
         cells, plain = done(name), done(none)
     except SystemExit:
@@ -45,19 +45,19 @@ def beside(heading: str, name: str, none: str, of: Callable[[Sequence[Done], Seq
 
 
 def section(text: str, heading: str) -> str:
-    """A heading of a Markdown text and what stands below it, up to the next one; nothing where it is not there."""
+    """Extract a heading of a Markdown text and its body, up to the next heading; "" where it does not exist."""
     found = re.search(rf"^{re.escape(heading)}\n.*?(?=\n^#|\Z)", text, re.DOTALL | re.MULTILINE)
     return "" if found is None else found.group()
 
 
 def origin(name: str) -> str:
-    """How many runs of which seeds, from which code."""
+    """Sentence on the number of runs, seeds and code version of a part."""
     cells = of_any.part(SWEEP, name).cells
     return f"{name}: {len(cells)} runs, seeds {', '.join(seeds(cells))}, code version {study.code_version()}.\n"
 
 
 def modes() -> list[str]:
-    """Study 1 in other modes, where there are cells."""
+    """Sections of study 1 in other modes, where there are cells."""
     found = []
     for mode in sorted({cell.options["mode"] for cell in done("modes")}):
         cells, none = ([c for c in done(name) if c.options["mode"] == mode] for name in ("modes", "modes_none"))
@@ -66,14 +66,14 @@ def modes() -> list[str]:
 
 
 def priced() -> str:
-    """Study 4, if it was measured."""
+    """Table of study 4, if it was measured."""
     if not priorities.OUT.exists():
         return "Not measured: `experiments/cpr/priorities.py` wants an otherwise idle machine.\n"
     return priorities.table(json.loads(priorities.OUT.read_text()))
 
 
 def main() -> None:
-    """Write the file."""
+    """Write results.md."""
     made = f"make cpr{'' if size() == 'default' else f' SIZE={size()}'}"
     text = [
         f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n",

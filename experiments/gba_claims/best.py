@@ -1,8 +1,9 @@
-"""Part 2: of every derived mode the options with the best AUC on seeds kept for choosing, to be trained on others.
+"""Part 2: choose the options with the best AUC of every derived mode, on seeds reserved for choosing.
 
     .venv/bin/python experiments/gba_claims/best.py      # writes runs/studies/gba_claims/chosen.yaml
 
-Costs a second; needs the cells of rate, derived_grid_steps and derived_grid_batches.
+The chosen options are then trained on other seeds. Costs a second; needs the cells of rate, derived_grid_steps and
+derived_grid_batches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SEEDS = {"default": 5, "full": 10}
 
 @dataclass(frozen=True)
 class Tried:
-    """One setting of a mode, its mean AUC over the seeds for choosing."""
+    """Setting of a mode, with its mean AUC over the seeds reserved for choosing."""
 
     mode: str
     rate: str
@@ -31,13 +32,13 @@ class Tried:
 
     @property
     def line(self) -> list[str]:
-        """Its command line."""
+        """Overrides of this setting."""
         own = [f"{OWN[self.mode]}={self.own}"] if self.mode in OWN else []
         return [f"mode={self.mode}", *own, f"optim.lr={self.rate}"]
 
 
 def tried(cells: Iterable[Done]) -> list[Tried]:
-    """The settings of a grid, each with its mean."""
+    """Settings of a grid, each with its mean AUC."""
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for cell in cells:
         mode = cell.options["mode"]
@@ -46,7 +47,7 @@ def tried(cells: Iterable[Done]) -> list[Tried]:
 
 
 def best(settings: Sequence[Tried]) -> dict[str, Tried]:
-    """The one with the largest AUC of each mode."""
+    """Setting with the largest AUC of each mode."""
     return {mode: max((s for s in settings if s.mode == mode), key=lambda s: s.auc) for mode in _modes(settings)}
 
 
@@ -55,7 +56,7 @@ def _modes(settings: Sequence[Tried]) -> list[str]:
 
 
 def at_the_edge(settings: Sequence[Tried], chosen: Tried) -> list[str]:
-    """In which of its two options the choice is the first or last value that was tried."""
+    """Names of the options whose chosen value is the first or last of those tried."""
     mine = [setting for setting in settings if setting.mode == chosen.mode]
     axes = {"optim.lr": [float(s.rate) for s in mine], OWN.get(chosen.mode, ""): [float(s.own or 0) for s in mine]}
     here = {"optim.lr": float(chosen.rate), OWN.get(chosen.mode, ""): float(chosen.own or 0)}
@@ -63,7 +64,7 @@ def at_the_edge(settings: Sequence[Tried], chosen: Tried) -> list[str]:
 
 
 def sync_rate(cells: Iterable[Done]) -> str:
-    """sync's learning rate with the best mean AUC."""
+    """Learning rate of sync with the best mean AUC."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for cell in cells:
         found[cell.options["optim.lr"]].append(cell.result["auc"])
@@ -71,7 +72,7 @@ def sync_rate(cells: Iterable[Done]) -> str:
 
 
 def sweep(chosen: Mapping[str, Tried], rate: str, seeds: int) -> dict[str, object]:
-    """The cells to report: sync and gba at sync's rate, untouched, and each baseline at its best."""
+    """Sweep of the reported cells: sync and gba at sync's rate, untuned, and each baseline at its best setting."""
     lines = [
         ["+tracking.tags.derived=sync", "mode=sync", f"optim.lr={rate}"],
         ["+tracking.tags.derived=gba", "mode=gba", f"optim.lr={rate}"],
@@ -84,7 +85,7 @@ def sweep(chosen: Mapping[str, Tried], rate: str, seeds: int) -> dict[str, objec
 
 
 def fragment(settings: Sequence[Tried]) -> str:
-    """Markdown: what was tried, and what was chosen."""
+    """Markdown table of the settings tried, with the chosen ones."""
     chosen = best(settings)
     rates = sorted({s.rate for s in settings}, key=float)
     lines = [f"| mode | {' | '.join(f'lr {rate}' for rate in rates)} |", f"| --- |{' ---: |' * len(rates)}"]
@@ -105,12 +106,12 @@ def _cell(setting: Tried | None, chosen: Tried) -> str:
 
 
 def settings() -> list[Tried]:
-    """Of both grids."""
+    """Settings of both grids."""
     return [each for name in GRIDS for each in tried(done(name, SWEEP))]
 
 
 def main() -> None:
-    """Write the sweep of the chosen ones."""
+    """Write the sweep of the chosen settings."""
     CHOSEN.parent.mkdir(parents=True, exist_ok=True)
     chosen = sweep(best(settings()), sync_rate(done("rate")), SEEDS[size()])
     CHOSEN.write_text(yaml.safe_dump(chosen, sort_keys=False))

@@ -1,4 +1,4 @@
-"""The finished cells of this study (see ../done.py)."""
+"""Finished cells of the gba_claims study (see ../done.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done as of_any  # noqa: E402  (scripts beside this folder, not a package)
+import done as of_any  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
 from done import Done, options, seeds, size  # noqa: E402
 
@@ -19,10 +19,10 @@ CHOSEN = study.STUDIES / "gba_claims" / "chosen.yaml"
 
 
 def part(name: str, sweep: Path = SWEEP) -> study.Part:
-    """A part of the sweep file at this size."""
+    """Part of the sweep file at this size."""
     return of_any.part(sweep, name)
 
 
 def done(name: str, sweep: Path = SWEEP) -> list[Done]:
-    """The finished cells of a part, in its order. Raises SystemExit where one is not there."""
+    """Finished cells of a part, in its order. Raises SystemExit where one has no result."""
     return of_any.done(sweep, name, "gba-claims")

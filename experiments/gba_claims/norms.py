@@ -1,6 +1,6 @@
-"""Part 5: how far each mode's gradient norms are from sync's; a table and norms.png. Costs a few seconds.
+"""Part 5: distance of each mode's gradient norms from sync's; a table and norms.png. Costs a few seconds.
 
-Looked at are the steps after the switch, read from norms.jsonl, over the same samples in every mode.
+The norms are those of the steps after the switch, read from norms.jsonl, over the same samples in every mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Norms = dict[str, list[float]]
 
 
 def read(path: Path, first_step: int) -> Norms:
-    """The norms of the steps from `first_step` on; what is not finite is left out."""
+    """Read the norms of the steps from `first_step` on, leaving out values that are not finite."""
     found: Norms = {kind: [] for kind in KINDS}
     with path.open() as lines:
         for line in map(json.loads, lines):
@@ -32,7 +32,7 @@ def read(path: Path, first_step: int) -> Norms:
 
 
 def of_modes(cells: Iterable[Done]) -> dict[str, Norms]:
-    """All seeds of a mode together."""
+    """Norms by mode, all seeds of a mode together."""
     found: defaultdict[str, Norms] = defaultdict(lambda: {kind: [] for kind in KINDS})
     for cell in cells:
         before = sum(phase["steps"] for phase in cell.result["phases"][:SYNC_DAYS])
@@ -47,7 +47,7 @@ def distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def table(modes: Mapping[str, Norms]) -> str:
-    """Markdown: per mode the number, the median and the distance to sync, of both kinds."""
+    """Markdown table by mode: number of norms, median and distance to sync, of both kinds."""
     titles = [f"{what}: {name}" for name in KINDS.values() for what in ("n", "median", "distance to sync")]
     lines = [f"| mode | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
     for mode, norms in modes.items():
@@ -61,7 +61,7 @@ def table(modes: Mapping[str, Norms]) -> str:
 
 
 def plot(modes: Mapping[str, Norms], path: Path) -> None:
-    """Distribution functions, a mode a line."""
+    """Plot the distribution functions, one line a mode."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -81,7 +81,7 @@ def plot(modes: Mapping[str, Norms], path: Path) -> None:
 
 
 def fragment(part: str, path: Path) -> str:
-    """The table of a part; its picture goes to `path`."""
+    """Table of a part; its figure is written to `path`."""
     modes = of_modes(done(part))
     plot(modes, path)
     return f"{table(modes)}\n![distribution of the gradient norms]({path.name})\n"

@@ -1,4 +1,4 @@
-"""Write results.md: the tables of `gbactl report` and of the scripts beside this one, each with what made it.
+"""Write results.md: the tables of `gbactl report` and of the scripts in this folder, each with its origin.
 
     .venv/bin/python experiments/gba_claims/results.py
 
@@ -27,7 +27,7 @@ EPOCHS = "auc/epoch 3,auc/epoch 4,eps/epoch 3"
 
 @dataclass(frozen=True)
 class Table:
-    """A `gbactl report` of the runs of one part; `more` are its options."""
+    """Table made by `gbactl report` from the runs of one part; `more` are its options."""
 
     title: str
     part: str
@@ -35,13 +35,13 @@ class Table:
 
 
 def command(table: Table) -> list[str]:
-    """What prints the table."""
+    """Command line that prints the table."""
     where = f"tags.part = '{table.part}' and tags.code = '{VERSION}'"
     return ["gbactl", "report", "--experiment", "gba_claims", "--where", where, *table.more, "--format", "md"]
 
 
 def report(table: Table) -> str:
-    """The table. Raises SystemExit with what `gbactl report` says against it."""
+    """Run the command and return the table. Raises SystemExit with the error message of `gbactl report`."""
     arguments = [sys.executable, "-m", *command(table)]
     made = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if made.returncode:
@@ -50,25 +50,25 @@ def report(table: Table) -> str:
 
 
 def without_slowdowns(text: str) -> str:
-    """A report without its second table, a line a slow worker, which the command still prints."""
+    """Remove a report's slow-down table (a line for each slow worker), which the command still prints."""
     blocks = [block for block in text.split("\n\n") if "| slowed |" not in block.splitlines()[0]]
     return "\n\n".join("\n".join(line for line in b.split("\n") if not line.startswith("- slowed:")) for b in blocks)
 
 
 def shown(table: Table) -> str:
-    """Title, table, and the command behind it."""
+    """Title, table, and its command, as Markdown."""
     return f"### {table.title}\n\n{report(table)}\n```text\n{shlex.join(command(table))}\n```\n"
 
 
 def origin(name: str, sweep: Path = SWEEP) -> str:
-    """How many seeds, which, and from which code."""
+    """Sentence on the number of seeds, the seeds and the code version of a part."""
     cells = part(name, sweep).cells
     found = seeds(cells)
     return f"{name}: n = {len(found)} a line (seeds {', '.join(found)}), {len(cells)} runs, code version {VERSION}.\n"
 
 
 def taking_over(name: str, at: str, metrics: str) -> list[str]:
-    """Part 1 on some data: after two rounds of the mode, and after one more of sync."""
+    """Section of part 1 on some data: after two rounds of the mode, and after one more of sync."""
     third, fourth = f"auc/{at} 3", f"auc/{at} 4"
     options = ("--by", "tags.takes_over", "--metric", metrics)
     return [
@@ -79,13 +79,13 @@ def taking_over(name: str, at: str, metrics: str) -> list[str]:
 
 
 def _rates() -> str:
-    """Which rate these cells have, and which one was sync's best."""
+    """Sentence on these cells' learning rate, and on sync's best one."""
     rate = options(part("tuning_free_fast").cells[0].overrides)["optim.lr"]
     return f"Rate {rate}; sync's best in part 0 is {best.sync_rate(done('rate'))}.\n"
 
 
 def frappe() -> list[str]:
-    """Part 1 on Frappe, or why it is not there."""
+    """Section of part 1 on Frappe, or the reason why it is missing."""
     missing = part("frappe").missing
     if missing:
         return [f"Left out: {missing} was not set.\n"]
@@ -93,7 +93,7 @@ def frappe() -> list[str]:
 
 
 def derived() -> list[str]:
-    """Part 2."""
+    """Section of part 2."""
     by_workers = ("--by", "mode,cluster.workers", "--baseline", "gba")
     by_tag = ("--by", "tags.derived", "--baseline", "gba")
     return [
@@ -107,7 +107,7 @@ def derived() -> list[str]:
 
 
 def sections() -> list[tuple[str, list[str]]]:
-    """Headings and what stands below them."""
+    """Headings of the file and their contents."""
     rates = Table("By rate", "rate", ("--by", "optim.lr"))
     by_option = Table("By option", "ablation", ("--by", "tags.ablation", "--baseline", "default"))
     return [
@@ -123,7 +123,7 @@ def sections() -> list[tuple[str, list[str]]]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write results.md."""
     made = f"make gba-claims{'' if size() == 'default' else f' SIZE={size()}'}"
     text = [f"# Results\n\nWritten by `{made}`; questions and answers are in README.md.\n"]
     for title, below in sections():

@@ -15,21 +15,21 @@ Map = dict[str, dict[str, float]]
 
 
 def plan_of(options: Mapping[str, str]) -> str:
-    """The name of a cell's fault plan."""
+    """Name of a cell's fault plan."""
     if "faults" in options:
         return options["faults"]
     return next(name for kind, name in PLANS.items() if f"kind: {kind}" in options["faults.plans"])
 
 
 def cluster_of(options: Mapping[str, str]) -> str:
-    """Which cluster a cell ran on."""
+    """Name of the cluster a cell ran on."""
     if options["experiment"] == "demo":
         return "local, 4"
     return f"virtual, {options['cluster.workers']}"
 
 
 def ratios(cells: Iterable[Done]) -> Map:
-    """EPS of gba over sync of the same seed, mean over the seeds: {plan: {cluster: ratio}}."""
+    """EPS of gba over sync of the same seed, as means over the seeds: {plan: {cluster: ratio}}."""
     eps: dict[tuple[str, str, str, str], float] = {}
     for cell in cells:
         key = (plan_of(cell.options), cluster_of(cell.options), cell.seed)
@@ -42,12 +42,12 @@ def ratios(cells: Iterable[Done]) -> Map:
 
 
 def clusters(found: Map) -> list[str]:
-    """All of them, in order."""
+    """All clusters, in order."""
     return list(dict.fromkeys(name for row in found.values() for name in row))
 
 
 def table(found: Map) -> str:
-    """Markdown: a plan a line, a cluster a column; bold where the target is reached."""
+    """Markdown table, one line a plan and one column a cluster; bold where the target is reached."""
     names = clusters(found)
     lines = [f"| plan | {' | '.join(names)} |", f"| --- |{' ---: |' * len(names)}"]
     for plan, row in found.items():
@@ -62,7 +62,7 @@ def _written(ratio: float | None) -> str:
 
 
 def plot(found: Map, path: Path) -> None:
-    """The map as a picture; yellow where switching changes nothing."""
+    """Plot the ratios as a heat map; yellow where switching changes nothing."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def plot(found: Map, path: Path) -> None:
 
 
 def fragment(parts: Sequence[str], path: Path) -> str:
-    """The table of some parts; their picture goes to `path`."""
+    """Table of some parts; their figure is written to `path`."""
     found = ratios(cell for name in parts for cell in done(name))
     plot(found, path)
     return f"{table(found)}\n![EPS of gba over sync]({path.name})\n"

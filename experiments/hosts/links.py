@@ -1,4 +1,4 @@
-"""What the study of hosts measures on which link, and what has been measured before."""
+"""Links and trainings of the hosts study, and its cache of measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Link:
-    """Between two hosts: `rate` as tc writes it ("": unlimited), `delay` in ms one way (0: the machine's own)."""
+    """Link between two hosts: `rate` as tc writes it ("": unlimited), `delay` in ms one way (0: the machine's own)."""
 
     rate: str
     delay: float
@@ -31,7 +31,7 @@ class Training:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What of it is typed."""
+        """Overrides of this training."""
         return (f"mode={self.mode}", f"seed={self.seed}", f"transport.wire_dtype={self.wire}")
 
     def __str__(self) -> str:
@@ -39,17 +39,17 @@ class Training:
 
 
 class Kept:
-    """What was found before, a file each, by one version of the code."""
+    """Cache of results, one file each, by code version."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self.folder, self.version = folder, version
 
     def path(self, name: str, suffix: str = "json") -> Path:
-        """Of what is kept under a name."""
+        """Path of the result of this name."""
         return self.folder / f"{name}-{self.version}.{suffix}"
 
     def get(self, name: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What is kept under a name, else what `find` finds now, which then is."""
+        """Return the result of this name; where it does not exist, compute it with `find` and keep it."""
         path = self.path(name)
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -61,10 +61,13 @@ class Kept:
 
 
 def links(rates: Sequence[str], delays: Sequence[float]) -> list[Link]:
-    """Every rate with every delay."""
+    """Make a link of every rate with every delay."""
     return [Link(rate, delay) for delay in delays for rate in rates]
 
 
 def waiting(delay: float, own_us: float) -> float | None:
-    """Seconds that frames must wait on a wire whose relay alone takes `own_us`, one way; None: there is no relay."""
+    """Seconds that the relay must hold frames, one way, given that it takes `own_us` itself.
+
+    None: there is no relay.
+    """
     return max(0.0, delay * 1e-3 - own_us * 1e-6) if delay else None

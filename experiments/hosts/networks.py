@@ -1,7 +1,7 @@
-"""Two hosts and the launcher on one link, the trainings there, and what the virtual cluster says of them.
+"""Measurements on one link between two hosts: trainings there, and the virtual cluster's predictions.
 
-Host b is behind the delay; the launcher, and with it the coordinator, is beside host a, which is where the virtual
-cluster has it, too. The relay takes its time of the same two cores as the hosts; how much is kept with every training.
+Host b is behind the delay; the launcher, and with it the coordinator, is beside host a, where the virtual cluster
+places it, too. The relay uses CPU time of the same two cores as the hosts; its use is recorded with every training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from links import Link, Training  # noqa: E402  a script beside this one, not a package
+from links import Link, Training  # noqa: E402  a script in the same folder, not a package
 
 from gbactl.engine import network_report  # noqa: E402
 from tests.support.netns import LAUNCHER, Hosts, hosts  # noqa: E402
@@ -29,17 +29,17 @@ COMMON = (
     "data=synthetic", "data.days=2", "data.rows_per_day=200000", "cluster.workers=2", "cluster.servers=2",
     "train.global_batch=1024", "train.max_eval_samples=4096", "tracking.enabled=false",
 )  # fmt: skip
-# one of two buckets is summed during the backward pass where its bytes do not need the cores, as calibrated ones do
+# One of two buckets is summed during the backward pass, unless its bytes need CPU time, as calibrated ones do.
 SHAPE = ("cost.cores=1", "cost.workers_per_host=1", "cost.servers_on=workers", "cost.overlap=0.5")
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def gbactl(*arguments: str, before: tuple[str, ...] = ()) -> str:
-    """One command's output. Raises SystemExit with what it said where it fails."""
+    """Run a gbactl command and return its output. Raises SystemExit with its error output where it fails."""
     done = subprocess.run(
         [*before, sys.executable, "-m", "gbactl", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -49,13 +49,13 @@ def gbactl(*arguments: str, before: tuple[str, ...] = ()) -> str:
 
 
 def train(*overrides: str, before: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A training's result."""
+    """Run a training and return its result."""
     result: dict[str, Any] = json.loads(gbactl("train", *COMMON, *overrides, before=before).splitlines()[-1])
     return result
 
 
 def calibrate(out: Path, seconds: float) -> None:
-    """This machine's prices, once."""
+    """Measure this machine's cost model, once."""
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         say("calibrating")
@@ -64,7 +64,7 @@ def calibrate(out: Path, seconds: float) -> None:
 
 
 def predicted(training: Training, line: dict[str, float], prices: Path, taken: float = 0.0) -> dict[str, Any]:
-    """EPS of the virtual cluster's run; `taken`: the share of all cores that somebody else has."""
+    """Predict EPS with a run of the virtual cluster; `taken`: the share of all cores used by the relay."""
     lines = [f"cost.{key}={line[key]}" for key in ("latency_us", "bandwidth_gbit")]
     slower = f"cost.worker_scale=[{1 / (1 - taken):.4f}]"
     found = train(*training.overrides, "cluster=virtual", f"cost={prices}", *SHAPE, *lines, slower)
@@ -72,7 +72,7 @@ def predicted(training: Training, line: dict[str, float], prices: Path, taken: f
 
 
 class Network:
-    """A link's two hosts, made when they are asked for. `wait`: see links.waiting."""
+    """Link with its two hosts, which are started when first used. `wait`: see links.waiting."""
 
     def __init__(self, link: Link, wait: float | None) -> None:
         self.link, self.wait = link, wait
@@ -86,12 +86,12 @@ class Network:
 
     @cached_property
     def folder(self) -> Path:
-        """For what the hosts need."""
+        """Folder for the hosts' files."""
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gbactl-hosts-")))
 
     @cached_property
     def machines(self) -> Hosts:
-        """The hosts."""
+        """Hosts of this link."""
         delays = {} if self.wait is None else {FAR: self.wait}
         at = self._stack.enter_context(hosts(self.folder, NAMES, cores={"a": 0, "b": 1}, delays=delays))
         at.congestion("cubic")  # Linux's own default, the same wherever this is run
@@ -100,18 +100,18 @@ class Network:
         return at
 
     def line(self) -> dict[str, Any]:
-        """What the doctor says of the line between the hosts."""
+        """Measure the link between the hosts with `gbactl doctor`."""
         out = self.folder / "network.yaml"
         asked = ("doctor", "--hosts", ",".join(NAMES), "--ssh", self.machines.ssh, "--out", str(out))
         gbactl(*asked, before=self.machines.inside(LAUNCHER))
         return {**network_report.read(out), **self.relay()}
 
     def relay(self) -> dict[str, float]:
-        """What the relay has done so far; nothing where there is none."""
+        """Counters of the relay so far; empty where there is no relay."""
         return self.machines.relays[FAR].counts() if self.wait is not None else {}
 
     def trained(self, training: Training) -> dict[str, Any]:
-        """What a real run came to."""
+        """Run a training on the hosts and return its measurements."""
         where = ("cluster=hosts", "cluster.hosts=[a:1,b:1]", "cluster.threads=1", f"cluster.ssh='{self.machines.ssh}'")
         before = self.relay()
         result = train(*training.overrides, *where, before=self.machines.inside(LAUNCHER))

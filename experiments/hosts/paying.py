@@ -1,4 +1,4 @@
-"""The tables of the study of hosts."""
+"""Tables of the hosts study."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from links import Link  # a script beside this one, not a package
+from links import Link  # a script in the same folder, not a package
 
 CLASSES = ("dense", "rows", "ids", "control")
 RELAYED = ("cpu_seconds", "late", "frames", "dropped")
@@ -17,8 +17,11 @@ PROMISE = 15  # per cent
 
 @dataclass(frozen=True)
 class Row:
-    """A mode on a link: its trainings, and the EPS that the virtual cluster foresaw. `line`: the doctor's. `less`: the
-    EPS foreseen for workers that are slower by what the relay takes."""
+    """Mode on a link: its trainings, and the EPS that the virtual cluster predicted.
+
+    `line`: the link as the doctor measured it. `less`: the EPS predicted for workers that are slower by the relay's CPU
+    use.
+    """
 
     link: Link
     line: dict[str, Any]
@@ -30,23 +33,23 @@ class Row:
 
     @property
     def eps(self) -> float:
-        """The median of the trainings."""
+        """Median EPS of the trainings."""
         return statistics.median(each["eps"] for each in self.trained)
 
     @property
     def spread(self) -> str:
-        """Least - most."""
+        """Range of the trainings' EPS: least - most."""
         found = [each["eps"] for each in self.trained]
         return f"{min(found):,.0f} - {max(found):,.0f}"
 
     @property
     def error(self) -> float:
-        """Of the prediction, in per cent of what was measured."""
+        """Error of the prediction, in percent of the measured EPS."""
         return 100 * (self.foreseen / self.eps - 1)
 
     @property
     def best_error(self) -> float:
-        """Of the prediction that knows of the relay, if there is one."""
+        """Error of the prediction that includes the relay's CPU use, if there is one."""
         return self.error if self.less is None else 100 * (self.less / self.eps - 1)
 
     @property
@@ -55,12 +58,12 @@ class Row:
 
     @property
     def taken(self) -> float:
-        """The relay's share of a core."""
+        """Relay's share of a core."""
         return self._total["cpu_seconds"] / self._total["seconds"]
 
     @property
     def relay(self) -> str:
-        """The relay's share of a core, how late it let frames go, and what it dropped."""
+        """Relay's share of a core, mean delay of frames beyond the one asked for, and number of frames dropped."""
         total = self._total
         if not total["frames"]:
             return "-"
@@ -68,12 +71,12 @@ class Row:
 
 
 def told(line: dict[str, Any]) -> str:
-    """A line as the doctor measures it."""
+    """Format a link as the doctor measured it."""
     return f"{line['bandwidth_gbit']:.3g} Gbit/s, {line['latency_us']:,.0f} us"
 
 
 def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> list[str]:
-    """What the machine and the relay can do at best."""
+    """Lines on the best that the machine and the relay can do."""
     more = relayed["latency_us"] - own["latency_us"]
     return [
         f"- Between two namespaces, nothing limited: {told(own)} one way.",
@@ -84,7 +87,7 @@ def ceiling(own: dict[str, Any], relayed: dict[str, Any]) -> list[str]:
 
 
 def measured(rows: Sequence[Row]) -> Iterator[str]:
-    """EPS on every link, and the prediction's error."""
+    """Table of EPS on every link, and the prediction's error."""
     head = ("link", "delay, ms", "as measured", "mode", "EPS (least - most)", "predicted", "error")
     yield f"| {' | '.join(head)} | without the relay's share | relay: of a core, late, dropped |"
     yield "|---|---:|---|---|---:|---:|---:|---:|---|"
@@ -100,7 +103,7 @@ def _less(row: Row) -> str:
 
 
 def kept_promise(rows: Sequence[Row]) -> str:
-    """How many predictions are near enough, as they are and where they know what the relay takes."""
+    """Sentence on the number of predictions within the promised error, without and with the relay's CPU use."""
     near = sum(abs(row.error) <= PROMISE for row in rows)
     better = sum(abs(row.best_error) <= PROMISE for row in rows)
     worst = max(rows, key=lambda row: abs(row.best_error))
@@ -112,7 +115,7 @@ def kept_promise(rows: Sequence[Row]) -> str:
 
 
 def paying(rows: Sequence[Row]) -> Iterator[str]:
-    """The fastest mode of every link, measured and foreseen, in EPS of sync."""
+    """Table of the fastest mode on every link, measured and predicted, in EPS of sync."""
     yield "| link | delay, ms | fastest mode | times sync | foreseen: fastest | times sync |"
     yield "|---|---:|---|---:|---|---:|"
     for link, those in groupby(rows, key=lambda row: row.link):
@@ -130,7 +133,7 @@ def _fastest(modes: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def weights(rows: Sequence[Row]) -> Iterator[str]:
-    """Kilobytes a step by class."""
+    """Table of kilobytes sent a step, by class."""
     yield f"| mode | `transport.wire_dtype` | {' | '.join(f'{name}, kB' for name in CLASSES)} | all, kB | EPS |"
     yield f"|---|---|{'---:|' * (len(CLASSES) + 2)}"
     for row in rows:

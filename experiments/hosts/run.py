@@ -2,11 +2,12 @@
 
     sudo .venv/bin/python experiments/hosts/run.py [--rates 10gbit,1gbit,100mbit] [--delays 0,0.1,5] [--modes ...]
 
-Two hosts, each a namespace that keeps to one core, with a worker and a server each; `tc tbf` on both ends of both
-links, and a relay (tests/support/relay.py) on one for the delay. For every link `gbactl doctor` measures the line; the
-prices of work are those of `gbactl calibrate` on this machine. Writes results.md after every link. Nothing else should
-run meanwhile. A training is kept under runs/studies/hosts/ by rate, delay, mode, seed and version of the code, and not
-run again: the command may be stopped and typed again. Costs 10 to 60 s a training, 4 a mode and link.
+Two hosts, each a namespace bound to one core, with a worker and a server each; `tc tbf` on both ends of both
+links, and a relay (tests/support/relay.py) on one for the delay. For every link `gbactl doctor` measures latency and
+bandwidth; the costs of computing are those of `gbactl calibrate` on this machine. Writes results.md after every link.
+Nothing else should run meanwhile. A training is kept under runs/studies/hosts/ by rate, delay, mode, seed and version
+of the code, and not run again: the command may be stopped and started again. Costs 10 to 60 s a training, 4 trainings a
+mode and link.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import networks  # scripts beside this one, not a package
+import networks  # scripts in the same folder, not a package
 import paying
 from links import Kept, Link, Training, links, waiting
 from networks import NAMES, ROOT, Network
@@ -36,7 +37,7 @@ MODES = "sync,async,gba,shadow_ma"
 
 
 class Study:
-    """What is asked for, and what of it is there."""
+    """Study as requested on the command line, with the results so far."""
 
     def __init__(self, given: argparse.Namespace, kept: Kept) -> None:
         self.modes, self.repeat, self.kept = given.modes.split(","), given.repeat, kept
@@ -47,7 +48,7 @@ class Study:
         self.narrow_rows: list[paying.Row] = []
 
     def ceiling(self) -> None:
-        """The machine's own line, and the relay's that lets nothing wait."""
+        """Measure the machine's own link, and one through a relay that adds no delay."""
         anything = Link("", 0)
         with Network(anything, None) as at:
             self.own = self.kept.get("own", at.line)
@@ -56,7 +57,7 @@ class Study:
         networks.say("\n".join(paying.ceiling(self.own, self.relayed)))
 
     def at(self, link: Link) -> None:
-        """Every mode on one link."""
+        """Measure every mode on one link."""
         with Network(link, waiting(link.delay, self.relayed["latency_us"])) as at:
             self.rows += [self._row(at, mode, "fp32") for mode in self.modes]
             if link == self.narrow:
@@ -79,7 +80,7 @@ class Study:
         return row
 
     def text(self) -> str:
-        """results.md."""
+        """Text of results.md."""
         head = f"Written by experiments/hosts/run.py; {self.repeat} seeds, code version {self.kept.version}."
         weights = paying.weights(self.narrow_rows) if self.narrow_rows else ("Not measured yet.",)
         parts: Sequence[tuple[str, Iterable[str]]] = (
@@ -104,14 +105,14 @@ def _given() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, predict, write."""
+    """Measure, predict, write results.md."""
     given = _given()
     why = obstacle()
     if why is not None:
         raise SystemExit(f"{why}.")
     if (os.cpu_count() or 1) < len(NAMES):
         raise SystemExit("Two hosts need two cores.")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the namespaces go, however this ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # removes the namespaces on SIGTERM, too
     given.out = given.out.resolve()
     os.chdir(ROOT)
     whole = Study(given, Kept(FOLDER, study.code_version()))

@@ -1,4 +1,4 @@
-"""The pieces of a training that the peers share with gbactl: configuration, data, model, optimizers; the plain loop."""
+"""Parts of a training that the peers share with gbactl (configuration, data, model, optimizers), and the plain loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM_UP = 10
 
 
 def prepared(overrides: list[str]) -> str:
-    """The cache of the data that overrides name, built if it is not there."""
+    """Path of the prepared data named by the overrides, built if it does not exist."""
     from gbactl.data.prepare import prepare
 
     return str(prepare(compose(overrides).data, None))
@@ -33,7 +33,7 @@ def prepared(overrides: list[str]) -> str:
 
 @dataclass
 class Feed:
-    """A process's own part of day 0: it starts at its share, walks on by one batch a step, wraps around."""
+    """Batches of one process from day 0: starts at its share, advances by one batch a step, wraps around."""
 
     dataset: Dataset
     batch: int
@@ -41,14 +41,14 @@ class Feed:
     size: int
 
     def __call__(self, step: int) -> Batch:
-        """Views of the mapped data, as a gbactl worker gets them."""
+        """Return a batch as views of the mapped data, as a gbactl worker gets them."""
         split = self.dataset.splits[0]
         low = (self.rank * split.rows // self.size + step * self.batch) % (split.rows - self.batch + 1)
         return split.slice(low, low + self.batch)
 
 
 class Trainee:
-    """What one process needs to compute gradients the way a gbactl worker does."""
+    """State of one process that computes gradients the way a gbactl worker does."""
 
     def __init__(self, path: str, overrides: list[str], rank: int, size: int) -> None:
         torch.set_num_threads(1)
@@ -65,21 +65,21 @@ class Trainee:
         self.emb = np.empty((self.batch * schema.fields, self.width), np.float32)
 
     def unique(self, data: Batch) -> Unique:
-        """The batch's distinct rows."""
+        """Distinct rows of the batch."""
         return self.kernels.dedupe(data.ids, self.dataset.schema.offsets, 1)
 
     def gradient(self, data: Batch, key: int) -> Any:
-        """Gradient float32[B * F, W] of the rows in `emb`; the dense one waits in `flat`."""
+        """Compute the gradient float32[B * F, W] of the rows in `emb`; the dense one stays in `flat`."""
         emb = self.emb.reshape(self.batch, -1, self.width)
         return self.computer.gradient(data.numeric, data.labels, emb, key)[1]
 
     @property
     def dense_optimizer(self) -> OptimizerSpec:
-        """The dense block's."""
+        """Optimizer of the dense block."""
         return optimizer(self.cfg, self.cfg.optim.lr, self.cfg.optim.weight_decay)
 
     def table(self) -> RowBlock:
-        """The whole embedding table with its optimizer, initialised."""
+        """Make the whole embedding table with its optimizer, initialised."""
         spec = shard_spec(self.cfg, self.dataset, 0)
         rows = RowBlock(self.dataset.schema.rows, spec.width, spec.row_optimizer, self.kernels)
         rows.initialise(self.cfg.seed, 0, 1, self.cfg.model.init_scale)
@@ -87,8 +87,10 @@ class Trainee:
 
 
 class PlainLoop:
-    """Training with nobody else: rows are read and written in the table, the dense step takes each gradient where
-    autograd left it. An upper bound on purpose."""
+    """Single-process training without communication, an intended upper bound.
+
+    Rows are read and written in the table in place; the dense step takes each gradient where autograd left it.
+    """
 
     def __init__(self, me: Trainee) -> None:
         if me.flat.buffers:
@@ -102,7 +104,7 @@ class PlainLoop:
         self.sums = np.empty_like(me.emb)
 
     def step(self, i: int) -> None:
-        """Batch number i."""
+        """Train on batch number i."""
         me = self.me
         data = me.feed(i)
         unique = me.unique(data)

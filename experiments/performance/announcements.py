@@ -1,10 +1,10 @@
-"""How many gradients a second the coordinator can take note of: a real one, every other node played here.
+"""Announcements a second that the coordinator can process: a real coordinator, with every other node emulated.
 
     python experiments/performance/announcements.py [--mode gba] [--workers 4] [--servers 1] [--batches 100000]
 
 No payload moves: a worker that is granted a batch at once has it staged on every server. Sockets, frames,
-authentication, policy, journal and orders are those of a run. The players share the machine with it, so the
-coordinator's own CPU seconds are given, too.
+authentication, policy, journal and orders are those of a run. The emulated nodes share the machine with the
+coordinator, so its own CPU seconds are given, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WAITING = 2  # batches a worker asks for at a time, as with prefetch
 
 
 class Players:
-    """Every worker and server of a run."""
+    """Emulated workers and servers of a run."""
 
     def __init__(self, key: bytes, address: str, workers: int, servers: int) -> None:
         self.hubs: list[SocketHub] = []
@@ -73,7 +73,7 @@ class Players:
         return channel
 
     def play(self) -> None:
-        """Until the coordinator says stop."""
+        """Answer messages until the coordinator says stop."""
         while True:
             for hub in self.hubs:
                 for channel, frame in hub.poll(0):
@@ -108,13 +108,13 @@ class Players:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """User and system CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float, float]:
-    """(announcements a second, microseconds of the coordinator's CPU for each)."""
+    """Measure announcements a second, and microseconds of the coordinator's CPU for each."""
     overrides = [
         "data=synthetic", "data.days=2", f"data.rows_per_day={batches}", "data.numeric=1", "data.fields=2",
         "data.max_cardinality=100", f"mode={mode}", f"cluster.workers={workers}", f"cluster.servers={servers}",
@@ -143,7 +143,7 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
 
 
 def line(rounds: int, batches: int) -> Line:
-    """For the table: asynchronous training, where every announcement is an order."""
+    """Line for the table: asynchronous training, where every announcement is an order."""
     found = [measure("async", 4, 1, batches) for _ in range(rounds)]
     note = f"async, 4 workers, 1 server; {np.median([cpu for _, cpu in found]):.0f} us of its CPU each"
     rates = [rate for rate, _ in found]
@@ -151,7 +151,7 @@ def line(rounds: int, batches: int) -> Line:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", default="async")
     parser.add_argument("--workers", type=int, default=4)

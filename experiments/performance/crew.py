@@ -1,6 +1,6 @@
-"""A few processes that start measuring together, and the environment every process of the bench has.
+"""Group of processes that start measuring together, and the environment of every process of the benchmark.
 
-Costs nothing while they run: one barrier, one queue.
+Costs nothing during measurement: one barrier, one queue.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ START_SECONDS = 120.0
 
 
 def one_thread_each() -> None:
-    """What gbactl's launcher sets for its workers; before torch is imported, so children inherit it."""
+    """Set one thread a process, like gbactl's launcher for its workers.
+
+    Before torch is imported, so children inherit it.
+    """
     os.environ.update(thread_environment(1))
 
 
 def end_on_sigterm() -> None:
-    """A peer that is told to stop takes its children along."""
+    """Exit on SIGTERM, so that a peer that is stopped ends its children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def rates(
     target: Callable[..., None], arguments: Sequence[tuple[Any, ...]], seconds: float, silent: int = 0
 ) -> list[float]:
-    """Run `target(*arguments[i], barrier, out)` in a process each; what each put into `out`.
+    """Run `target(*arguments[i], barrier, out)` in a process each, and return the value that each put into `out`.
 
-    The first `silent` processes take part in neither barrier nor queue. Raises SystemExit when one fails.
+    The first `silent` processes use neither barrier nor queue. Raises SystemExit when a process fails.
     """
     one_thread_each()
     end_on_sigterm()

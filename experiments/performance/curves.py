@@ -1,9 +1,9 @@
-"""How cost grows, one thing varied at a time: `make curves`.
+"""Growth of cost with one parameter varied at a time (`make curves`).
 
     .venv/bin/python experiments/performance/curves.py [--only NAME] [--quick] [--again] [--out FOLDER]
 
 Workers 1..16 (real processes, async and gba), rows 10^5..3x10^7, local batch 128..8192, embedding dim 8..128. A
-point is one short training, kept in curves.json as soon as it is there, so that a cut run goes on; a point that
+point is one short training, saved in curves.json when done, so that an interrupted run continues. A point that
 does not fit into memory is refused with the arithmetic. Writes curves.md. About 15 minutes on an idle machine.
 """
 
@@ -33,7 +33,7 @@ FIGURES = "curves.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """One training: what is varied has the value `x`."""
+    """One training; the varied parameter has the value `x`."""
 
     curve: str
     x: int
@@ -45,24 +45,24 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name in curves.json."""
+        """Name of the point in curves.json."""
         return f"{self.curve} {self.x}"
 
     @property
     def overrides(self) -> list[str]:
-        """What is not the bench's usual run."""
+        """Overrides that differ from the benchmark's usual run."""
         cardinality = [] if self.rows is None else [f"data.max_cardinality={max_cardinality(self.rows)}"]
         return [*cardinality, f"model.dim={self.dim}"]
 
     @property
     def needed(self) -> tuple[int, int, int]:
-        """(rows, bytes a row, bytes) of the table with Adam's state."""
+        """Rows, bytes a row, and bytes of the table with Adam's state."""
         rows = table_rows(max_cardinality(self.rows) if self.rows else 100_000)
         return rows, bytes_a_row(self.dim), rows * bytes_a_row(self.dim)
 
 
 def settings() -> dict[str, list[Setting]]:
-    """The points of each curve."""
+    """Points of each curve."""
     counts = (1, 2, 4, 8, 16)
     return {
         "workers-async": [Setting("workers-async", n, workers=n) for n in counts],
@@ -83,7 +83,7 @@ WHAT = {
 
 
 def refusal(setting: Setting, free: int) -> str:
-    """Why this point cannot be run here, with the arithmetic; empty where it can."""
+    """Reason why this point cannot be run here, with the arithmetic; empty where it can."""
     rows, each, total = setting.needed
     if total <= SPARE * free:
         return ""
@@ -94,7 +94,7 @@ def refusal(setting: Setting, free: int) -> str:
 
 
 def run(bench: Bench, setting: Setting, samples: int) -> Point:
-    """The training of a point. `samples` of its day, more where a batch is large."""
+    """Train a point with `samples` in its day, more where a batch is large."""
     if why := refusal(setting, free_memory()):
         return Point(setting.x, why=why)
     rows = max(samples, 150 * setting.batch)
@@ -103,7 +103,10 @@ def run(bench: Bench, setting: Setting, samples: int) -> Point:
 
 
 def measure(bench: Bench, chosen: list[Setting], known: dict[str, Any], samples: int, path: Path) -> None:
-    """Every point that is not known yet, written down at once. One that fails is told and left for the next time."""
+    """Measure every point that is not known yet and save it at once.
+
+    A failing point is reported and left for the next run.
+    """
     for setting in chosen:
         if setting.key in known and not known[setting.key]["why"]:
             print(f"  {setting.key}: was there", file=sys.stderr)
@@ -119,7 +122,7 @@ def measure(bench: Bench, chosen: list[Setting], known: dict[str, Any], samples:
 
 
 def curves(known: dict[str, Any]) -> list[Curve]:
-    """What is known, curve by curve."""
+    """Known points, by curve."""
     found = []
     for name, wanted in settings().items():
         points = [Point(**known[setting.key]) for setting in wanted if setting.key in known]
@@ -129,7 +132,7 @@ def curves(known: dict[str, Any]) -> list[Curve]:
 
 
 def arguments() -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(WHAT), help="this curve alone; may be repeated")
     parser.add_argument("--rows", type=int, default=300_000, help="samples of a point's training day")
@@ -142,7 +145,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure what is missing, write the tables."""
+    """Measure the missing points and write the tables."""
     from table import command_line, machine
 
     given, everything = arguments(), settings()

@@ -1,8 +1,9 @@
-"""The data path alone: batches cut out of the mapped cache and deduplicated, as a worker does it before its pull.
+"""Benchmark of the data path alone: batches sliced from the mapped cache and deduplicated, like a worker before its
+pull.
 
     python experiments/performance/data_path.py [--shuffle] --seconds 6 data=synthetic ...
 
-What training copies out of the map (numeric features, labels) is copied here, too. One process, one thread.
+Arrays that training copies out of the map (numeric features, labels) are copied here, too. One process, one thread.
 Prints samples per second.
 """
 
@@ -20,7 +21,7 @@ WARM_UP = 10
 
 
 def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> float:
-    """Samples per second over day 0, from its start again when it ends."""
+    """Samples per second over day 0, repeated from its start when it ends."""
     from gbactl.data.dataset import open_dataset
     from gbactl.kernels import load
     from gbactl.launch.compose import compose
@@ -46,7 +47,7 @@ def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> f
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--seconds", type=float, default=6.0)

@@ -1,4 +1,4 @@
-"""What a curve says: its slope on logarithmic scales, and by a rule what bounds each point. Pure."""
+"""Analysis of a curve: its slope on logarithmic scales, and a rule for the bottleneck of each point. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 ROLES = {"W": "workers", "S": "servers", "C": "coordinator"}
 BUSY = 0.9
-FOREIGN = 0.1  # cores
+FOREIGN = 0.1  # cores used by other processes
 COLUMNS = (
     "x", "samples/s", "slope from the last", "us of a core a sample", "cores busy: workers / servers / coordinator",
     "bound by",
@@ -20,8 +20,10 @@ RULES = ("---:", "---:", "---:", "---:", "---", "---")
 
 @dataclass(frozen=True)
 class Point:
-    """Samples a second at x with so many workers; seconds of a core that each role, and all processes that are not
-    of the run, used in `seconds` of the training; or why not."""
+    """Measured point: samples a second at x with so many workers, or the reason why it was not measured.
+
+    `used`: CPU seconds of each role in `seconds` of the training. `others`: those of all processes outside the run.
+    """
 
     x: int
     rate: float = 0.0
@@ -44,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points by growing x."""
+    """Points ordered by x."""
 
     name: str
     what: str
@@ -52,21 +54,22 @@ class Curve:
 
     @property
     def measured(self) -> list[Point]:
-        """Those that were not refused."""
+        """Points that were not refused."""
         return [point for point in self.points if not point.why]
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Of log y over log x, by least squares: 1 is proportional, 0 is the same; None below two points."""
+    """Slope of log y over log x, by least squares: 1 is proportional, 0 is constant; None below two points."""
     if len(set(xs)) < 2:
         return None
     return statistics.linear_regression([math.log(x) for x in xs], [math.log(y) for y in ys]).slope
 
 
 def bound(point: Point, machine_cores: int) -> str:
-    """What bounds a point: a process that fills the core it can use, the machine's cores, the number of workers, or
-    nothing of these, and then it is waiting. The workers share what there is; a server or the coordinator is one
-    process."""
+    """Bottleneck of a point: a process that fills its core, the machine's cores, the number of workers, or waiting.
+
+    The workers share the cores; a server or the coordinator is one process.
+    """
     cores = point.cores
     if not cores:
         return ""
@@ -83,7 +86,7 @@ def bound(point: Point, machine_cores: int) -> str:
 
 
 def table(curve: Curve, machine_cores: int) -> list[str]:
-    """Markdown of a curve: one line a point, the slope to the point before."""
+    """Markdown of a curve: one line a point, with the slope from the point before."""
     lines = [f"## {curve.name}: {curve.what}", "", *("| " + " | ".join(row) + " |" for row in (COLUMNS, RULES))]
     before: Point | None = None
     for point in curve.points:
@@ -100,7 +103,7 @@ def table(curve: Curve, machine_cores: int) -> list[str]:
 
 
 def summary(curve: Curve) -> str:
-    """The slopes over the whole curve."""
+    """Sentence on the slopes over the whole curve."""
     xs = [point.x for point in curve.measured]
     of_rate = slope(xs, [point.rate for point in curve.measured])
     of_cost = slope(xs, [point.micros for point in curve.measured])
@@ -110,7 +113,7 @@ def summary(curve: Curve) -> str:
 
 
 def text(curves: Sequence[Curve], machine: dict[str, Any], command: str) -> str:
-    """curves.md."""
+    """Text of curves.md."""
     versions = ", ".join(f"{name} {machine['versions'].get(name, 'none')}" for name in ("python", "torch", "gbactl"))
     head = [
         "# How cost grows", "", f"Written by `{command}`, one thing varied at a time, each point one short run.", "",

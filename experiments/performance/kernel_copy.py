@@ -1,10 +1,9 @@
-"""A server's kernel against a memory copy: bytes touched a second by a step of four gradients, tables far beyond
-the caches.
+"""Server kernel against a memory copy: bytes touched a second by a step of four gradients.
 
-What a step must touch is counted once: each gradient's ids and values read, the sums written and read, row and
-optimizer state read and written. The copy is one of as many bytes, elsewhere in a large array every time; the two
-alternate. It reads and writes each byte, so against the bytes that it moves the ratio is half as large; the note
-gives that, too. One thread, a process of its own.
+The tables are far larger than the caches. The bytes that a step must touch are counted once: each gradient's ids and
+values read, the sums written and read, row and optimizer state read and written. The copy is one of as many bytes,
+elsewhere in a large array every time; the two alternate. It reads and writes each byte, so against the bytes that it
+moves the ratio is half as large; the note gives that, too. One thread, in its own process.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ WARM_UP = 5
 
 
 def touched(name: str, of_parts: int, distinct: int) -> int:
-    """Bytes that a step reads and writes: `of_parts` rows in all gradients, `distinct` among them."""
+    """Number of bytes that a step reads and writes: `of_parts` rows in all gradients, `distinct` among them."""
     row = WIDTH * FLOAT
     return of_parts * (INT + row) + distinct * (2 * row + 2 * (row + STATE[name]))
 
 
 def request(kernels: Any, rng: Any, rows: int) -> list[Any]:
-    """Four workers' gradients, each with distinct rows as a worker sends them."""
+    """Draw four workers' gradients, each with distinct rows as a worker sends them."""
     import numpy as np
     from kernels import BATCH, FIELDS, IDS, zipf
 
@@ -43,7 +42,7 @@ def request(kernels: Any, rng: Any, rows: int) -> list[Any]:
 
 
 def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
-    """(median GB/s of the kernel, of the copy)."""
+    """Median GB/s of the kernel, and of the copy."""
     import numpy as np
     import torch
 
@@ -76,7 +75,7 @@ def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
 
 
 def lines(rows: int, rounds: int) -> list[Line]:
-    """One line an optimizer."""
+    """Measure one line for each optimizer."""
     one_thread_each()
     found = []
     for name, short in (("adam", "adam"), ("rowwise_adagrad", "rowwise")):

@@ -1,4 +1,4 @@
-"""The row kernels against their torch twin, as lines of the bench; kernels.py has the cases."""
+"""Row kernels against their torch twin, as lines of the benchmark; kernels.py has the cases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 17
 
 
 def _seconds(rows: int, rounds: int) -> dict[str, list[float]]:
-    """[native, twin] median seconds of a request, by case; in a process of its own."""
+    """Median seconds of a request, [native, twin], by case; runs in its own process."""
     import numpy as np
     import torch
     from kernels import IDS, measure, row_cases
@@ -31,7 +31,7 @@ def _seconds(rows: int, rounds: int) -> dict[str, list[float]]:
 
 
 def measure_all(rows: int, rounds: int) -> list[Line]:
-    """One line a case: how many times the twin's speed the compiled kernel has. No target."""
+    """Measure one line a case: speed of the compiled kernel in multiples of the twin's. No target."""
     from kernels import IDS
 
     one_thread_each()

@@ -29,14 +29,14 @@ Case = Callable[[Any], object]
 
 
 def zipf(rng: np.random.Generator, rows: int, count: int, exponent: float = 1.05) -> Any:
-    """Bounded Zipf ranks by the inverse of the continuous law, scattered over the table."""
+    """Draw bounded Zipf ranks by the inverse of the continuous law, scattered over the table."""
     power = 1 - exponent
     ranks = (((rows**power - 1) * rng.random(count) + 1) ** (1 / power)).astype(np.int64)
     return (ranks * 2_654_435_761 % rows).astype(np.int32)
 
 
 def stepping(kernels: Kernels, table: Any, grad: Any, name: str) -> Case:
-    """Aggregate a request of raw ids and step its rows."""
+    """Make a case that aggregates a request of raw ids and steps its rows."""
     optimizer, space = RowOptimizer(OptimizerSpec(name, 1e-4), table, kernels), Workspace()
     for state in (*optimizer.moments.values(), optimizer.counts):
         if state is not None:
@@ -50,7 +50,7 @@ def stepping(kernels: Kernels, table: Any, grad: Any, name: str) -> Case:
 
 
 def row_cases(table: Any, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
-    """What a server does with a request of raw ids, by name."""
+    """Cases of a server's work on a request of raw ids, by name."""
     out, space = np.empty_like(grad), Workspace()
     return {
         "pull (gather)": lambda kernels: lambda index: kernels.gather(table, index, out),
@@ -63,20 +63,20 @@ def row_cases(table: Any, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
 
 
 def deduping(kernels: Kernels, rows: int, shards: int) -> Case:
-    """A worker's dedupe."""
+    """Make a case of a worker's deduplication."""
     offsets = np.arange(FIELDS) * (rows // FIELDS)
     return lambda index: kernels.dedupe(index.reshape(BATCH, FIELDS), offsets, shards)
 
 
 def dense_step(kernels: Kernels, parts: int) -> Case:
-    """Adam over the whole dense vector."""
+    """Make a case of Adam over the whole dense vector."""
     optimizer = DenseOptimizer(OptimizerSpec("adam"), zeros((DENSE,)), kernels)
     gradients = [(np.full(DENSE, 1.0 + part, np.float32), 1.0) for part in range(parts)]
     return lambda index: optimizer.apply(gradients, float(parts))
 
 
 def other_cases(rows: int, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
-    """A worker's dedupe and sums, and the dense step, by name."""
+    """Cases of a worker's deduplication and sums, and of the dense step, by name."""
     sums = np.empty_like(grad)
     return {
         **{f"dedupe, {n} shards": functools.partial(deduping, rows=rows, shards=n) for n in (1, 2, 4)},
@@ -86,7 +86,7 @@ def other_cases(rows: int, grad: Any) -> dict[str, Callable[[Kernels], Case]]:
 
 
 def measure(cases: list[Case], rng: np.random.Generator, rows: int, rounds: int) -> list[float]:
-    """Median seconds of each case; the cases alternate, each round has a request of its own."""
+    """Median seconds of each case; the cases alternate, and each round has its own request."""
     seconds: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds + 5):
         for case, seen in zip(cases, seconds, strict=True):

@@ -1,4 +1,4 @@
-"""A line of the bench: what is measured against what, by alternating rounds, and the target."""
+"""Line of the benchmark: two sides measured in alternating rounds, and a target for their ratio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Line:
-    """A measured line: `values` one a round; met when the median is at least (or at most) the target."""
+    """Measured line: `values` one a round; the target is met when the median is at least (or at most) the target."""
 
     name: str
     what: str
@@ -27,12 +27,12 @@ class Line:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """Median of the rounds."""
         return statistics.median(self.values)
 
     @property
     def met(self) -> bool | None:
-        """None without a target."""
+        """Whether the target is met; None without a target."""
         if self.target is None:
             return None
         return self.median >= self.target if self.at_least else self.median <= self.target
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """variant / base, to be at least (or at most) `target`; `unit` of the two sides' figures."""
+    """Ratio variant / base, to be at least (or at most) `target`; `unit` of the two sides' rates."""
 
     name: str
     what: str
@@ -51,7 +51,7 @@ class Pair:
     unit: str = "samples/s"
 
     def measure(self, rounds: int, tell: Tell) -> Line:
-        """Alternate the two sides, base first."""
+        """Measure the two sides in alternation, base first."""
         line = Line(self.name, self.what, [], self.target, self.at_least)
         for number in range(rounds):
             base = self.base()
@@ -67,5 +67,5 @@ class Pair:
 
 
 def figure(value: float) -> str:
-    """A side's figure as text: whole where it is large."""
+    """Format a side's rate: whole where it is large."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

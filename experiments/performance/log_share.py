@@ -1,7 +1,7 @@
-"""The event log's share of a run: its records are written again, timed, beside the run they come from.
+"""Event log's share of a run's time: its records are written again, timed, and compared with the run itself.
 
-The replay makes the same calls (grants and announcements buffered, every order handed to the system), so its
-seconds are the coordinator's; they are held against the seconds of training.
+The rewriting makes the same calls (grants and announcements buffered, every order handed to the system), so its
+seconds are the coordinator's; they are compared with the seconds of training.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sides import Bench
 
 
 def replay(records: list[Any], target: Path) -> float:
-    """Seconds that writing these records takes."""
+    """Write these records to a new log and return the seconds it took."""
     from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, GrantRecord, OrderRecord
 
     log = EventLog(target, {})
@@ -38,7 +38,7 @@ def replay(records: list[Any], target: Path) -> float:
 
 
 def measure(bench: Bench, rounds: int) -> Line:
-    """The log of an asynchronous run, one order a gradient: the most there is to write."""
+    """Measure the log of an asynchronous run, with one order a gradient: the most there is to write."""
     from gbactl.coordinator.event_log import END, read
 
     result = bench.train("async", 4, 512)

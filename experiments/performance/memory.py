@@ -1,6 +1,6 @@
-"""Memory: a server's resident bytes against what rows and optimizer need, a worker's against table size.
+"""Memory benchmark: a server's resident bytes against the size of rows and optimizer, a worker's against table size.
 
-The server is a real one, started as the launcher does it; this process plays its coordinator and its only
+The server is a real one, started as the launcher does it. This process emulates its coordinator and its only
 worker and pushes a gradient for every row, so that no page of the state stays untouched.
 """
 
@@ -51,7 +51,7 @@ STATE = ("table", "moments", "counts")
 
 
 def overrides(rows: int) -> list[str]:
-    """A table of `rows` x 16, almost no data, one server."""
+    """Overrides for a table of `rows` x 16, almost no data, one server."""
     return [
         "data=synthetic", "data.days=2", "data.rows_per_day=64", "data.numeric=1", "data.fields=2",
         f"data.max_cardinality={rows - 10}", f"model.dim={WIDTH - 1}", "mode=async", "cluster.servers=1",
@@ -66,7 +66,7 @@ def resident(pid: int) -> int:
 
 
 class Served:
-    """A server process with a coordinator and one worker played here."""
+    """Server process with an emulated coordinator and one emulated worker."""
 
     def __init__(self, rows: int, folder: Path) -> None:
         cfg, self.rows = compose(overrides(rows)), rows
@@ -98,11 +98,11 @@ class Served:
         self.process.wait()
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._stack.close()
 
     def touch_every_row(self) -> None:
-        """Steps of four gradients that cover the table."""
+        """Take steps of four gradients that cover the table."""
         self.control.send(BeginPhase(1, True, "gba", 0, 0, 64, 1, 0, True, True))
         self._settle(0)
         batch = step = 0
@@ -118,7 +118,7 @@ class Served:
         self._settle(step)
 
     def _settle(self, version: int) -> None:
-        """Wait until the server has come so far."""
+        """Wait until the server has reached this version."""
         self.control.send(Barrier(version))
         self.coordinating.expect(Reached)
 
@@ -133,14 +133,14 @@ class Served:
         self._pull(batch)
 
     def _pull(self, batch: int) -> None:
-        """One row, as a worker does between its pushes: the answer hands back the slots the server is done with."""
+        """Pull one row, like a worker between its pushes: the answer frees the slots that the server has used."""
         out = self.data.reserve(4)
         out.view(np.int32)[:] = 0
         self.data.send(Pull(0, batch, 1, False, 0, -1), out)
         self.working.expect(Rows)
 
     def weigh(self) -> tuple[int, dict[str, int]]:
-        """(resident bytes, the shard's own account)."""
+        """Resident bytes of the server, and its own account of them."""
         bytes_now = resident(self.process.pid)
         self.control.send(Inspect("memory"))
         found: Inspected = self.coordinating.expect(Inspected)[1]
@@ -160,7 +160,7 @@ class _Hub:
         self.hub.close()
 
     def expect(self, kind: type) -> tuple[Any, Any]:
-        """(channel, message) of the next frame, which must be of `kind`."""
+        """Receive the next frame as (channel, message); it must be of `kind`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             for channel, frame in self.hub.poll(1.0):
@@ -185,7 +185,7 @@ def weigh(rows: int) -> tuple[int, dict[str, int]]:
 
 
 def server_lines(sizes: list[int]) -> list[Line]:
-    """One line a table size."""
+    """Measure one line for each table size."""
     empty = weigh(20)[0]
     found = []
     for rows in sizes:
@@ -202,7 +202,7 @@ def server_lines(sizes: list[int]) -> list[Line]:
 
 
 def worker_line(bench: Bench, large: int) -> Line:
-    """Peak memory of workers beside a large table against beside a small one."""
+    """Measure the peak memory of workers with a large table against that with a small one."""
     peaks, sizes = [], []
     for cardinality in (1_000, large):
         result = bench.train("async", 2, 512, f"data.max_cardinality={cardinality}", rows=40_000)

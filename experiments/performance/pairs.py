@@ -1,4 +1,4 @@
-"""Every line of the bench that is a ratio of two rates, with its target."""
+"""Lines of the benchmark that are ratios of two rates, with their targets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from strangers import crowded
 BF16 = "precision=bf16"
 ADAGRAD = "optim=adagrad"
 ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
-SAVES = 3  # as many samples as others, so that a run has a whole save in it
+SAVES = 3  # times as many samples as others, so that a run contains a whole save
 
 
 def pairs(bench: Bench) -> list[Pair]:
-    """All of them, none measured."""
+    """List all pairs, without measuring them."""
     return [
         *async_pairs(bench), *sync_pairs(bench), *single_pairs(bench), *scale_pairs(bench), *saving_pairs(bench),
         *network_pairs(bench),
@@ -25,7 +25,7 @@ def pairs(bench: Bench) -> list[Pair]:
 
 
 def async_pairs(bench: Bench) -> Iterator[Pair]:
-    """async and gba against the reference, each other, and a parameter server on rpc."""
+    """Pairs of async and gba with the reference, each other, and a parameter server on rpc."""
     shm, tcp = (gbactl(bench, "async", 4, 512, f"cluster.transport={t}") for t in ("shm", "tcp"))
     low, alone = gbactl(bench, "async", 4, 512, BF16), reference(bench, 4, 512)
     yield Pair("async-shm", "async 4+1, shared memory / reference", shm, alone, 0.93)
@@ -39,7 +39,7 @@ def async_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def network_pairs(bench: Bench) -> Iterator[Pair]:
-    """What a network that others are on costs: encryption, and strangers."""
+    """Pairs for the costs of a shared network: encryption, and connections from unauthenticated clients."""
     tcp = gbactl(bench, "async", 4, 512, "cluster.transport=tcp")
     secret = gbactl(bench, "async", 4, 512, "cluster.transport=tcp", "transport.encrypt=true")
     yield Pair("encrypt", "async 4+1, TCP, encrypted / TCP", secret, tcp, 0.85)
@@ -49,7 +49,7 @@ def network_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def sync_pairs(bench: Bench) -> Iterator[Pair]:
-    """sync, by collective, against the reference and the plain scripts."""
+    """Pairs of sync, by collective, with the reference and the plain scripts."""
     for collective, batch, target in (
         ("horovod", 512, 0.70), ("horovod", 4096, 0.87), ("shm", 512, 0.80), ("shm", 4096, 0.90),
     ):  # fmt: skip
@@ -65,12 +65,12 @@ def sync_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def named(collective: str, batch: int) -> str:
-    """A sync run in words: never without its collective."""
+    """Describe a sync run, always with its collective."""
     return f"sync 2+1, collective={collective}, batch {batch}"
 
 
 def single_pairs(bench: Bench) -> Iterator[Pair]:
-    """One process: bf16, a plain torch loop, the data path."""
+    """Pairs for one process: bf16, a plain torch loop, the data path."""
     single = reference(bench, 1, 512, processes=1)
     low = reference(bench, 1, 512, BF16, processes=1)
     yield Pair("bf16-single", "one process, bf16 / fp32", low, single, 1.7)
@@ -84,7 +84,7 @@ def single_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def scale_pairs(bench: Bench) -> Iterator[Pair]:
-    """Ten times the rows; more servers."""
+    """Pairs for ten times the rows, and for more servers."""
     small, large = (f"data.max_cardinality={max_cardinality(rows)}" for rows in (ONE_MILLION, TEN_MILLION))
     base, variant = (gbactl(bench, "async", 4, 512, cardinality) for cardinality in (small, large))
     yield Pair("rows", "async 4+1, 10 M rows / 1 M rows", variant, base, 0.90)
@@ -95,7 +95,9 @@ def scale_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def saving_pairs(bench: Bench) -> Iterator[Pair]:
-    """While a checkpoint is written, one right after the other; and what each priority costs between two saves."""
+    """Pairs for training while checkpoints are written continuously, and for the cost of each priority between two
+    saves.
+    """
     rows = f"data.max_cardinality={max_cardinality(ONE_MILLION)}"
     never = gbactl(bench, "async", 4, 512, rows)
     long = f"data.rows_per_day={SAVES * bench.rows}"

@@ -1,11 +1,11 @@
-"""What a decision of each mode costs: microseconds for a take and an announcement, at 8 and at 400 workers.
+"""Cost of a policy decision of each mode: microseconds for a take and an announcement, at 8 and at 400 workers.
 
     python experiments/performance/policies.py
 
-Workers arrive in a seeded random order, one in eight four times slower. Whoever is refused asks again after
-every announcement, as in the coordinator; what that costs is not in a decision but stands beside it: how many
-refusals there are a decision, and what one costs. A policy waits for nothing, so its seconds are those of the
-CPU. The median of some rounds; the target is 20 us a decision.
+Workers arrive in a seeded random order, one in eight four times slower. A refused worker asks again after
+every announcement, as in the coordinator. Refusals are not part of a decision's cost but shown beside it: refusals
+a decision, and the cost of one. A policy waits for nothing, so its seconds are those of the CPU. The median of some
+rounds; the target is 20 us a decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODES: dict[str, tuple[str, PolicyOptions | None]] = {
 
 @dataclass
 class Spent:
-    """Seconds inside the policy, the clock's own share included."""
+    """Seconds inside the policy, including the clock's own cost."""
 
     granted: float = 0.0
     announced: float = 0.0
@@ -40,13 +40,13 @@ class Spent:
 
 
 def new_policy(mode: str, workers: int) -> Policy:
-    """A phase of DECISIONS batches, M = workers."""
+    """Make a policy for a phase of DECISIONS batches, M = workers."""
     name, options = MODES[mode]
     return make(name, Phase(DECISIONS * BATCH, BATCH, workers * BATCH, 0, tuple(range(workers))), options)
 
 
 def drive(policy: Policy, workers: int, seed: int) -> Spent:
-    """The whole phase."""
+    """Run the whole phase through the policy."""
     rng, spent, clock = random.Random(seed), Spent(), time.thread_time
     speed = [4.0 if worker % 8 == 7 else 1.0 for worker in range(workers)]
     arrivals: list[tuple[float, int, int]] = []
@@ -75,7 +75,7 @@ def drive(policy: Policy, workers: int, seed: int) -> Spent:
 
 
 def clock_seconds() -> float:
-    """What reading the clock twice adds to a measurement."""
+    """Seconds that reading the clock twice adds to a measurement."""
     begin = time.thread_time()
     for _ in range(DECISIONS):
         time.thread_time()
@@ -83,7 +83,7 @@ def clock_seconds() -> float:
 
 
 def measure(mode: str, workers: int) -> tuple[float, float, float]:
-    """(us a decision, refusals a decision, us a refusal)."""
+    """Measure microseconds a decision, refusals a decision, microseconds a refusal."""
     clock = clock_seconds()
     rounds = [drive(new_policy(mode, workers), workers, seed) for seed in range(ROUNDS)]
     decision = median((spent.granted + spent.announced) / DECISIONS - 2 * clock for spent in rounds)
@@ -93,7 +93,7 @@ def measure(mode: str, workers: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print a line a mode and number of workers."""
+    """Print a line for each mode and number of workers."""
     print(f"{'':24}{'workers':>8}{'us a decision':>15}{'refusals':>10}{'us each':>9}   target {TARGET_US:.0f} us")
     for mode in MODES:
         for workers in (8, 400):

@@ -1,11 +1,12 @@
-"""Where the time goes: a profile of each role of `async`, 4 workers and 1 server, and of one process alone.
+"""Profile of each role of `async`, with 4 workers and 1 server, and of one process alone.
 
     .venv/bin/python experiments/performance/profile_run.py [--seconds 10] [--out FOLDER]
 
-py-spy looks 200 times a second at what each thread of W0, S0 and C does that runs or could run (a thread whose core
-another one has stays where it was: a `write` that woke somebody looks longer than it takes). A kernel's or torch's time
-counts for the function that called it. torch's profiler looks at the operators of the plain loop (alone.py). CPU a
-sample is counted from /proc beside the same run. Writes profile.md. Two minutes; the machine should be idle.
+py-spy samples, 200 times a second, every thread of W0, S0 and C that runs or could run. (A runnable thread whose core
+is taken by another stays where it was: a `write` that woke another thread looks longer than it takes.) A kernel's or
+torch's time counts for the function that called it. torch's profiler records the operators of the plain loop
+(alone.py). CPU time a sample is counted from /proc during the same run. Writes profile.md. Two minutes; the machine
+should be idle.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Stack:
-    """Looks at one thread that found the same frames, outermost first."""
+    """Sampled call stack of one thread, outermost frame first, and its number of samples."""
 
     thread: str
     frames: tuple[str, ...]
@@ -46,7 +47,7 @@ class Stack:
 
 
 def stacks(raw: str) -> list[Stack]:
-    """py-spy's raw format: frames separated by ';', the thread first, then how often."""
+    """Parse py-spy's raw format: frames separated by ';', the thread first, the count last."""
     found = []
     for line in raw.splitlines():
         frames, _, count = line.rpartition(" ")
@@ -56,7 +57,7 @@ def stacks(raw: str) -> list[Stack]:
 
 
 def own(found: Sequence[Stack]) -> Counter[tuple[str, str]]:
-    """(thread, function) -> looks in which it was the innermost Python function."""
+    """Count samples by (thread, innermost Python function)."""
     counts: Counter[tuple[str, str]] = Counter()
     for stack in found:
         counts[stack.thread, stack.frames[-1] if stack.frames else "?"] += stack.count
@@ -64,7 +65,7 @@ def own(found: Sequence[Stack]) -> Counter[tuple[str, str]]:
 
 
 def record(pids: Mapping[str, int], seconds: float, scratch: Path) -> dict[str, list[Stack]]:
-    """Node -> what py-spy saw. Raises SideError where it may not look."""
+    """Record stacks of each node with py-spy. Raises SideError where py-spy lacks permission."""
     looking = {
         node: subprocess.Popen(
             [
@@ -84,7 +85,7 @@ def record(pids: Mapping[str, int], seconds: float, scratch: Path) -> dict[str, 
 
 
 def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, list[Stack]]]:
-    """(result.json, CPU by role, stacks by node) of one run of `async`."""
+    """Run `async` once; return result.json, CPU by role, and stacks by node."""
     from gbactl.calibration import cpu
 
     folder, done = bench.scratch / "watched", dict[str, Any]()
@@ -95,7 +96,7 @@ def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, 
         run.start()
         until = time.monotonic() + PATIENCE
         log = folder / "events.log"
-        while not (log.exists() and log.stat().st_size > 4096):  # it trains
+        while not (log.exists() and log.stat().st_size > 4096):  # training has begun
             if time.monotonic() > until or not run.is_alive():
                 raise SideError("the run to be watched did not begin")
             time.sleep(0.05)
@@ -107,7 +108,7 @@ def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, 
 
 
 def operators(bench: Bench) -> str:
-    """torch's profile of the plain loop: self CPU time by operator, as torch prints it."""
+    """Profile the plain loop with torch: self CPU time by operator, as torch prints it."""
     import torch
     from alone import WARM_UP, PlainLoop, Trainee, prepared
     from torch.profiler import ProfilerActivity, profile
@@ -135,7 +136,7 @@ def operators(bench: Bench) -> str:
 
 
 def of_node(node: str, found: Sequence[Stack], us: float) -> str:
-    """A node's table; `us` of CPU a sample that all processes of its role used."""
+    """Table of a node; `us`: CPU time a sample used by all processes of its role."""
     shown, total = own(found).most_common(TOP), sum(stack.count for stack in found)
     lines = [f"### {node}: {NODES[node]}", "", f"{us:.2f} us of CPU a sample for its role, {total} looks.", ""]
     lines += ["| thread | function | share | us a sample |", "| --- | --- | ---: | ---: |"]
@@ -147,7 +148,7 @@ def of_node(node: str, found: Sequence[Stack], us: float) -> str:
 
 
 def text(bench: Bench, seconds: float) -> str:
-    """profile.md."""
+    """Text of profile.md."""
     result, used, seen = watch(bench, seconds)
     samples, here = used.gradients * BATCH, machine()
     us = {role: 1e6 * spent / samples for role, spent in used.used.items()}
@@ -165,7 +166,7 @@ def text(bench: Bench, seconds: float) -> str:
 
 
 def main() -> int:
-    """Profile, write; 1 when that failed."""
+    """Profile and write profile.md; return 1 when that failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=HERE, metavar="FOLDER")

@@ -1,8 +1,8 @@
-"""`make bench`: the speed and memory figures of the README as ratios, measured here, each with its target.
+"""Benchmark (`make bench`): the README's speed and memory figures as ratios, measured here, each with its target.
 
     .venv/bin/python experiments/performance/run.py [--quick] [--rounds N] [--only NAME] [--out FOLDER]
 
-The two sides of a ratio alternate (reference, variant, reference, variant, ...); a line is the median of the
+The two sides of a ratio alternate (reference, variant, reference, variant, ...). A line is the median of the
 rounds' ratios with their range, so a machine that is slow for a while slows both sides. Keep the machine
 otherwise idle: about an hour and a half with 5 rounds, 15 minutes with --quick, whose single short rounds only
 show that all of it works.
@@ -29,12 +29,12 @@ Keep = Callable[[list[Line], dict[str, str]], None]
 
 
 def tell(text: str) -> None:
-    """Progress."""
+    """Print progress on standard error."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
-    """Every measurement by name; none has run."""
+    """List every measurement by name, without running it."""
 
     def of_pair(pair: Pair) -> Job:
         return lambda: [pair.measure(rounds, tell)]
@@ -49,7 +49,7 @@ def jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
 
 
 def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str, Job]:
-    """What needs one run and no second side."""
+    """List the measurements that need one run and no second side."""
     import announcements
     import log_share
     import server_cpu
@@ -72,7 +72,7 @@ def process_jobs(bench: Bench, rounds: int, quick: bool, tell: Tell) -> dict[str
 
 
 def kernel_jobs(quick: bool) -> dict[str, Job]:
-    """The kernels, against their twin and against memory."""
+    """List the measurements of the kernels, against their twin and against memory."""
     import kernel_copy
     import kernel_lines
 
@@ -84,21 +84,21 @@ def kernel_jobs(quick: bool) -> dict[str, Job]:
 
 
 def memory(quick: bool) -> list[Line]:
-    """A server's."""
+    """Measure a server's memory."""
     from memory import server_lines
 
     return server_lines([1_000_000] if quick else [1_000_000, 10_000_000])
 
 
 def worker_memory(bench: Bench, quick: bool) -> list[Line]:
-    """A worker's."""
+    """Measure a worker's memory."""
     from memory import worker_line
 
     return [worker_line(bench, 300_000 if quick else 3_000_000)]
 
 
 def picked(asked: list[str] | None, known: Iterable[str]) -> list[str]:
-    """The names that --only means: NAME itself, else all that begin with NAME-. Raises KeyError."""
+    """Resolve the names given to --only: NAME itself, else all that begin with NAME-. Raises KeyError."""
     names, found = list(known), []
     for name in asked or names:
         here = [name] if name in names else [each for each in names if each.startswith(f"{name}-")]
@@ -109,7 +109,7 @@ def picked(asked: list[str] | None, known: Iterable[str]) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--quick", action="store_true", help="one short round of everything")
@@ -126,7 +126,7 @@ def arguments() -> argparse.Namespace:
 
 
 def warn_if_busy() -> float:
-    """The load of the last minute; a sentence when other work is going on."""
+    """Load of the last minute; prints a warning when the machine is busy."""
     load = os.getloadavg()[0]
     if load > BUSY:
         tell(f"the machine is busy (load {load:.1f}): the ratios of this run are not to be trusted")
@@ -134,7 +134,7 @@ def warn_if_busy() -> float:
 
 
 def prepare(bench: Bench) -> None:
-    """Make the data cache, so that no side has to."""
+    """Build the data cache, so that no side has to."""
     from alone import prepared
 
     tell("preparing data")
@@ -142,7 +142,7 @@ def prepare(bench: Bench) -> None:
 
 
 def main() -> int:
-    """Measure, print, write; 1 when a target is missed or a line could not be measured, 2 on a wrong name."""
+    """Measure, print, write; return 1 when a target is missed or a line could not be measured, 2 on a wrong name."""
     given = arguments()
     one_thread_each()
     end_on_sigterm()
@@ -162,14 +162,17 @@ def main() -> int:
 
 
 def measure(chosen: dict[str, Job], keep: Keep) -> tuple[list[Line], dict[str, str]]:
-    """(lines, why by name of what could not be measured): neither a failure nor a cut costs the other lines."""
+    """Run the jobs; return lines, and reasons by name of the jobs that failed.
+
+    A failure does not affect the other lines.
+    """
     found: list[Line] = []
     failed: dict[str, str] = {}
     for name, job in chosen.items():
         tell(name)
         try:
             found += job()
-        except Exception as error:  # the other lines are still wanted
+        except Exception as error:  # the other lines are still measured
             failed[name] = str(error) if isinstance(error, SideError) else repr(error)
             tell(f"{name} could not be measured: {failed[name]}")
         keep(found, failed)
@@ -177,7 +180,7 @@ def measure(chosen: dict[str, Job], keep: Keep) -> tuple[list[Line], dict[str, s
 
 
 def keep(found: list[Line], failed: dict[str, str], given: argparse.Namespace, load: float) -> None:
-    """Write files where they are wanted."""
+    """Write the result files if a folder is given."""
     if given.out is not None:
         settings = {name: getattr(given, name) for name in ("rounds", "rows", "seconds", "quick")}
         settings |= {"load_before": load, "command": table.command_line(sys.argv)}

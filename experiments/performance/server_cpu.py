@@ -1,7 +1,7 @@
-"""CPU time of a run's processes while it trains: a server's milliseconds per push + pull, each role's share.
+"""CPU time of a run's processes during training: a server's milliseconds per push + pull, each role's share.
 
-Samples /proc every 50 ms beside the run (under 1 % of a core) and counts the gradients that the event log had
-ordered at the first and last sample inside the training.
+Samples /proc every 50 ms during the run (under 1 % of a core) and counts the gradients that the event log had
+ordered at the first and last sample within the training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST = 20
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of a core by role and on the whole machine, and the bytes of the event log, at one moment."""
+    """CPU seconds by role and of the whole machine, and bytes of the event log, at one moment."""
 
     at: float
     used: dict[str, float]
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the run's processes, and all others together, used between two moments of the training."""
+    """CPU time used by the run's processes, and by all others together, between two moments of the training."""
 
     seconds: float
     gradients: int
@@ -47,7 +47,7 @@ class Usage:
 
 
 class Sampler:
-    """Samples a run directory until told to stop."""
+    """Sampler of a run directory in a background thread."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.samples = run_dir, list[Sample]()
@@ -71,7 +71,7 @@ class Sampler:
 
 
 def gradients_in(log: bytes, scratch: Path) -> int:
-    """Gradients ordered in the beginning of an event log; a record that is cut off does not count."""
+    """Count the gradients ordered in a prefix of an event log; a truncated record does not count."""
     from gbactl.coordinator.event_log import OrderRecord, read
     from gbactl.errors import GbactlError
 
@@ -86,7 +86,7 @@ def gradients_in(log: bytes, scratch: Path) -> int:
 
 
 def usage(samples: list[Sample], log: bytes, scratch: Path) -> Usage:
-    """Between the first and the last sample inside the training. Raises SideError when it was too short."""
+    """Usage between the first and the last sample within the training. Raises SideError when it was too short."""
     total = gradients_in(log, scratch)
     counted = [(gradients_in(log[: sample.log], scratch), sample) for sample in samples]
     inside = [(count, sample) for count, sample in counted if 0 < count < total and "S" in sample.used]
@@ -99,7 +99,7 @@ def usage(samples: list[Sample], log: bytes, scratch: Path) -> Usage:
 
 
 def watched(bench: Bench, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> Any:
-    """(result.json, Usage) of a training."""
+    """Run a training and return (result.json, Usage)."""
     folder = bench.scratch / f"watched-{time.monotonic_ns()}"
     with Sampler(folder) as sampler:
         result = bench.train(mode, workers, batch, *extra, f"run_dir={folder}", rows=rows)
@@ -107,12 +107,12 @@ def watched(bench: Bench, mode: str, workers: int, batch: int, *extra: str, rows
 
 
 def server_cpu(bench: Bench, *extra: str) -> Side:
-    """Milliseconds of the servers' CPU per push + pull."""
+    """Side that measures milliseconds of the servers' CPU per push + pull."""
     return lambda: {"rate": watched(bench, "async", 4, 512, *extra)[1].server_ms}
 
 
 def line(bench: Bench, transport: str, target: float, rounds: int, tell: Tell) -> Line:
-    """Milliseconds of one server."""
+    """Measure the line of one server's CPU milliseconds."""
     side, values = server_cpu(bench, f"cluster.transport={transport}"), []
     for number in range(rounds):
         values.append(side()["rate"])

@@ -1,4 +1,4 @@
-"""How large a table is: from the rows that are wanted to the option of data=synthetic, and to bytes."""
+"""Table sizes: from the number of rows wanted to the option of data=synthetic, and to bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def table_rows(cardinality: int, fields: int = 26) -> int:
 
 
 def max_cardinality(rows: int, fields: int = 26) -> int:
-    """The smallest data.max_cardinality whose table has at least `rows` rows."""
+    """Smallest data.max_cardinality whose table has at least `rows` rows."""
     low, high = SMALLEST, max(SMALLEST, rows)
     while low < high:
         middle = (low + high) // 2
@@ -22,5 +22,5 @@ def max_cardinality(rows: int, fields: int = 26) -> int:
 
 
 def bytes_a_row(dim: int) -> int:
-    """Row, first-order weight, two moments of Adam and its count of steps."""
+    """Bytes of a row with its first-order weight, Adam's two moments and step count."""
     return 3 * FLOAT * (dim + 1) + FLOAT

@@ -1,4 +1,4 @@
-"""The two sides of a ratio: each runs as processes of its own and gives one rate in samples per second.
+"""Sides of a ratio: each runs in its own processes and returns one rate in samples per second.
 
 Nothing is left behind: every run works in one scratch folder, under a time limit.
 """
@@ -17,17 +17,17 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LIMIT_SECONDS = 300.0
-MOST_TOLD = 4000  # characters of what a side that failed said
+MOST_TOLD = 4000  # characters shown of a failed side's output
 Side = Callable[[], dict[str, float]]
 
 
 class SideError(Exception):
-    """A side did not deliver; the sentence says which and why."""
+    """Failure of a side to deliver; the sentence names the side and the reason."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every side shares. `rows` of the one training day, `seconds` a peer is measured for."""
+    """Settings that all sides share: `rows` of the one training day, `seconds` for which a peer is measured."""
 
     scratch: Path
     rows: int
@@ -41,7 +41,7 @@ class Bench:
         ]  # fmt: skip
 
     def command(self, name: str, arguments: list[str]) -> str:
-        """Standard output of `python ARGUMENTS`. Raises SideError when it fails or takes too long."""
+        """Run `python ARGUMENTS` and return its standard output. Raises SideError when it fails or takes too long."""
         process = subprocess.Popen(
             [sys.executable, *arguments], cwd=self.scratch, env=environment(), start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -59,7 +59,7 @@ class Bench:
         return out.strip().splitlines()[-1]
 
     def train(self, mode: str, workers: int, batch: int, *extra: str, rows: int | None = None) -> dict[str, Any]:
-        """result.json of a `gbactl train`."""
+        """Run `gbactl train` and return its result.json."""
         arguments = [
             "-m", "gbactl", "train", *self.overrides(workers, batch, rows), f"mode={mode}",
             "tracking.enabled=false", "train.max_eval_samples=4096", *extra,
@@ -68,23 +68,26 @@ class Bench:
         return result
 
     def script(self, script: str, workers: int, batch: int, *options: str, extra: Sequence[str] = ()) -> float:
-        """The figure that a script of this folder prints for a run of this shape, changed by `extra` overrides."""
+        """Run a script of this folder for a run of this shape with `extra` overrides.
+
+        Return the figure that it prints.
+        """
         given = [*options, *self.overrides(workers, batch), *extra]
         return float(self.command(script, [str(HERE / script), *given]))
 
     def peer(self, script: str, workers: int, batch: int, *options: str, extra: Sequence[str] = ()) -> dict[str, float]:
-        """The rate that a script of peers/ prints."""
+        """Run a script of peers/ and return the rate that it prints."""
         seconds = ("--seconds", str(self.seconds))
         return {"rate": self.script(f"peers/{script}", workers, batch, *options, *seconds, extra=extra)}
 
 
 def environment() -> dict[str, str]:
-    """This one, without what would change a run from outside."""
+    """Copy of this environment without variables that would affect a run."""
     return {k: v for k, v in os.environ.items() if k not in ("GBACTL_KERNELS", "MLFLOW_TRACKING_URI")}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask a side to end, so that it takes its children along, then make it."""
+    """Stop a side with SIGTERM, so that it ends its children, then with SIGKILL."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -95,9 +98,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def steady(result: dict[str, Any]) -> dict[str, float]:
-    """The rate of a result: samples finished between its first and its last note within the phase.
+    """Steady rate of a result: samples between its first and its last progress note within the phase.
 
-    `eps`, first hand-out to last announced gradient, has the beginning and the end in it, when not every worker is
+    `eps`, first hand-out to last announced gradient, includes the beginning and the end, when not every worker is
     busy; it is kept beside the rate.
     """
     notes = result["curve"][:-1]
@@ -109,25 +112,25 @@ def steady(result: dict[str, Any]) -> dict[str, float]:
 
 
 def gbactl(bench: Bench, mode: str, workers: int, batch: int, *extra: str) -> Side:
-    """A training by gbactl."""
+    """Side that trains with gbactl."""
     return lambda: steady(bench.train(mode, workers, batch, *extra))
 
 
 def reference(bench: Bench, workers: int, batch: int, *extra: str, processes: int = 2) -> Side:
-    """Independent trainings with the same local batch."""
+    """Side of independent trainings with the same local batch."""
     return lambda: bench.peer("reference.py", workers, batch, "--processes", str(processes), extra=extra)
 
 
 def rpc_peer(bench: Bench, workers: int, batch: int, messages: str) -> Side:
-    """The parameter server on torch.distributed.rpc, with `messages` as peers/rpc_peer.py has them."""
+    """Side of the parameter server on torch.distributed.rpc, with `messages` as in peers/rpc_peer.py."""
     return lambda: bench.peer("rpc_peer.py", workers, batch, "--workers", str(workers), "--messages", messages)
 
 
 def plain_peer(bench: Bench, script: str, workers: int, batch: int, *extra: str) -> Side:
-    """A plain script (hvd_peer.py, ddp_peer.py, dlrm_peer.py), a process a worker."""
+    """Side of a plain script (hvd_peer.py, ddp_peer.py, dlrm_peer.py), one process a worker."""
     return lambda: bench.peer(script, workers, batch, "--processes", str(workers), extra=extra)
 
 
 def data_path(bench: Bench, workers: int, batch: int, *options: str) -> Side:
-    """Batches cut and deduplicated, nothing trained."""
+    """Side of slicing and deduplicating batches, without training."""
     return lambda: bench.peer("../data_path.py", workers, batch, *options)

@@ -1,7 +1,9 @@
-"""A training while strangers stand at every one of its doors: who say nothing, and who write a byte now and then.
+"""Training while unauthenticated clients connect to every listening port: silent ones, and ones that send a byte at
+times.
 
-A thousand a door connect as soon as it listens; whoever is sent away comes again, fifty a tick at most, or stays away.
-They are in a thread of the bench: what they cost of the two cores is in the ratio, too, and told as `crowd_cores`.
+A thousand clients a port connect as soon as it listens. A rejected client connects again, fifty a tick at most, or
+stays away. They run in a thread of the benchmark: their CPU use is included in the ratio, and reported as
+`crowd_cores`.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from pathlib import Path
 
 from sides import Bench, Side, steady
 
-BIND = "127.0.0.77"  # loopback, and nobody else's
+BIND = "127.0.0.77"  # a loopback address that nothing else uses
 EACH, AGAIN, TICK_SECONDS = 1000, 50, 0.2
 _LISTENING = "0A"
 
 
 def doors(address: str) -> list[int]:
-    """Ports that somebody listens on at an address of this host.
+    """Listening ports at an address of this host.
 
-    The kernel lists who listens first, and writes as much as is read: what thousands of closed connections leave behind
-    for a minute is not."""
+    The kernel lists listening sockets first, and only those are read, because thousands of closed connections stay in
+    the list for a minute.
+    """
     wanted, found = socket.inet_aton(address)[::-1].hex().upper(), []
     with Path("/proc/net/tcp").open() as table:
         next(table)
@@ -37,12 +40,15 @@ def doors(address: str) -> list[int]:
 
 
 class Crowd:
-    """Strangers at every door of an address, as long as it is entered; `again` come again, a tick and door, at most."""
+    """Unauthenticated clients at every port of an address while the context lasts.
+
+    At most `again` rejected clients a tick and port connect again.
+    """
 
     def __init__(self, address: str = BIND, each: int = EACH, again: int = AGAIN) -> None:
         self.address, self.each, self.again = address, each, again
         self.came = 0
-        self.cores = 0.0  # what it took of one, on average; known when it is over
+        self.cores = 0.0  # average share of a core it used; known at the end
         self._standing: dict[int, list[socket.socket]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -80,7 +86,7 @@ class Crowd:
 
     @staticmethod
     def _stands(sock: socket.socket, slow: bool) -> bool:
-        """Whether a stranger is still there; a slow one says one byte more."""
+        """Whether a client is still connected; a slow one sends one more byte."""
         try:
             if slow:
                 sock.send(b"x")
@@ -95,7 +101,7 @@ class Crowd:
 
 
 def crowded(bench: Bench, mode: str, workers: int, batch: int, again: int = AGAIN) -> Side:
-    """A training by gbactl over TCP with a crowd at its doors."""
+    """Side that trains with gbactl over TCP while unauthenticated clients connect."""
 
     def run() -> dict[str, float]:
         with Crowd(again=again) as crowd:

@@ -1,4 +1,4 @@
-"""What the bench prints and writes: one table, results.json, results.md."""
+"""Output of the benchmark: one table, results.json, results.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = ("line", "what", "measured", "min - max", "target", "", "figures")
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured, and with which versions."""
+    """Description of this machine, with library versions."""
     from gbactl.processor import model, widest
     from gbactl.tracking.summary import versions
 
@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command that made this, as one types it in a checkout."""
+    """Command line of this run, as typed in a checkout."""
     script, *rest = arguments
     path = Path(script).resolve()
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
@@ -43,7 +43,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def cells(line: Line) -> tuple[str, ...]:
-    """A line as text."""
+    """Format a line as cells of text."""
     unit, digits = (" %", 2) if line.percent else ("", 3 if line.median < 10 else 1)
     low, high = (f"{v:.{digits}f}" for v in (min(line.values), max(line.values)))
     span = f"{low} - {high}" if len(line.values) > 1 else ""
@@ -54,7 +54,7 @@ def cells(line: Line) -> tuple[str, ...]:
 
 
 def show(found: list[Line]) -> None:
-    """The table, for people."""
+    """Print the table."""
     table = Table(title="gbactl bench: medians of alternating rounds", title_justify="left")
     for number, name in enumerate(COLUMNS):
         table.add_column(name, justify="right" if number in (2, 3, 4) else "left", overflow="fold")
@@ -66,9 +66,10 @@ def show(found: list[Line]) -> None:
 
 
 def write(folder: Path, found: list[Line], settings: dict[str, Any], failed: dict[str, str]) -> None:
-    """results.json and results.md; `settings` are the command, rounds and load, `failed` what was not measured.
+    """Write results.json and results.md.
 
-    Lines that an earlier command measured on this machine with these versions, and this one did not, stay.
+    `settings`: the command, rounds and load. `failed`: jobs that were not measured. Lines that an earlier command
+    measured on this machine with these versions, and this one did not, stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     here, new = machine(), {line.name for line in found} | set(failed)
@@ -81,7 +82,7 @@ def write(folder: Path, found: list[Line], settings: dict[str, Any], failed: dic
 
 
 def before(folder: Path, here: dict[str, Any]) -> list[Line]:
-    """The lines of results.json, if it is of this machine and these versions and no quick run."""
+    """Read the lines of results.json, if it is of this machine and these versions and no quick run."""
     path = folder / "results.json"
     if not path.exists():
         return []
@@ -93,7 +94,7 @@ def before(folder: Path, here: dict[str, Any]) -> list[Line]:
 
 
 def text(found: list[Line], settings: dict[str, Any], failed: dict[str, str], here: dict[str, Any]) -> str:
-    """results.md."""
+    """Text of results.md."""
     versions = ", ".join(f"{name} {here['versions'].get(name, 'none')}" for name in NAMED)
     judged = [line.met for line in found if line.met is not None]
     rows = [COLUMNS, ("---",) * len(COLUMNS), *(cells(line) for line in found)]

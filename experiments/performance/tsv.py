@@ -1,8 +1,8 @@
-"""Preparation of Criteo's TSV: megabytes of the file a second on one core, and the process's peak memory.
+"""Benchmark of preparing Criteo's TSV: megabytes of the file a second on one core, and the process's peak memory.
 
     python experiments/performance/tsv.py [--megabytes 200]
 
-Synthetic lines go to a temporary file; a process of its own, held to one core, prepares it from start to end
+Synthetic lines go to a temporary file; a separate process, bound to one core, prepares it from start to end
 (fingerprint, parsing, hashing, arrays, checksums). Prints MB/s and peak resident MB.
 """
 
@@ -27,7 +27,7 @@ MEGABYTE = 1_000_000
 
 
 def block(rng: np.random.Generator, lines: int = LINES) -> bytes:
-    """Lines in Criteo's format: label, 13 integers, 26 ids of 8 hexadecimal digits, one in ten cells empty."""
+    """Generate lines in Criteo's format: label, 13 integers, 26 ids of 8 hexadecimal digits, one in ten cells empty."""
     ids = np.frombuffer(rng.bytes(4 * IDS * lines).hex().encode(), "S8").reshape(lines, IDS)
     integers = rng.integers(-2, 30_000, (lines, INTEGERS)).astype("S6")
     cells = np.concatenate([integers.astype("S8"), ids], axis=1)
@@ -38,7 +38,7 @@ def block(rng: np.random.Generator, lines: int = LINES) -> bytes:
 
 
 def write(path: Path, megabytes: int) -> int:
-    """Write lines until there are so many megabytes; the bytes written."""
+    """Write lines up to this many megabytes; return the bytes written."""
     rng, size = np.random.default_rng(1), 0
     with path.open("wb") as file:
         while size < megabytes * MEGABYTE:
@@ -47,27 +47,27 @@ def write(path: Path, megabytes: int) -> int:
 
 
 def peak_megabytes() -> float:
-    """This process's largest resident memory so far (Linux)."""
+    """Peak resident memory of this process so far (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / MEGABYTE for line in lines if line.startswith("VmHWM"))
 
 
 def prepare_here(path: Path) -> tuple[float, float]:
-    """(MB/s, peak MB) of preparing a file in this process, on one core."""
+    """Prepare a file in this process, on one core; return (MB/s, peak MB)."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     from gbactl.data.prepare import prepare
     from gbactl.data.sources import make_source
     from gbactl.launch.compose import compose
 
     data = compose(["data=criteo", f"data.path={path}", f"data.cache={path.parent / 'cache'}", "data.days=2"]).data
-    make_source(data)  # imports the reader, and polars with it: a cost of starting, not of the file
+    make_source(data)  # imports the reader and polars in advance: a cost of starting, not of the file
     began = time.perf_counter()
     prepare(data, None)
     return path.stat().st_size / MEGABYTE / (time.perf_counter() - began), peak_megabytes()
 
 
 def measure(path: Path) -> tuple[float, float]:
-    """The same in a process of its own. Raises SideError."""
+    """Prepare a file in a separate process; return (MB/s, peak MB). Raises SideError."""
     done = subprocess.run(
         [sys.executable, __file__, "--prepare", str(path)], capture_output=True, text=True, timeout=600, check=False
     )
@@ -78,7 +78,7 @@ def measure(path: Path) -> tuple[float, float]:
 
 
 def lines(rounds: int, megabytes: int, tell: Tell) -> list[Line]:
-    """The speed, and the memory."""
+    """Measure the lines of speed and of memory."""
     import shutil
 
     found = []
@@ -98,7 +98,7 @@ def lines(rounds: int, megabytes: int, tell: Tell) -> list[Line]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--prepare", type=Path, metavar="FILE", help="prepare this file here and say what it took")

@@ -1,9 +1,9 @@
-"""CPU time a sample of the virtual backend over that of a plain loop on one core.
+"""CPU time a sample of the virtual backend, relative to a plain loop on one core.
 
     python experiments/performance/virtual_cost.py [--mode async] data=synthetic ...
 
-Both are in one process and alternate in blocks: whenever the virtual run tells its progress, the plain loop
-takes some batches. So both see the same caches and the same neighbours. Prints the ratio of the medians, then
+Both run in one process and alternate in blocks: at each progress event of the virtual run, the plain loop
+takes some batches. Both thus have the same caches and the same background load. Prints the ratio of the medians, then
 the microseconds a sample of both.
 """
 
@@ -22,12 +22,12 @@ from lines import Line, Tell
 from sides import Bench
 
 BLOCK = 15  # batches of the plain loop
-ENDS = (3, 2)  # blocks that are left out: the first are cold, the last hold the evaluation
+ENDS = (3, 2)  # blocks left out: the first are cold, the last contain the evaluation
 LEAST = 5
 
 
 class Alternating:
-    """Listens to the virtual run; seconds of CPU a sample of each side, a block an entry."""
+    """Listener of the virtual run that measures each side's CPU seconds a sample, one entry a block."""
 
     def __init__(self, step: Any, batch: int) -> None:
         self.step, self.batch, self.steps = step, batch, 0
@@ -36,7 +36,7 @@ class Alternating:
         self._last: tuple[float, int] | None = None
 
     def __call__(self, event: Any) -> None:
-        """An event of the virtual launcher."""
+        """Handle an event of the virtual launcher."""
         if event.name != "progress":
             return
         now, samples = time.process_time(), int(event.fields["samples"])
@@ -58,7 +58,7 @@ class Alternating:
 
 
 def inner(values: list[float]) -> float:
-    """The median without both ends. Raises SystemExit where too little is left."""
+    """Median without the blocks at both ends. Raises SystemExit where too few are left."""
     kept = values[ENDS[0] : len(values) - ENDS[1]]
     if len(kept) < LEAST:
         raise SystemExit("The virtual run is too short to measure; give more --rows.")
@@ -66,7 +66,7 @@ def inner(values: list[float]) -> float:
 
 
 def measure(overrides: list[str], mode: str) -> tuple[float, float]:
-    """Microseconds of CPU a sample: (virtual, plain)."""
+    """Measure microseconds of CPU a sample: (virtual, plain)."""
     import torch
     from alone import PlainLoop, Trainee, prepared
 
@@ -85,7 +85,7 @@ def measure(overrides: list[str], mode: str) -> tuple[float, float]:
 
 
 def line(bench: Bench, batch: int, rounds: int, tell: Tell) -> Line:
-    """For the table: every round a process."""
+    """Line for the table, with one process a round."""
     values, told = [], ""
     for number in range(rounds):
         arguments = [str(Path(__file__)), *bench.overrides(4, batch)]
@@ -97,7 +97,7 @@ def line(bench: Bench, batch: int, rounds: int, tell: Tell) -> Line:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", default="async")
     parser.add_argument("overrides", nargs="*")

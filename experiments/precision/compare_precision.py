@@ -1,9 +1,8 @@
-"""Write results.md: AUC with the dense part, or what travels, in two bytes against fp32, in pairs of one seed. Part of
-`make precision`.
+"""Write results.md: AUC with dense computation or wire values in two bytes against fp32, in pairs of one seed.
 
     .venv/bin/python experiments/precision/compare_precision.py [--part NAME]
 
-Costs a second; reads runs/studies/.
+Part of `make precision`. Costs a second; reads runs/studies/.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done as of_any  # noqa: E402  (scripts beside this folder, not a package)
+import done as of_any  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
 from figures import written  # noqa: E402
@@ -30,12 +29,12 @@ HEADS = "| data | mode | what | n | AUC, fp32 | - fp32 | log loss, fp32 | - fp32
 
 
 def varied(cells: Sequence[Done]) -> str:
-    """Which setting these cells differ in."""
+    """Name of the setting in which these cells differ."""
     return next(name for name in VARIED if name in cells[0].options)
 
 
 def difference(cells: Sequence[Done], metric: str, kind: str) -> Difference:
-    """`kind` minus fp32, over the seeds of both."""
+    """Difference `kind` minus fp32, over the seeds of both."""
     what = varied(cells)
     fp32, other = (
         {cell.seed: cell.result[metric] for cell in cells if cell.options[what] == each} for each in ("fp32", kind)
@@ -46,7 +45,7 @@ def difference(cells: Sequence[Done], metric: str, kind: str) -> Difference:
 
 
 def line(name: str, mode: str, cells: Sequence[Done], kind: str) -> str:
-    """A row of the table."""
+    """Row of the table."""
     what = varied(cells)
     plain = [cell.result for cell in cells if cell.options[what] == "fp32"]
     auc, loss = (sum(result[metric] for result in plain) / len(plain) for metric in ("auc", "logloss"))
@@ -56,12 +55,12 @@ def line(name: str, mode: str, cells: Sequence[Done], kind: str) -> str:
 
 
 def table(rows: Sequence[str]) -> str:
-    """The rows below their heads."""
+    """Table of the rows with its header."""
     return "\n".join([HEADS, f"| --- | --- | --- |{' ---: |' * 5}", *rows])
 
 
 def lines(name: str, cells: Sequence[Done]) -> list[str]:
-    """A row for each mode and kind of a part."""
+    """Rows for each mode and kind of a part."""
     found = []
     for mode in dict.fromkeys(cell.options["mode"] for cell in cells):
         of_mode = [cell for cell in cells if cell.options["mode"] == mode]
@@ -71,19 +70,19 @@ def lines(name: str, cells: Sequence[Done]) -> list[str]:
 
 
 def origin(part: study.Part) -> str:
-    """Where a part's rows come from."""
+    """Sentence on the origin of a part's rows."""
     version, count = study.code_version(), len(part.cells)
     return f"- {part.name}: {count} runs, seeds {', '.join(seeds(part.cells))}, code version {version}."
 
 
 def kept(text: str, name: str) -> tuple[list[str], str]:
-    """A part's rows and their origin as they stand in results.md."""
+    """Read a part's rows and their origin from an existing results.md."""
     rows = [each for each in text.splitlines() if each.startswith(f"| {name} |")]
     return rows, next((each for each in text.splitlines() if each.startswith(f"- {name}: ")), "")
 
 
 def main() -> None:
-    """Write the file; with --part these parts alone anew, the others as they stand in it."""
+    """Write results.md; with --part only these parts are computed, and the others are kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", metavar="NAME")
     chosen, path = parser.parse_args().part, HERE / "results.md"

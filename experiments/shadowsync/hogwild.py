@@ -1,11 +1,12 @@
-"""Threads or processes on one replica: samples per second of H of them stepping one flat vector without locks.
+"""Hogwild with threads or processes: samples per second of H of them stepping one flat vector without locks.
 
     .venv/bin/python experiments/shadowsync/hogwild.py [--most 4] [--seconds 3] [--rounds 5] [--batch 128,512] [--out -]
 
-Writes hogwild.md beside this file (--out FILE: there; -: nowhere), which results.py takes into results.md.
-Everything a trainer does but for the wire: forward, backward, local Adam step on shared memory; synthetic rows.
-Python's lock is what threads may lose by, and what this measures. Rounds alternate; medians are told. Costs 5 minutes
-on an otherwise idle machine: --rounds x --seconds for each of 12 settings (H = 1, 2, 4), and processes' starts.
+Writes hogwild.md in this folder (--out FOLDER: there; -: nowhere), which results.py includes in results.md.
+Measured is everything a trainer does except communication: forward, backward, local Adam step on shared memory;
+synthetic rows. Threads may lose by Python's global lock, and that loss is the question. Rounds alternate; medians are
+reported. Costs 5 minutes on an otherwise idle machine: --rounds x --seconds for each of 12 settings (H = 1, 2, 4), and
+processes' starts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WIDTH, FIELDS, NUMERIC, HIDDEN = 17, 26, 13, [400, 400, 400]
 
 
 class Replica:
-    """A vector with Adam's moments in shared memory, so that processes share all of it; f32[size] `value`."""
+    """Dense vector f32[size] `value` with Adam's moments in shared memory, so that processes share all of it."""
 
     def __init__(self, memory: SharedMemory, size: int) -> None:
         from gbactl.kernels import load
@@ -42,12 +43,12 @@ class Replica:
         self._step = load().bind_dense(OptimizerSpec("adam").rule(), self.value, moments)
 
     def apply(self, gradient: Any) -> None:
-        """A step without bias correction: what it costs is what matters."""
+        """Take a step without bias correction: only its cost matters."""
         self._step([(gradient, 1.0)], 1.0, 1e-6, 1.0, 0.0)
 
 
 def computer() -> Any:
-    """A model as a trainer's."""
+    """Make a gradient computer with a trainer's model."""
     from gbactl.config import ModelConfig
     from gbactl.models import build
     from gbactl.models.compute import GradientComputer
@@ -56,7 +57,7 @@ def computer() -> Any:
 
 
 def compute(replica: Replica, batch: int, go: Callable[[], None], goes_on: Callable[[], bool]) -> int:
-    """Step until told to stop; returns the samples."""
+    """Step until told to stop; return the number of samples."""
     import torch
 
     from gbactl.kernels.library import flush
@@ -80,7 +81,7 @@ def compute(replica: Replica, batch: int, go: Callable[[], None], goes_on: Calla
 
 
 def timed(workers: Sequence[Any], barrier: Any, over: Any, total: Callable[[], int], seconds: float) -> float:
-    """Samples per second of workers that begin at a barrier and are told when it is `over`; `total` waits for all."""
+    """Measure samples per second of workers from a common barrier until `over` is set; `total` waits for all."""
     for worker in workers:
         worker.start()
     barrier.wait(START_SECONDS)
@@ -91,7 +92,7 @@ def timed(workers: Sequence[Any], barrier: Any, over: Any, total: Callable[[], i
 
 
 def with_threads(count: int, batch: int, seconds: float, memory: SharedMemory, size: int) -> float:
-    """Samples per second of threads of one process."""
+    """Measure samples per second of threads of one process."""
     replica, barrier, over = Replica(memory, size), threading.Barrier(count + 1), threading.Event()
     done: list[int] = []
 
@@ -112,11 +113,11 @@ def _process(name: str, size: int, batch: int, barrier: Any, over: Any, results:
     results.put(compute(Replica(memory, size), batch, barrier.wait, lambda: not over.is_set()))
     results.close()
     results.join_thread()
-    os._exit(0)  # views of the memory are still there, and torch's threads
+    os._exit(0)  # skip cleanup: views of the memory and torch's threads still exist
 
 
 def with_processes(count: int, batch: int, seconds: float, memory: SharedMemory, size: int) -> float:
-    """The same of processes over shared memory."""
+    """Measure samples per second of processes over shared memory."""
     context = multiprocessing.get_context("spawn")
     barrier, over, results = context.Barrier(count + 1), context.Event(), context.Queue()
     arguments = (memory.name, size, batch, barrier, over, results)
@@ -131,7 +132,7 @@ KINDS = {"threads": with_threads, "processes": with_processes}
 
 
 def measure(most: int, batches: list[int], seconds: float, rounds: int) -> str:
-    """Markdown: H a line, samples per second, and threads over processes."""
+    """Markdown table: one line an H, samples per second, and threads over processes."""
     size = computer().flat.size
     memory = SharedMemory(create=True, size=4 * 3 * size)
     lines = ["| batch | H | threads | processes | threads / processes |", "| ---: | ---: | ---: | ---: | ---: |"]
@@ -150,14 +151,14 @@ def measure(most: int, batches: list[int], seconds: float, rounds: int) -> str:
 
 
 def written(table: str, seconds: float, rounds: int) -> str:
-    """What the file says: the table, and what was measured how."""
+    """Text of the file: the table, and the method of measurement."""
     cores = len(os.sched_getaffinity(0))
     how = f"Samples per second on {cores} cores, medians of {rounds} rounds of {seconds:g} s; H threads or H processes."
     return f"{how} Written by `experiments/shadowsync/hogwild.py`.\n\n{table}\n"
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=4, help="largest H; 1, 2, 4, ... up to it")
     parser.add_argument("--batch", default="128,512", help="local batches")

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts beside this one and its folder, not a package)
+import done as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import study  # noqa: E402
 import tables  # noqa: E402
 import traffic  # noqa: E402
@@ -25,12 +25,12 @@ SWEEP, HOGWILD = HERE / "sweep.yaml", HERE / "hogwild.md"
 
 
 def done(name: str) -> list[Done]:
-    """The finished cells of a part."""
+    """Finished cells of a part."""
     return of_any.done(SWEEP, name, "shadowsync")
 
 
 def with_traffic(name: str) -> list[Done]:
-    """The same, with the `megabytes` that each sent."""
+    """Finished cells of a part, with the `megabytes` that each sent."""
     return [
         replace(cell, result={**cell.result, "megabytes": traffic.megabytes(cell.folder, cell.result)})
         for cell in done(name)
@@ -38,7 +38,7 @@ def with_traffic(name: str) -> list[Done]:
 
 
 def section(title: str, name: str, table: str) -> str:
-    """A heading, where the figures come from, and the table."""
+    """Section with a heading, the origin of the figures, and the table."""
     cells = of_any.part(SWEEP, name).cells
     found = ", ".join(seeds(cells))
     return f"## {title}\n\n{name}: seeds {found}; {len(cells)} runs, code version {study.code_version()}.\n\n{table}"
@@ -60,7 +60,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def kept(text: str) -> dict[str, str]:
-    """The sections of a results.md that is there, by their parts; each says of which version of the code it is."""
+    """Sections of an existing results.md, by part; each names its code version."""
     found = {}
     for each in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
         if told := re.search(r"^(\w+): seeds ", each, flags=re.MULTILINE):
@@ -69,7 +69,7 @@ def kept(text: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the file; with --part these parts alone anew, the others as they stand in it."""
+    """Write results.md; with --part only these parts are computed, and the others are kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", metavar="NAME", choices=list(SECTIONS))
     chosen, path = parser.parse_args().part, HERE / "results.md"

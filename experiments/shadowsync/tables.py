@@ -1,4 +1,4 @@
-"""What the cells of this study come to, as Markdown tables: pure functions of options and result.json.
+"""Markdown tables of this study's cells: pure functions of options and result.json.
 
 A figure is a mean over seeds +- half of a 95 % t interval, of differences or ratios in pairs of the same seed.
 """
@@ -10,15 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import figures  # scripts beside this folder, not a package
+import figures  # scripts of the parent folder, not a package
 from done import Done
 
-LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # the targets of the issue
+LINEAR, NEUTRAL, AUC_LOSS = 0.95, 0.02, 0.0005  # targets of the study
 SATURATED = 95
 
 
 def written(values: Sequence[float], digits: int, bold: Callable[[float], bool] = lambda mean: False) -> str:
-    """A cell; bold where its mean meets a target."""
+    """Format a cell; bold where its mean meets a target."""
     if not values:
         return "-"
     each = figures.mean_of(values)
@@ -27,14 +27,14 @@ def written(values: Sequence[float], digits: int, bold: Callable[[float], bool] 
 
 
 def markdown(first: str, titles: Sequence[str], rows: Mapping[str, Sequence[str]], *notes: str) -> str:
-    """A table with its notes below."""
+    """Format a table with its notes below."""
     lines = [f"| {first} | {' | '.join(titles)} |", f"| --- |{' ---: |' * len(titles)}"]
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def by(cells: Iterable[Done], *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """{values of some options: {seed: result}}."""
+    """Group results by options: {values of the options: {seed: result}}."""
     found: defaultdict[tuple[str, ...], dict[str, dict[str, Any]]] = defaultdict(dict)
     for cell in cells:
         found[tuple(cell.options[key] for key in keys)][cell.seed] = cell.result
@@ -42,12 +42,12 @@ def by(cells: Iterable[Done], *keys: str) -> dict[tuple[str, ...], dict[str, dic
 
 
 def ordered(cells: Iterable[Done], key: str) -> list[str]:
-    """An option's values in the order of the cells."""
+    """Values of an option in the order of the cells."""
     return list(dict.fromkeys(cell.options[key] for cell in cells))
 
 
 def scaling(cells: Sequence[Done]) -> str:
-    """Part 1: EPS over n times one trainer's."""
+    """Table of part 1: EPS over n times one trainer's."""
     found, trainers = by(cells, "line", "cluster.workers"), ordered(cells, "cluster.workers")
     rows = {}
     for line in ordered(cells, "line"):
@@ -65,7 +65,7 @@ def scaling(cells: Sequence[Done]) -> str:
 
 
 def centre(cells: Sequence[Done]) -> str:
-    """Part 1: what an exchange with the centre takes, and how busy the interface of the server is that holds it."""
+    """Table of part 1: time of an exchange with the EASGD centre, and load of its server's network interface."""
     found, trainers = by(cells, "line", "cluster.workers"), ordered(cells, "cluster.workers")
     rows = {}
     for line in ordered(cells, "line"):
@@ -78,7 +78,7 @@ def centre(cells: Sequence[Done]) -> str:
 
 
 def quality(cells: Sequence[Done]) -> str:
-    """Part 2: relative change of log loss against one trainer, and shadow against its foreground counterpart."""
+    """Table of part 2: relative change of log loss against one trainer, and shadow against foreground."""
     found, trainers = by(cells, "line", "cluster.workers"), ordered(cells, "cluster.workers")
     rows = {}
     for line in ordered(cells, "line"):
@@ -88,7 +88,7 @@ def quality(cells: Sequence[Done]) -> str:
             for n in trainers
         ]  # fmt: skip
     for line in [line for line in ordered(cells, "line") if line.startswith("shadow_")]:
-        other = line.replace("shadow_", "fr_").partition("-")[0]  # what follows is a pause
+        other = line.replace("shadow_", "fr_").partition("-")[0]  # the suffix is a pause
         rows[f"{line} against {other}"] = [
             written([100 * (each["logloss"] / found[other, n][seed]["logloss"] - 1)
                      for seed, each in found[line, n].items()], 3, lambda mean: mean <= NEUTRAL)
@@ -99,7 +99,7 @@ def quality(cells: Sequence[Done]) -> str:
 
 
 def parallelism(cells: Sequence[Done]) -> str:
-    """Part 3: AUC against one trainer's by ELP, and the largest ELP that loses no more than .0005."""
+    """Table of part 3: AUC against one trainer's by ELP, and the largest ELP that loses no more than .0005."""
     found: defaultdict[str, dict[int, dict[str, float]]] = defaultdict(dict)
     for cell in cells:
         elp = cell.result["replicas"]["elp"]
@@ -140,7 +140,10 @@ def _last(curve: Sequence[Sequence[float]]) -> float | None:
 
 
 def listing(cells: Sequence[Done], key: str) -> str:
-    """Parts 4 and 5: one line a setting, mean +- half of the 95 % interval over seeds; AUC also against the first."""
+    """Table of parts 4 and 5: one line a setting, mean +- half of the 95 % interval.
+
+    AUC also against the first setting.
+    """
     found, names = by(cells, key), ordered(cells, key)
     first, *columns = COLUMNS
     rows = {}

@@ -1,6 +1,6 @@
-"""How many bytes a training sent, counted from its event log: rows, dense slices, all-reduces, replicas' exchanges.
+"""Bytes that a training sent, counted from its event log: rows, dense slices, all-reduces, replicas' exchanges.
 
-Payloads only, of training only: a message's header of 120 bytes and evaluation are left out. A batch's distinct rows
+Counts payloads of training only: a message's header of 120 bytes and evaluation are left out. A batch's distinct rows
 are deduplicated again as its worker did: half a second a day of 200,000 samples, once for all modes.
 """
 
@@ -27,7 +27,7 @@ from gbactl.worker.loop import DataSource
 
 
 class Count:
-    """One run's bytes so far: `bytes`, by kind."""
+    """Byte counter of one run: `bytes`, by kind."""
 
     def __init__(self, cfg: RunConfig, data: Path) -> None:
         self.cfg, self.data = cfg, data
@@ -42,7 +42,7 @@ class Count:
         self.bytes: Counter[str] = Counter()
 
     def see(self, record: Any) -> None:
-        """The log's next record."""
+        """Count the log's next record."""
         if isinstance(record, InfoRecord) and record.kind == event_log.PHASE and record.fields["training"]:
             self._begin(BeginPhase(**record.fields))
         elif isinstance(record, AnnounceRecord):
@@ -56,15 +56,18 @@ class Count:
         self._distinct = distinct(self.data, self.cfg.seed, self.cfg.train.shuffle, tuple(map(_hashable, where)))
 
     def _gradient(self, record: AnnounceRecord) -> None:
-        """Indices there and rows back, indices and rows' gradients there; and the dense part where servers hold it."""
+        """Count a gradient: row indices sent and rows returned, indices and rows' gradients sent.
+
+        Dense values if on servers.
+        """
         self.bytes["rows"] += 8 * (1 + self.width) * self._distinct[record.batch]
         if self._home != "servers":
             return
         self.bytes["dense"] += 4 * self.dense
         self._pulled[record.worker] += 1
-        early = self._pulled[record.worker] <= 1 + self.cfg.mode.prefetch  # asked for before anything was there
+        early = self._pulled[record.worker] <= 1 + self.cfg.mode.prefetch  # asked for before any order
         for shard, version in enumerate(record.dense_versions):
-            if early or self._held.get((record.worker, shard)) != version:  # a slice comes only where it has changed
+            if early or self._held.get((record.worker, shard)) != version:  # a slice is sent only where it has changed
                 self._held[record.worker, shard] = version
                 self.bytes["dense"] += 4 * self._slices[shard]
 
@@ -75,7 +78,7 @@ def _hashable(value: Any) -> Any:
 
 @functools.cache
 def distinct(data: Path, seed: int, shuffle: bool, phase: tuple[Any, ...]) -> tuple[int, ...]:
-    """Distinct rows of every batch of a phase."""
+    """Number of distinct rows of every batch of a phase."""
     begun = BeginPhase(*phase)
     source = DataSource(open_dataset(data), load(), 1, seed, shuffle)
     source.begin(begun._replace(ranges=list(begun.ranges)))
@@ -88,7 +91,7 @@ def distinct(data: Path, seed: int, shuffle: bool, phase: tuple[Any, ...]) -> tu
 
 
 def sent(records: Iterable[Any], data: Path | None = None) -> Counter[str]:
-    """Bytes by kind of one run's log, its header first; `data`: the prepared data, else where its header says."""
+    """Bytes by kind of one run's log, header first; `data`: the prepared data, else the data named in its header."""
     count: Count | None = None
     for record in records:
         if count is None:
@@ -99,6 +102,6 @@ def sent(records: Iterable[Any], data: Path | None = None) -> Counter[str]:
 
 
 def megabytes(folder: Path, result: dict[str, Any]) -> float:
-    """What the run in `folder` sent in all."""
+    """Megabytes that the run in `folder` sent in all."""
     replicas = (result.get("replicas") or {}).get("bytes_exchanged", 0)
     return (sum(sent(event_log.read(folder / "events.log")).values()) + replicas) / 1e6

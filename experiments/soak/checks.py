@@ -1,4 +1,4 @@
-"""What has to hold of a training that was struck: its accounts, the strikes themselves, its replay, its model."""
+"""Checks of a training that was hit by faults: its accounting, the faults themselves, its replay, its model."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ DENSE_SALT = 100  # as in DenseBlock.model_sum
 
 
 class Wrong(Exception):
-    """Something that has to hold does not."""
+    """Violation of a property that must hold."""
 
 
 def accounts(result: dict[str, Any], rows: int) -> None:
-    """Every sample of the job has one fate. Raises Wrong."""
+    """Check that every sample of the job has one fate. Raises Wrong."""
     counted = result["samples"]
     if not counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == rows:
         raise Wrong(f"the samples do not add up: {counted}")
 
 
 def struck(run_dir: Path, must: Iterable[tuple[str, str]]) -> None:
-    """Every strike at a step was done. A worker may be dead already when its own comes due. Raises Wrong."""
+    """Check that every fault bound to a step was injected.
+
+    A worker may be dead already when its own is due. Raises Wrong.
+    """
     plan = run_dir / "faults.json"
     told = json.loads(plan.read_text()).get("injected", []) if plan.exists() else []
     done = Counter((each["kind"], each["process"][0]) for each in told if each["done"] or each["process"][0] == "W")
@@ -42,7 +45,7 @@ def struck(run_dir: Path, must: Iterable[tuple[str, str]]) -> None:
 
 
 def replayed(done: CompletedProcess[str], expected: bool) -> bool:
-    """Whether `gbactl replay` had the same bits. Raises Wrong if it had others, or refused an `expected` replay."""
+    """Whether `gbactl replay` gave the same bits. Raises Wrong if it gave others, or refused an `expected` replay."""
     if done.returncode == 0:
         return True
     if expected or CANNOT not in done.stderr:
@@ -51,9 +54,12 @@ def replayed(done: CompletedProcess[str], expected: bool) -> bool:
 
 
 def model(run_dir: Path, result: dict[str, Any]) -> None:
-    """The last checkpoint is of the run's end, and its files, every byte of which is read, have the model that the
-    nodes summed up in memory; so have all others their checksums; all workers that hold the dense part hold the same.
-    Raises Wrong."""
+    """Check the last checkpoint and all workers against the model that the nodes summed up in memory. Raises Wrong.
+
+    The last checkpoint must be of the run's end, and its files, every byte of which is read, must have that model's
+    checksum. All other checkpoints must match their own checksums. All workers that hold the dense parameters must
+    agree.
+    """
     folder = Folder(run_dir / NAME)
     try:
         chain = [folder.verified(name) for name in folder.names()][-1]
@@ -71,7 +77,7 @@ def model(run_dir: Path, result: dict[str, Any]) -> None:
 
 
 def model_sum(chain: Chain) -> str:
-    """`checksums.model` of result.json by a checkpoint's files alone (see Shard.model_sum): hex."""
+    """Compute `checksums.model` of result.json from a checkpoint's files alone (see Shard.model_sum): hex."""
     cfg, dense = from_dict(chain.last.config), dense_state(chain)
     moments = MOMENTS[OptimizerSpec(cfg.optim.name).for_dense().name]
     vectors = [dense["value"], *(dense[f"moment.{name}"] for name in moments)]

@@ -1,4 +1,4 @@
-"""What a training can leave behind on this machine: processes, shared memory, sockets, unfinished files. Linux."""
+"""Leftovers of a training on this machine: processes, shared memory, sockets, unfinished files. Linux."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ UNFINISHED = ("*.partial", "*.tmp", "control.json", "rendezvous/*", "checkpoints
 
 
 def processes() -> Iterator[str]:
-    """Those of any run that live."""
+    """Live processes of any run."""
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
         try:
             if b"gbactl.nodes.process" in (entry / "cmdline").read_bytes() and not _dead(entry):
                 yield f"process {entry.name}"
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
 
 
@@ -28,7 +28,7 @@ def _dead(entry: Path) -> bool:
 
 
 def running() -> set[str]:
-    """What is gone as soon as nobody runs: processes, and the sockets they listen on."""
+    """Processes, and the sockets they listen on; both disappear when no run is active."""
     sockets = {
         f"socket {line.split()[-1]}" for line in (PROC / "net" / "unix").read_text().splitlines() if "@gbactl-" in line
     }
@@ -36,19 +36,19 @@ def running() -> set[str]:
 
 
 def torn(run_dir: Path) -> Iterator[Path]:
-    """Checkpoints that nobody completed or took away."""
+    """Checkpoints that were neither completed nor removed."""
     return (path for path in run_dir.glob("checkpoints/cut-*") if not (path / "manifest.json").exists())
 
 
 def found(run_dir: Path) -> set[str]:
-    """All there is now."""
+    """All leftovers that exist now."""
     memory = {f"shared memory {path.name}" for path in SHM.glob("gbactl-*")} if SHM.exists() else set()
     files = {f"file {path}" for pattern in UNFINISHED for path in run_dir.rglob(pattern)}
     return {*running(), *memory, *files, *(f"checkpoint {path}" for path in torn(run_dir))}
 
 
 def wait(look: Callable[[], set[str]], before: set[str]) -> set[str]:
-    """What it sees that was not before, after a time in which it may go."""
+    """Leftovers that `look` finds beyond those `before`, after a grace period."""
     deadline = time.monotonic() + GRACE_SECONDS
     while (left := look() - before) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,11 +1,11 @@
-"""Trainings in every mode whose processes are killed and stopped and whose messages are lost, one after the other.
+"""Soak test: trainings in every mode whose processes are killed and stopped and whose messages are lost, in sequence.
 
     .venv/bin/python experiments/soak/soak.py [--minutes 30] [--seed 0] [--out runs/soak]
 
-After each: it ended well, every sample has one fate, every strike was done, no process, shared memory, socket or
-unfinished file is left, the files of its last checkpoint have the model of its result, and, where the run can be
-replayed, so has its replay. Where its launcher is killed it goes on with resume=. Prints a line a training; exit code 1
-as soon as one of them is not so, with the command that does it again. Costs two cores.
+Checked after each training: it ended well, every sample has one fate, every fault was injected, no process, shared
+memory, socket or unfinished file is left, the files of its last checkpoint have the model of its result, and, where the
+run can be replayed, so has its replay. A training whose launcher is killed continues with resume=. Prints a line a
+training; stops with exit code 1 at the first failed check, with the command that repeats the training. Uses two cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gbactl.checkpoint.folder import NAME, Folder
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-import checks  # noqa: E402  (scripts beside this one, not a package)
+import checks  # noqa: E402  (scripts in the same folder, not a package)
 import leftovers  # noqa: E402
 from checks import Wrong  # noqa: E402
 from trouble import RINGS, ROWS, Training, draw, planned  # noqa: E402
@@ -36,7 +36,7 @@ LIMIT_SECONDS, LOOK_SECONDS = 180.0, 0.01
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """Begin a command."""
+    """Start a gbactl command."""
     return subprocess.Popen(
         [sys.executable, "-m", "gbactl", *arguments], text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -44,7 +44,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for its end. Raises Wrong if it takes too long; what it started is killed then."""
+    """Wait for the end of a command. Raises Wrong if it takes too long, and then kills all its processes."""
     try:
         out, err = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -59,12 +59,12 @@ def end(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def installed() -> tuple[str, ...]:
-    """The all-reduces that this machine has."""
+    """All-reduce implementations installed on this machine."""
     return tuple(ring for ring in RINGS if ring != "horovod" or importlib.util.find_spec(ring))
 
 
 def kill(launcher: subprocess.Popen[str], run_dir: Path, after: float) -> None:
-    """Kill a launcher so many seconds after its first checkpoint, unless its model is trained to its end by then."""
+    """Kill a launcher `after` seconds from its first checkpoint, unless its training has ended by then."""
     folder = Folder(run_dir / NAME)
     while not folder.names():
         if launcher.poll() is not None:
@@ -76,7 +76,7 @@ def kill(launcher: subprocess.Popen[str], run_dir: Path, after: float) -> None:
 
 
 def trained(training: Training, run_dir: Path, before: set[str]) -> bool:
-    """Train, and go on where the launcher was killed; whether it was. Raises Wrong unless it ends well."""
+    """Train, resume where the launcher was killed, and return whether it was. Raises Wrong unless it ends well."""
     launcher = start("train", *training.overrides, f"run_dir={run_dir}", "tracking.enabled=false")
     if training.again:
         threading.Thread(target=kill, args=(launcher, run_dir, training.after), daemon=True).start()
@@ -97,7 +97,7 @@ def _nothing(left: set[str], what: str) -> None:
 
 
 def told(training: Training, result: dict[str, Any], went_on: bool, again: bool, seconds: float) -> str:
-    """A line."""
+    """Line of output about a training."""
     lost = [f"{each['process']} {each['failure']}" for each in result.get("recovery", [])]
     if went_on:
         lost = [f"launcher kill, on from step {result['checkpoint']['resumed_at']}", *lost]
@@ -108,7 +108,7 @@ def told(training: Training, result: dict[str, Any], went_on: bool, again: bool,
 
 
 def one(seed: int, number: int, out: Path) -> str:
-    """A training and its checks. Raises Wrong."""
+    """Run a training and its checks. Raises Wrong."""
     training, began = draw(seed, number, installed()), time.monotonic()
     run_dir = out / f"{seed}-{number}"
     before = leftovers.found(run_dir)
@@ -125,7 +125,7 @@ def one(seed: int, number: int, out: Path) -> str:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,5 +1,7 @@
-"""What a soak does to its trainings: each gets a mode, a checkpoint, a ring and a fault plan, drawn from the seed and
-its number. Pure."""
+"""Random trainings of a soak test: mode, checkpoint, all-reduce and fault plan, drawn from the seed and a number.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,20 @@ from gbactl.policies.base import names, policy_class
 SERVED, REPLICAS = names(lambda mode: mode.home != "replicas"), names(lambda mode: mode.home == "replicas")
 VARIANTS = ("full", "cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
 RINGS = ("shm", "gloo", "horovod")
-ROWS, BATCH = 300_000, 128  # samples that a training reads, and of a local batch
-PATIENCE = 3.0  # seconds after which who says nothing counts as dead; short, so that a run sees it
-STOPS = (1.5, 6.0)  # seconds of a SIGSTOP: shorter and longer than that
+ROWS, BATCH = 300_000, 128  # samples that a training reads, samples of a local batch
+PATIENCE = 3.0  # seconds of silence after which a process counts as dead; short, so that it happens in a run
+STOPS = (1.5, 6.0)  # seconds of a SIGSTOP: shorter and longer than PATIENCE
 RELAUNCHED = 0.2  # share of the trainings whose launcher is killed
-PLACES = (0.1, 0.3, 0.5, 0.7)  # of the steps, where servers and the coordinator are struck; up to 0.1 later
+PLACES = (0.1, 0.3, 0.5, 0.7)  # as shares of the steps, where faults hit servers and the coordinator; up to 0.1 later
 CORE = (("server", "servers: random"), ("coordinator", "coordinator: true"))
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What a `plan` of the configuration does, in words; `must`: (kind, first letter of who), if it is bound to a step
-    and so has to be done."""
+    """Fault of a plan, with its description in words.
+
+    `must`: (kind, first letter of the process), if the fault is bound to a step and must therefore be injected.
+    """
 
     told: str
     plan: str
@@ -32,12 +36,15 @@ class Strike:
 
 @dataclass(frozen=True)
 class Training:
-    """One: its `plan`, and, where its launcher is killed, `again`: what befalls the part that goes on, which begins
-    `after` seconds from the first checkpoint."""
+    """One training with its fault plan.
+
+    `again`: faults after a resume, where its launcher is killed; the kill comes `after` seconds from the first
+    checkpoint.
+    """
 
     number: int
     mode: str
-    replayed: bool  # unless a server is lost, or the launcher
+    replayed: bool  # whether replay must succeed, unless a server or the launcher is lost
     overrides: tuple[str, ...]
     plan: tuple[Strike, ...]
     again: tuple[Strike, ...]
@@ -45,13 +52,16 @@ class Training:
 
     @property
     def strikes(self) -> tuple[str, ...]:
-        """In words."""
+        """Descriptions of the faults."""
         return (*(strike.told for strike in self.plan), *(["launcher killed"] if self.again else []))
 
 
 def draw(seed: int, number: int, rings: Sequence[str] = RINGS) -> Training:
-    """The `number`-th of a soak. Modes take turns; two of three are those that have no replicas. `rings`: the
-    all-reduces that there are; nothing else depends on them."""
+    """Draw the `number`-th training of a soak test.
+
+    Modes alternate; two of three are modes without replicas. `rings`: the all-reduces installed; nothing else depends
+    on them.
+    """
     rng = random.Random(f"{seed}:{number}")
     served = number % 3 != 2
     mode = SERVED[(number - number // 3) % len(SERVED)] if served else REPLICAS[number // 3 % len(REPLICAS)]
@@ -75,12 +85,12 @@ def draw(seed: int, number: int, rings: Sequence[str] = RINGS) -> Training:
 
 
 def planned(strikes: Sequence[Strike]) -> str:
-    """As an override."""
+    """Override that configures these faults."""
     return f"faults.plans=[{', '.join(strike.plan for strike in strikes)}]"
 
 
 def _plan(rng: random.Random, workers: int, steps: int) -> tuple[Strike, ...]:
-    """At least one strike."""
+    """Draw a fault plan with at least one fault."""
     found = [*_at_workers(rng, workers, steps), *_at_core(rng, steps)]
     return tuple(found or [_killing(workers)])
 
@@ -97,14 +107,17 @@ def _at_workers(rng: random.Random, workers: int, steps: int) -> list[Strike]:
 
 
 def _killing(workers: int) -> Strike:
-    """One of so many that with a stopped one beside it a worker is left: `sync` and replicas need one."""
+    """Repeated kill of a worker, chosen so that a worker is left beside a stopped one: `sync` and replicas need one."""
     plan = f"{{kind: kill, workers: {workers - 2}, mtbf: 1.5, times: 3}}"
     return Strike("worker killed again and again", plan)
 
 
 def _at_core(rng: random.Random, steps: int) -> list[Strike]:
-    """Strikes at servers and at the coordinator, a tenth of the steps or more between two of them: a coordinator that
-    dies before a server is back ends the run with a sentence, and until then next to no step is made."""
+    """Draw faults of servers and of the coordinator, at least a tenth of the steps apart.
+
+    A coordinator that dies before a server has recovered ends the run with a sentence, and until the recovery hardly
+    any step is made.
+    """
     found = []
     for place in sorted(rng.sample(PLACES, rng.choice((0, 1, 1, 2, 3)))):
         (who, named), kind = rng.choice(CORE), rng.choice(("kill", "hang"))
@@ -116,5 +129,5 @@ def _at_core(rng: random.Random, steps: int) -> list[Strike]:
 
 
 def _again(steps: int) -> tuple[Strike, ...]:
-    """Of a part that goes on: whatever is due before the step where it begins is due there, so there is one."""
+    """Faults of a resumed part: any fault due before the step where it begins is due there, so there is one."""
     return (Strike("worker killed", f"{{kind: kill, workers: random, step: {int(0.9 * steps)}}}", ("kill", "W")),)

@@ -1,4 +1,7 @@
-"""Study 2: samples that always sync, always async, always gba and auto train in a day of load. Costs two seconds."""
+"""Study 2: samples trained in a day of varying load by always sync, always async, always gba and auto.
+
+Costs two seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,24 @@ import yaml
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from done import Done  # noqa: E402  (scripts beside this folder, not a package)
+from done import Done  # noqa: E402  (scripts of the parent folder, not a package)
 from figures import written  # noqa: E402
 
 from gbactl.report.stats import Difference, paired  # noqa: E402
 
 HOURS = 24
 TARGET_SHARE, TARGET_AUC = 0.95, 0.0005
-CHOICES = ("sync", "gba")  # what auto chooses from
+CHOICES = ("sync", "gba")  # modes that auto chooses from
 Curve = list[tuple[float, float]]
 
 
 def curve(result: Mapping[str, Any]) -> Curve:
-    """(virtual seconds, samples) of a run, from its start."""
+    """Curve of a run from its start: (virtual seconds, samples)."""
     return [(0.0, 0.0), *((point["seconds"], float(point["samples"])) for point in result["curve"])]
 
 
 def at(points: Curve, seconds: float) -> float:
-    """Samples at a moment. Raises SystemExit where the run had ended before."""
+    """Samples at a time, interpolated. Raises SystemExit where the run had ended before."""
     place = bisect.bisect_left([time for time, _ in points], seconds)
     if place == len(points):
         raise SystemExit(f"A run ended after {points[-1][0]:.0f} s, before {seconds:.0f} s; give it more samples.")
@@ -58,7 +61,7 @@ Days = dict[str, dict[str, list[float]]]
 
 
 def days(cells: Iterable[Done]) -> Days:
-    """line -> seed -> samples by hour."""
+    """Samples by hour: line -> seed -> list."""
     found: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
     for cell in cells:
         found[cell.options["line"]][cell.seed] = by_hour(curve(cell.result), hour_of(cell.options))
@@ -66,7 +69,7 @@ def days(cells: Iterable[Done]) -> Days:
 
 
 def hindsight(found: Days) -> dict[str, float]:
-    """seed -> samples a day of whoever knows before each hour which mode delivers more, and switches for nothing."""
+    """Samples a day, by seed, of an ideal choice of the faster mode in every hour, with free switches."""
     return {
         seed: sum(max(hours) for hours in zip(*(found[mode][seed] for mode in CHOICES), strict=True))
         for seed in found[CHOICES[0]]
@@ -74,7 +77,7 @@ def hindsight(found: Days) -> dict[str, float]:
 
 
 def aucs(cells: Iterable[Done]) -> dict[str, dict[str, float]]:
-    """line -> seed -> AUC at the end of the run, of the same samples for all."""
+    """AUC at the end of the run, of the same samples for all: line -> seed -> AUC."""
     found: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for cell in cells:
         found[cell.options["line"]][cell.seed] = float(cell.result["auc"])
@@ -82,7 +85,7 @@ def aucs(cells: Iterable[Done]) -> dict[str, dict[str, float]]:
 
 
 def table(cells: Sequence[Done]) -> str:
-    """Markdown: a way to train a line."""
+    """Markdown table, one line for each way to train."""
     found, best, quality = days(cells), hindsight(days(cells)), aucs(cells)
     lines = [
         "| trained | samples a day | of the best in hindsight | AUC minus all-sync | switches |",
@@ -109,13 +112,13 @@ def _auc(each: Difference | None, line: str) -> str:
 
 
 def of_the_day(cell: Done) -> list[dict[str, Any]]:
-    """The looks of auto that led to a switch within the day."""
+    """Decisions of auto that led to a switch within the day."""
     looks = (cell.result.get("auto") or {}).get("switched", [])
     return [look for look in looks if look["at"] < HOURS * hour_of(cell.options)]
 
 
 def decisions(cells: Iterable[Done]) -> str:
-    """Markdown: what auto did when, with the numbers that led to it; of the first seed."""
+    """Markdown table of auto's switches of the first seed, with the predictions that led to them."""
     cell = next(each for each in cells if each.options["line"] == "auto")
     lines = ["| hour | from | to | sync | gba | why |", "| ---: | --- | --- | ---: | ---: | --- |"]
     for look in of_the_day(cell):
@@ -127,7 +130,7 @@ def decisions(cells: Iterable[Done]) -> str:
 
 
 def plot(found: Days, path: Path) -> None:
-    """Samples by hour, mean over the seeds."""
+    """Plot samples by hour, as means over the seeds."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Study 1: what a switch does to next-day AUC, optimizer state kept or begun anew, against all-sync. Costs a second."""
+"""Study 1: effect of a switch on next-day AUC, with optimizer state kept or reset, against all-sync. Costs a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from done import Done  # noqa: E402  (scripts beside this folder, not a package)
+from done import Done  # noqa: E402  (scripts of the parent folder, not a package)
 from figures import written  # noqa: E402
 
 from gbactl.report.stats import Difference, paired  # noqa: E402
@@ -20,13 +20,13 @@ Aucs = dict[str, dict[str, Sequence[float]]]
 
 
 def after(result: Mapping[str, Sequence[Mapping[str, float]]]) -> list[float]:
-    """The AUC of every day (or epoch) of a run's second half, that after the switch, on the next one."""
+    """AUC on the following day (or epoch) for every day of a run's second half, which follows the switch."""
     judged = [phase["auc"] for phase in result["phases"] if "auc" in phase]
     return judged[len(judged) // 2 :]
 
 
 def by_line(cells: Iterable[Done]) -> Aucs:
-    """line -> seed -> AUCs after the switch."""
+    """AUCs after the switch: line -> seed -> list."""
     found: Aucs = {}
     for cell in cells:
         found.setdefault(cell.options["line"], {})[cell.seed] = after(cell.result)
@@ -34,23 +34,23 @@ def by_line(cells: Iterable[Done]) -> Aucs:
 
 
 def modes(found: Aucs) -> list[str]:
-    """The modes beside sync, in their order."""
+    """Modes compared with sync, in order."""
     return list(dict.fromkeys(line.split("-")[1] for line in found if line.startswith(tuple(DIRECTIONS))))
 
 
 def difference(found: Aucs, line: str, base: str, day: int) -> Difference | None:
-    """A line's AUC minus another's, over the seeds that both have; `day` counts from the switch, -1 is the last."""
+    """Difference of a line's AUC to another's, over the seeds of both; `day` counts from the switch, -1 is the last."""
     mine, other = found.get(line, {}), found.get(base, {})
     return paired([(other[seed][day], mine[seed][day]) for seed in mine if seed in other])
 
 
 def shown(each: Difference | None, bold: bool = False) -> str:
-    """+.0003 +-.0001; bold where the interval lies inside the target."""
+    """Format such as +.0003 +-.0001; bold where the interval lies inside the target."""
     return "-" if each is None else written(each, 4, "+", TARGET if bold else None)
 
 
 def table(found: Aucs) -> str:
-    """Markdown: a switch a line."""
+    """Markdown table, one line a switch."""
     heads = ("kept, first", "kept, last", "anew, first", "anew, last", "kept - anew, first")
     lines = [f"| switch | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for prefix, name in DIRECTIONS.items():

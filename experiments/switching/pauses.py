@@ -1,9 +1,10 @@
-"""Study 3: how long nobody trains at a switch, beside stopping and starting by hand.
+"""Study 3: training pause of a switch, compared with stopping and restarting by hand.
 
     .venv/bin/python experiments/switching/pauses.py      # the restarts; kept in runs/studies/switching/
 
-By hand: a checkpoint, as fast as the disk takes it (what is trained meanwhile is lost); Ctrl-C, all processes gone;
-a new run in the other mode that goes on from it, to its first step. Takes 15 to 40 s a cell; nothing else may run.
+By hand: a checkpoint, as fast as the disk takes it (samples trained meanwhile are lost); Ctrl-C, until all processes
+have ended; a new run in the other mode that resumes from it, to its first step. Takes 15 to 40 s a cell; nothing else
+may run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done  # noqa: E402  (scripts beside this folder, not a package)
+import done  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
 
 from gbactl.checkpoint import folder as folders  # noqa: E402
@@ -41,18 +42,18 @@ LEAST_MS, LEAST_STEPS, TARGET = 300.0, 3, 50
 
 
 def orders(path: Path) -> int:
-    """Steps in an event log that is still being written."""
+    """Count the steps in an event log that is still being written."""
     count = 0
     try:
         for record in event_log.read(path):
             count += isinstance(record, event_log.OrderRecord)
-    except EventLogError:  # not there yet, or cut off where it is being written
+    except EventLogError:  # not there yet, or cut off in a record being written
         pass
     return count
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
-    """A training, untracked."""
+    """Start an untracked training."""
     return subprocess.Popen(
         [sys.executable, "-m", "gbactl", "train", *overrides, f"run_dir={folder}", "tracking.enabled=false",
          "cluster.stop_seconds=0"],
@@ -61,7 +62,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], until: Callable[[], bool], name: str) -> None:
-    """Raises SystemExit when the process ends before, or after LIMIT_SECONDS."""
+    """Wait until a condition holds. Raises SystemExit when the process ends before, or after LIMIT_SECONDS."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not until():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -70,20 +71,20 @@ def wait(process: subprocess.Popen[bytes], until: Callable[[], bool], name: str)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C, until all is gone."""
+    """Stop a training with SIGINT and wait until it has ended."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     process.wait(LIMIT_SECONDS)
 
 
 def begun(run: Path) -> bool:
-    """Whether a checkpoint of a run is being written, or is there."""
+    """Whether a checkpoint of a run is being written, or exists."""
     folder = run / folders.NAME
     return folder.is_dir() and any(folder.iterdir())
 
 
 def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
-    """Seconds of every part of a restart by hand, sync -> gba."""
+    """Measure the seconds of every step of a restart by hand, sync -> gba."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     old, new = folder / "before", folder / "after"
@@ -109,12 +110,12 @@ def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
 
 
 def kept(cell: study.Cell) -> Path:
-    """Where a cell's measurement is."""
+    """Path of a cell's measurement."""
     return study.folder_of(cell, study.code_version()) / "restart.json"
 
 
 def measured() -> dict[tuple[str, str], dict[str, float]]:
-    """(rows, workers) -> seconds of a restart. Raises SystemExit where one was not measured."""
+    """Seconds of the restarts by (rows, workers). Raises SystemExit where one was not measured."""
     found = {}
     for cell in done.part(SWEEP, "restarts").cells:
         if not kept(cell).exists():
@@ -124,12 +125,12 @@ def measured() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def key_of(options: dict[str, str]) -> tuple[str, str]:
-    """(rows, workers) of a cell."""
+    """Key (rows, workers) of a cell."""
     return options["rows"], options["cluster.workers"]
 
 
 def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
-    """(milliseconds of every pause, milliseconds of a step of the slower mode), by the coordinator's clock."""
+    """Milliseconds of every pause, and of a step of the slower mode, by the coordinator's clock."""
     phases = result["phases"]
     steps: dict[str, list[float]] = {}
     for phase in phases:
@@ -140,7 +141,7 @@ def pauses(result: dict[str, Any]) -> tuple[list[float], float]:
 
 
 def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, float]]) -> str:
-    """Markdown: tables and workers a line."""
+    """Markdown table, one line for each table size and number of workers."""
     lines = [
         f"| {' | '.join(HEADS)} |",
         "| --- |" + " ---: |" * (len(HEADS) - 1),
@@ -165,8 +166,8 @@ def table(cells: Sequence[done.Done], restarts: dict[tuple[str, str], dict[str, 
 
 
 def main() -> None:
-    """Measure what was not measured yet."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, by what is started too
+    """Measure the restarts that were not measured yet."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, children too
     cells = done.part(SWEEP, "restarts").cells
     for number, cell in enumerate(cells, 1):
         path = kept(cell)

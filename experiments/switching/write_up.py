@@ -1,4 +1,4 @@
-"""Write results.md: the tables of the three studies, each with what made it.
+"""Write results.md: the tables of the three studies, each with its origin.
 
     .venv/bin/python experiments/switching/write_up.py
 
@@ -13,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import busy_day  # noqa: E402  (scripts beside this one, not a package)
+import busy_day  # noqa: E402  (scripts in the same folder, not a package)
 import carry  # noqa: E402
 import done  # noqa: E402
 import pauses  # noqa: E402
@@ -23,19 +23,19 @@ SWEEP = HERE / "sweep.yaml"
 
 
 def cells(part: str) -> list[done.Done]:
-    """The finished cells of a part."""
+    """Finished cells of a part."""
     return done.done(SWEEP, part, "switching")
 
 
 def origin(part: str) -> str:
-    """How many runs of which seeds, from which code."""
+    """Sentence on the number of runs, seeds and code version of a part."""
     found = done.part(SWEEP, part).cells
     seeds = ", ".join(done.seeds(found))
     return f"{part}: {len(found)} runs, seeds {seeds}, code version {study.code_version()}.\n"
 
 
 def carried(part: str) -> list[str]:
-    """Study 1 on some data, or why it is not there."""
+    """Section of study 1 on some data, or the reason why it is missing."""
     missing = done.part(SWEEP, part).missing
     if missing:
         return [f"Left out: {missing} was not set.\n"]
@@ -43,7 +43,7 @@ def carried(part: str) -> list[str]:
 
 
 def day() -> list[str]:
-    """Study 2."""
+    """Section of study 2."""
     found = cells("day")
     busy_day.plot(busy_day.days(found), HERE / "day.png")
     return [
@@ -56,7 +56,7 @@ def day() -> list[str]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write results.md."""
     size = "" if done.size() == "default" else f" SIZE={done.size()}"
     text = [
         f"# Results\n\nWritten by `make switching{size}`; questions and answers are in README.md.\n",

@@ -1,10 +1,10 @@
-"""The peer of `sync`: the plain script a torch DDP user writes, 26 x nn.Embedding(sparse=True), Adam, Gloo.
+"""Peer of `sync`: the plain script of a torch DDP user, with 26 x nn.Embedding(sparse=True), Adam, Gloo.
 
     python experiments/performance/peers/ddp_peer.py --processes 2 --seconds 6 data=synthetic ...
 
 One module of gbactl's dense model and 26 tables under DistributedDataParallel, which overlaps its buckets with
-the backward pass; the tables' sparse gradients go through Gloo's sparse all-reduce, and every rank holds and
-updates whole tables. torch.optim.Adam (fused) for the dense part, torch.optim.SparseAdam for the tables. Prints
+the backward pass. The tables' sparse gradients go through Gloo's sparse all-reduce, and every rank holds and
+updates whole tables. torch.optim.Adam (fused) for the dense parameters, torch.optim.SparseAdam for the tables. Prints
 the samples per second of all processes together.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(
     path: str, overrides: list[str], rank: int, size: int, seconds: float, meeting: str, barrier: Any, out: Any
 ) -> None:
-    """One rank; puts samples per second."""
+    """Train as one rank and put its samples per second into `out`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
@@ -52,12 +52,12 @@ def one(
         return int(told)
 
     out.put(timed(step, seconds, cfg.local_batch, barrier, agreed))
-    dist.barrier()  # who leaves first takes the others' last messages along
+    dist.barrier()  # a rank that leaves early cuts off messages of the others
     dist.destroy_process_group()
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6.0)

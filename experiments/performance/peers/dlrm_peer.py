@@ -1,10 +1,10 @@
-"""The peer of one process: a training loop in plain torch in the manner of facebookresearch/dlrm.
+"""Peer of one process: a training loop in plain torch in the manner of facebookresearch/dlrm.
 
     python experiments/performance/peers/dlrm_peer.py --seconds 6 data=synthetic ...
 
-26 x nn.EmbeddingBag(mode="sum", sparse=True) with torch.optim.Adagrad on their sparse gradients; the dense part
-is gbactl's model, with torch.optim.Adagrad of its own, fused (facebookresearch/dlrm has one optimizer for all,
-which would be slower). fp32. Prints the samples per second of all processes together.
+The tables are 26 x nn.EmbeddingBag(mode="sum", sparse=True) with torch.optim.Adagrad on their sparse gradients. The
+dense model is gbactl's, with its own torch.optim.Adagrad, fused (facebookresearch/dlrm has one optimizer for
+everything, which would be slower). fp32. Prints the samples per second of all processes together.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, barrier: Any, out: Any) -> None:
-    """One independent training; puts samples per second."""
+    """Train independently and put the samples per second into `out`."""
     import torch
     from alone import Feed
     from plain import FieldBags, Plain, stepping, timed
@@ -40,7 +40,7 @@ def one(path: str, overrides: list[str], rank: int, size: int, seconds: float, b
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=6.0)

@@ -1,11 +1,11 @@
-"""The peer of `sync`: the plain script a Horovod user writes, 26 x nn.Embedding(sparse=True) and Adam.
+"""Peer of `sync`: the plain script of a Horovod user, with 26 x nn.Embedding(sparse=True) and Adam.
 
     python experiments/performance/peers/hvd_peer.py --processes 2 --seconds 6 data=synthetic ...
 
-The dense part is gbactl's model under hvd.DistributedOptimizer(torch.optim.Adam). The tables are
+The dense parameters are those of gbactl's model under hvd.DistributedOptimizer(torch.optim.Adam). The tables are
 nn.Embedding(sparse=True) under hvd.DistributedOptimizer(torch.optim.SparseAdam): for sparse gradients
 Horovod gathers every rank's (index, value) pairs, and every rank holds and updates whole tables. Horovod has
-its own defaults (tensor fusion on, a cycle of 1 ms) unless `--cycle-ms` says otherwise. Prints the samples
+its own defaults (tensor fusion on, a cycle of 1 ms) unless `--cycle-ms` is given. Prints the samples
 per second of all processes together.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 << 20)}
 
@@ -30,7 +30,7 @@ def one(
     path: str, overrides: list[str], rank: int, size: int, options: argparse.Namespace,
     environment: dict[str, str], barrier: Any, out: Any,
 ) -> None:  # fmt: skip
-    """One rank; puts samples per second."""
+    """Train as one rank and put its samples per second into `out`."""
     os.environ.update(environment)
     import horovod.torch as hvd
     import torch
@@ -72,7 +72,7 @@ def one(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6.0)

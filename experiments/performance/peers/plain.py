@@ -1,4 +1,4 @@
-"""What the plain torch scripts share: gbactl's dense model over a table a field, batches as tensors, the clock."""
+"""Common parts of the plain torch scripts: gbactl's dense model over a table a field, batches as tensors, timing."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ LEAST_STEPS = 5
 
 
 class FieldTables(torch.nn.ModuleList):
-    """An nn.Embedding(sparse=True) a field."""
+    """Embedding tables, one nn.Embedding(sparse=True) a field."""
 
     def __init__(self, schema: Schema, width: int) -> None:
         super().__init__(torch.nn.Embedding(n, width, sparse=True) for n in schema.cardinalities)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids int64[B, F] -> float32[B, F, W]."""
+        """Look up ids int64[B, F] as float32[B, F, W]."""
         return torch.stack([table(ids[:, f]) for f, table in enumerate(self)], dim=1)
 
 
 class FieldBags(torch.nn.ModuleList):
-    """An nn.EmbeddingBag(mode="sum", sparse=True) a field, one id a bag, as facebookresearch/dlrm has them."""
+    """Embedding bags, one nn.EmbeddingBag(mode="sum", sparse=True) a field, one id a bag, as in DLRM."""
 
     def __init__(self, schema: Schema, width: int) -> None:
         super().__init__(torch.nn.EmbeddingBag(n, width, mode="sum", sparse=True) for n in schema.cardinalities)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids int64[B, F] -> float32[B, F, W]."""
+        """Look up ids int64[B, F] as float32[B, F, W]."""
         offsets = torch.arange(len(ids))
         of_fields = ids.t().contiguous()
         return torch.stack([bag(of_fields[f], offsets) for f, bag in enumerate(self)], dim=1)
 
 
 class Plain(torch.nn.Module):
-    """Looked-up rows into gbactl's model, everything a torch parameter; one thread, denormals flushed."""
+    """Model of embedding tables and gbactl's dense model, all as torch parameters; one thread, denormals flushed."""
 
     def __init__(self, cfg: RunConfig, schema: Schema, tables: Callable[[Schema, int], torch.nn.Module]) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Plain(torch.nn.Module):
             torch.nn.init.uniform_(weight, -cfg.model.init_scale, cfg.model.init_scale)
 
     def forward(self, numeric: Tensor, ids: Tensor) -> Tensor:
-        """Logits float32[B]."""
+        """Compute logits float32[B]."""
         logits: Tensor = self.model(numeric, self.tables(ids))
         return logits
 
 
 def batch_of(data: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids int64[B, F], numeric float32[B, N], labels float32[B]), copied out of the mapped data."""
+    """Copy a batch out of the mapped data: (ids int64[B, F], numeric float32[B, N], labels float32[B])."""
     ids = torch.tensor(data.ids, dtype=torch.int64)
     return ids, torch.tensor(data.numeric), torch.tensor(data.labels, dtype=torch.float32)
 
@@ -69,7 +69,7 @@ def batch_of(data: Batch) -> tuple[Tensor, Tensor, Tensor]:
 def stepping(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], feed: Callable[[int], Batch]
 ) -> Callable[[int], None]:
-    """One step of a plain loop: zero, forward, backward, every optimizer."""
+    """Make the step of a plain loop: zero gradients, forward, backward, every optimizer."""
     criterion = torch.nn.BCEWithLogitsLoss()
 
     def step(i: int) -> None:
@@ -86,7 +86,7 @@ def stepping(
 def timed(
     step: Callable[[int], None], seconds: float, batch: int, barrier: Any, agreed: Callable[[int], int] = int
 ) -> float:
-    """Samples per second of one rank. All ranks take the same number of steps: `agreed(own guess)`."""
+    """Measure samples per second of one rank. All ranks take the same number of steps: `agreed(own guess)`."""
     began = time.perf_counter()
     for i in range(WARM_UP):
         if i == WARM_UP // 2:

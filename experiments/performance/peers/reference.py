@@ -1,8 +1,9 @@
-"""The yardstick: independent single-process trainings side by side, same model and kernels, no communication.
+"""Reference of the benchmark: independent single-process trainings in parallel, same model and kernels, no
+communication.
 
     python experiments/performance/peers/reference.py --processes 2 --seconds 6 data=synthetic ...
 
-Prints the samples per second of all processes together. An upper bound on purpose: rows are read from and
+Prints the samples per second of all processes together. An intended upper bound: rows are read from and
 written to the table in place, the dense step takes every gradient where autograd left it.
 """
 
@@ -17,11 +18,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 
 def one(path: str, overrides: list[str], rank: int, processes: int, seconds: float, barrier: Any, out: Any) -> None:
-    """Train alone until the time is up; put samples per second."""
+    """Train independently until the time is up, and put the samples per second into `out`."""
     from alone import WARM_UP, PlainLoop, Trainee
 
     me = Trainee(path, overrides, rank, processes)
@@ -37,13 +38,13 @@ def one(path: str, overrides: list[str], rank: int, processes: int, seconds: flo
 
 
 def measure(path: str, overrides: list[str], processes: int, seconds: float) -> float:
-    """Samples per second of `processes` independent trainings together."""
+    """Measure samples per second of `processes` independent trainings together."""
     given = [(path, overrides, rank, processes, seconds) for rank in range(processes)]
     return sum(rates(one, given, seconds))
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=6.0)

@@ -1,12 +1,12 @@
-"""The peer of `async`: an asynchronous parameter server on torch.distributed.rpc (TensorPipe).
+"""Peer of `async`: an asynchronous parameter server on torch.distributed.rpc (TensorPipe).
 
     python experiments/performance/peers/rpc_peer.py --workers 4 --seconds 6 data=synthetic ...
 
 One server process, `--workers` worker processes, loopback. Same model, data, distinct rows, row and dense
-kernels as gbactl; the rows of the next batch are on their way while one computes, pushes do not block, the
+kernels as gbactl. The rows of the next batch are pulled while one computes, pushes do not block, the
 server holds a lock only around its kernels. `--messages one` puts push(t) and pull(t+2) into one
-call, `two` (default: as fast or faster) keeps them apart; `wait` is the parameter server of torch's own tutorial:
-one blocking call a batch gives the gradient and fetches the next parameters, nothing is under way while a worker
+call, `two` (default: as fast or faster) keeps them apart. `wait` is the parameter server of torch's own tutorial:
+one blocking call a batch pushes the gradient and pulls the next parameters, and nothing is in flight while a worker
 computes. Prints the samples per second of all workers together.
 """
 
@@ -28,14 +28,14 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from crew import rates  # noqa: E402  (a script of the folder above, not a package)
+from crew import rates  # noqa: E402  (a script of the parent folder, not a package)
 
 SERVER = "server"
 _state: Any = None
 
 
 class State:
-    """The server's parameters."""
+    """Parameters of the server, with their lock."""
 
     def __init__(self, path: str, overrides: list[str]) -> None:
         from alone import Trainee
@@ -50,7 +50,7 @@ class State:
 
 
 def pull(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """On the server: rows float32[U, W] and the dense vector."""
+    """Return rows float32[U, W] and the dense vector (runs on the server)."""
     table = _state.rows.table
     rows, dense = torch.empty(len(index), table.shape[1]), torch.empty(len(_state.dense.value))
     with _state.lock:
@@ -60,7 +60,7 @@ def pull(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def push(index: torch.Tensor, rows: torch.Tensor, dense: torch.Tensor) -> None:
-    """On the server: one optimizer step from one gradient."""
+    """Take one optimizer step from one gradient (runs on the server)."""
     with _state.lock:
         _state.rows.apply([(index.numpy(), rows.numpy(), 1.0)], 1.0, 1.0)
         _state.dense.apply(dense.numpy(), 1.0, 1.0)
@@ -69,7 +69,7 @@ def push(index: torch.Tensor, rows: torch.Tensor, dense: torch.Tensor) -> None:
 def push_pull(
     index: torch.Tensor, rows: torch.Tensor, dense: torch.Tensor, wanted: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in one message."""
+    """Push and pull in one message (runs on the server)."""
     push(index, rows, dense)
     return pull(wanted)
 
@@ -77,7 +77,7 @@ def push_pull(
 def computed(
     me: Any, data: Any, unique: Any, rows: torch.Tensor, dense: torch.Tensor, key: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A gradient from what was pulled: the distinct rows, theirs float32[U, W], the dense one."""
+    """Compute a gradient from pulled values: distinct rows, their gradients float32[U, W], the dense gradient."""
     me.flat.load(dense.numpy())
     me.kernels.gather(rows.numpy(), unique.inverse, me.emb)
     of_rows = me.gradient(data, key)
@@ -88,7 +88,7 @@ def computed(
 
 
 class Waiting:
-    """A worker that waits for its server, as in torch's tutorial."""
+    """Worker that waits for its server, as in torch's tutorial."""
 
     def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int) -> None:
         from alone import Trainee
@@ -104,18 +104,18 @@ class Waiting:
         self.next += 1
 
     def step(self) -> None:
-        """One batch."""
+        """Train on one batch."""
         index, sums, gradient = computed(self.me, self.data, self.unique, self.rows, self.dense, self.next)
         self._ahead()
         wanted = torch.from_numpy(self.unique.index)
         self.rows, self.dense = self.rpc.rpc_sync(SERVER, push_pull, (index, sums, gradient, wanted))
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no call is in flight."""
 
 
 class Worker:
-    """Two batches ahead in `one`, one batch ahead in `two`: rows are as stale as gbactl's with prefetch."""
+    """Worker that pulls ahead, two batches in `one`, one in `two`: rows are as stale as gbactl's with prefetch."""
 
     def __init__(self, rpc: Any, path: str, overrides: list[str], rank: int, size: int, combined: bool) -> None:
         from alone import Trainee
@@ -137,7 +137,7 @@ class Worker:
         return data, self.me.unique(data)
 
     def step(self) -> None:
-        """One batch."""
+        """Train on one batch."""
         data, unique, future = self.queue.popleft()
         ahead = self._prepare()
         rows, dense = future.wait()
@@ -153,7 +153,7 @@ class Worker:
             self.pushes.popleft().wait()
 
     def finish(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the calls in flight."""
         for future in (*self.pushes, *(entry[2] for entry in self.queue)):
             future.wait()
 
@@ -162,7 +162,7 @@ def one(
     rank: int, path: str, overrides: list[str], options: argparse.Namespace, meeting: str,
     barrier: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Rank 0 serves, the others train until the time is up and put samples per second."""
+    """Serve as rank 0; as another rank train until the time is up and put samples per second into `out`."""
     import torch.distributed.rpc as rpc
     from alone import WARM_UP
 
@@ -193,7 +193,7 @@ def one(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=6.0)

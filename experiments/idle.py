@@ -40,7 +40,7 @@ class Again(Split):
         return self.samples
 
     def slice(self, lo: int, hi: int) -> Batch:
-        """See Split.slice; a range that would cross the end of `whole` starts at its beginning instead."""
+        """See Split.slice. A range that would cross the end of `whole` starts at its beginning instead."""
         size = hi - lo
         first = lo % len(self.whole)
         first = first if first + size <= len(self.whole) else 0

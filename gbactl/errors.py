@@ -13,7 +13,10 @@ class GbactlError(Exception):
 
 
 class Stopped(BaseException):
-    """Stop by a signal `number`. `told`: the outcome of what was stopped, as the second half of a sentence."""
+    """Stop of the program by signal `number`.
+
+    `told`: the outcome of what was stopped, as the second half of a sentence.
+    """
 
     def __init__(self, number: int, told: str = "") -> None:
         super().__init__(number)

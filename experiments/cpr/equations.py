@@ -1,5 +1,4 @@
-"""Overhead equations against emulated jobs without training (study 2), and their predictions for other settings (study
-5).
+"""Overhead equations against emulated jobs without training (study 2), and for other settings (study 5).
 
     .venv/bin/python experiments/cpr/equations.py [--failures 10000] [--jobs 2000]     # prints both tables
 

@@ -12,7 +12,7 @@ from links import Link  # a script in the same folder, not a package
 
 CLASSES = ("dense", "rows", "ids", "control")
 RELAYED = ("cpu_seconds", "late", "frames", "dropped")
-PROMISE = 15  # per cent
+PROMISE = 15  # largest error of a prediction, in percent
 
 
 @dataclass(frozen=True)

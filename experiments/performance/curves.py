@@ -27,7 +27,7 @@ from gbactl.engine.host_info import free_memory
 
 HERE = Path(__file__).resolve().parent
 DIM, WORKERS = 16, 4
-SPARE = 0.8  # of the free memory; a point that was refused is tried again
+SPARE = 0.8  # share of the free memory that a point may need; a refused point is tried again next time
 FIGURES = "curves.json"
 
 

@@ -1,10 +1,9 @@
-"""Benchmark of the data path alone: batches sliced from the mapped cache and deduplicated, like a worker before its
-pull.
+"""Benchmark of the data path alone: batches sliced from the mapped cache and deduplicated, without a pull.
 
     python experiments/performance/data_path.py [--shuffle] --seconds 6 data=synthetic ...
 
-Arrays that training copies out of the map (numeric features, labels) are copied here, too. One process, one thread.
-Prints samples per second.
+A worker does the same before its pull: arrays that training copies out of the map (numeric features, labels) are copied
+here, too. One process, one thread. Prints samples per second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The row kernels, compiled against their torch twin, in M ids/s: `python experiments/performance/kernels.py`.
+"""Benchmark of the row kernels, compiled against torch twin, in M ids/s: `python experiments/performance/kernels.py`.
 
-A request is 512 x 26 Zipf ids (13,312, about 54 % distinct) into a table far beyond the caches; no request
-occurs twice, rounds alternate between the two. `--quick` takes 10 to 20 s and 3 GB; one thread.
+A request is 512 x 26 Zipf ids (13,312, about 54 % distinct) into a table far beyond the caches. No request
+occurs twice, and rounds alternate between the two. `--quick` takes 10 to 20 s and 3 GB; one thread.
 """
 
 from __future__ import annotations

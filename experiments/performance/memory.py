@@ -148,7 +148,7 @@ class Served:
 
 
 class _Hub:
-    """A hub that can wait for one kind of message."""
+    """Message hub that can wait for one kind of message."""
 
     def __init__(self, key: bytes, me: Peer, bind: str | None = None) -> None:
         self.hub = SocketHub(key, me, bind=bind)

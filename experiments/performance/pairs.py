@@ -95,9 +95,7 @@ def scale_pairs(bench: Bench) -> Iterator[Pair]:
 
 
 def saving_pairs(bench: Bench) -> Iterator[Pair]:
-    """Pairs for training while checkpoints are written continuously, and for the cost of each priority between two
-    saves.
-    """
+    """Pairs for training while checkpoints are written continuously, and for each priority's cost between two saves."""
     rows = f"data.max_cardinality={max_cardinality(ONE_MILLION)}"
     never = gbactl(bench, "async", 4, 512, rows)
     long = f"data.rows_per_day={SAVES * bench.rows}"

@@ -96,7 +96,7 @@ def watch(bench: Bench, seconds: float) -> tuple[dict[str, Any], Any, dict[str, 
         run.start()
         until = time.monotonic() + PATIENCE
         log = folder / "events.log"
-        while not (log.exists() and log.stat().st_size > 4096):  # training has begun
+        while not (log.exists() and log.stat().st_size > 4096):  # wait until training has begun
             if time.monotonic() > until or not run.is_alive():
                 raise SideError("the run to be watched did not begin")
             time.sleep(0.05)

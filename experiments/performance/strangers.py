@@ -1,5 +1,4 @@
-"""Training while unauthenticated clients connect to every listening port: silent ones, and ones that send a byte at
-times.
+"""Training while unauthenticated clients connect to every listening port and stay silent or send single bytes.
 
 A thousand clients a port connect as soon as it listens. A rejected client connects again, fifty a tick at most, or
 stays away. They run in a thread of the benchmark: their CPU use is included in the ratio, and reported as

@@ -46,7 +46,7 @@ class Alternating:
         self._last = (time.process_time(), samples)
 
     def _block(self) -> float:
-        self._plain(1)  # warms what the virtual run has displaced
+        self._plain(1)  # refills the caches after the virtual run
         began = time.process_time()
         self._plain(BLOCK)
         return (time.process_time() - began) / (BLOCK * self.batch)

@@ -55,7 +55,7 @@ class Observation:
 class Notes:
     """Progress events of training phases, without each phase's warm-up.
 
-    The warm-up is the first `skip` of the samples, and then the first `seconds`, in which caches fill.
+    The warm-up is the share `skip` of the samples, and then the first `seconds`, in which caches fill.
     """
 
     def __init__(self, skip: float = 0.0, seconds: float = 0.0) -> None:

@@ -48,12 +48,12 @@ class Schema:
 
     @property
     def fields(self) -> int:
-        """F, the number of categorical fields."""
+        """Number F of categorical fields."""
         return len(self.cardinalities)
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """int64[F]: first row of each field in the fused table; all 0 with shared ids."""
+        """First row of each field in the fused table, int64[F]; all 0 with shared ids."""
         ends = np.cumsum(self.cardinalities, dtype=np.int64)
         return np.zeros_like(ends) if self.shared_ids else ends - np.array(self.cardinalities, np.int64)
 
@@ -65,7 +65,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Batch:
-    """labels uint8[n], numeric float32[n, N], ids int32[n, F] (0 <= id < cardinality of its field).
+    """Batch of samples: labels uint8[n], numeric float32[n, N], ids int32[n, F] (0 <= id < cardinality of its field).
 
     A batch from `Split.slice` is read-only (it is the cache itself); `torch.tensor(batch.numeric)` copies it.
     """
@@ -105,7 +105,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Splits in time order. kind "days": train on d, evaluate on d+1; "splits": train, validation, test."""
+    """Data set as splits in time order. kind "days": train on d, evaluate on d+1; "splits": train, validation, test."""
 
     schema: Schema
     splits: tuple[Split, ...]
@@ -124,12 +124,12 @@ class Dataset:
         return sum(split.rows for split in self.splits)
 
     def split(self, name: str) -> Split:
-        """The split of that name. Raises KeyError."""
+        """Find the split of that name. Raises KeyError."""
         return {split.name: split for split in self.splits}[name]
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """meta.json of a cache directory. Raises DataError where it is missing, unreadable or of old format."""
+    """Read meta.json of a cache directory. Raises DataError where it is missing, unreadable or of an old format."""
     try:
         meta = json.loads((path / META).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -175,7 +175,7 @@ def _encrypt(x: NDArray[np.uint64], bits: int, keys: list[int]) -> NDArray[np.ui
 
 
 def permuted(lo: int, hi: int, n: int, key: int) -> NDArray[np.int64]:
-    """int64[hi - lo]: positions lo..hi of the permutation of range(n) that belongs to `key` (any integer).
+    """Positions lo..hi, int64[hi - lo], of the permutation of range(n) that belongs to `key` (any integer).
 
     Raises ValueError unless 0 <= lo <= hi <= n.
     """

@@ -212,9 +212,7 @@ class HiddenModel:
         return total
 
     def calibrate(self, numeric: Floats, ids: NDArray[np.int32], signal: float, ctr: float) -> None:
-        """Scale the model's terms to their shares of a logit of standard deviation `signal`, and shift it to the click
-        rate.
-        """
+        """Scale the model's terms to their shares of a logit of deviation `signal`, and shift it to the click rate."""
         for name, part in self._parts(numeric, ids, 0).items():
             spread = float(part.std())
             self.scale[name] = signal * SHARES[name] ** 0.5 / spread if spread > 0 else 0.0

@@ -58,9 +58,7 @@ def require_cmake() -> str:
 
 
 def cxx20_wrapper(folder: Path, compiler: str) -> Path:
-    """Write a compiler wrapper that appends the C++20 flag: Horovod's build sets C++14, which torch 2.13 does not
-    support.
-    """
+    """Write a compiler wrapper that appends the C++20 flag: Horovod sets C++14, which torch 2.13 does not support."""
     wrapper = folder / "cxx20"
     wrapper.write_text(f'#!/bin/sh\nexec "{compiler}" "$@" -std=gnu++20\n')
     wrapper.chmod(0o755)

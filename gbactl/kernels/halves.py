@@ -83,8 +83,9 @@ CODECS: dict[str, Codec] = {"fp16": Fp16(), "bf16": Bf16()}
 
 
 def rounded(codec: Codec | None, values: Floats) -> Floats:
-    """Values as the receiver of `values`, float32[...], would get them: a rounded copy, or `values` itself without a
-    codec.
+    """Round a copy of `values`, float32[...], to what their receiver would get.
+
+    Without a codec return `values` itself.
     """
     if codec is None:
         return values

@@ -55,7 +55,7 @@ class Replayer:
         if isinstance(record, InfoRecord):
             if record.kind in (event_log.PHASE, event_log.END, event_log.SWITCH, event_log.MOVED):
                 self._close()
-            if record.kind == event_log.MOVED:  # after this record the workers take the dense parameters again
+            if record.kind == event_log.MOVED:  # the workers then take the dense parameters from the servers
                 self.replica.move("servers")
             if record.kind == event_log.SWITCH and record.fields.get("fresh"):
                 self._afresh()

@@ -143,7 +143,7 @@ def _values(run: Run, keys: Key) -> Key:
 
 
 def _order(line: Line, chosen: str | None, by_likeness: bool) -> tuple[object, ...]:
-    """Sort key of a line: the baseline first, among lines that differ from it in the mode alone if grouped so."""
+    """Sort key of a line: the baseline first; with `by_likeness` first among the lines with the same `alike` values."""
     first = natural(line.alike) if by_likeness else []
     return first, chosen is None or line.key[0] != chosen, natural(line.place)
 

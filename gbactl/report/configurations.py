@@ -120,8 +120,9 @@ def _within(found: Settings) -> Settings:
 
 
 def differing(runs: Sequence[Run]) -> list[Differing]:
-    """Find how each run's configuration differs: in keys beyond the mode from any run, in the mode's keys from its
-    mode's.
+    """Find how each run's configuration differs from others.
+
+    Keys beyond the mode are compared with all runs, the mode's own keys with the runs of the same mode.
     """
     found, modes = [settings(run) for run in runs], [value_of(run, "mode") for run in runs]
     beyond = _varying(_beyond(each) for each in found)

@@ -36,8 +36,10 @@ Cut = tuple[int, int]
 
 
 def dense_range(size: int, shard: int, holders: int) -> Cut:
-    """The contiguous slice [lo, hi) of a vector of `size` values that shard `shard` holds: the first `holders` shards
-    share it equally, those after them have an empty slice at its end."""
+    """Range [lo, hi) of the slice of a vector of `size` values that shard `shard` holds.
+
+    The first `holders` shards share the vector equally; those after them have an empty slice at its end.
+    """
     return size * min(shard, holders) // holders, size * min(shard + 1, holders) // holders
 
 

@@ -16,12 +16,11 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 
 @dataclass(slots=True)
 class Part:
-    """One shard's slice of a gradient: `index` int32[n] distinct local rows, `grad` f32[n, W], `dense` f32 of the
-    shard's dense slice.
+    """Gradient slice of one batch for one shard: row gradients and, where the shard holds dense parameters, dense ones.
 
-    `release`, if given, is called once when the arrays are no longer needed. `touches` uint32[n]: touch count of each
-    row when it was pulled, where the shard counts touches. `lost`: the slice never arrived, and this empty one replaces
-    it.
+    `index` int32[n]: distinct local rows. `grad` f32[n, W]. `dense`: f32 of the shard's dense slice. `release`, if
+    given, is called once when the arrays are no longer needed. `touches` uint32[n]: touch count of each row when it was
+    pulled, where the shard counts touches. `lost`: the slice never arrived, and this empty one replaces it.
     """
 
     index: Ints

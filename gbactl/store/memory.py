@@ -1,7 +1,7 @@
 """Zeroed arrays aligned to cache lines, so that a 64-byte row never costs two cache misses.
 
 Large arrays ask for huge pages: rows far apart then cost a cache miss and no page-table walk, which makes a pull about
-1.5 times as fast. All pages are populated at allocation, so that no step waits for the system to find and clear 2 MB
+1.5 times as fast. Their pages are populated at allocation, so that no step waits for the system to find and clear 2 MB
 when a row is the first of its page.
 """
 
@@ -34,7 +34,7 @@ def _huge(size: int) -> NDArray[np.uint8]:
     """Allocate `size` zero bytes or more, with room to align them, populated, on huge pages if the system has some."""
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (getattr(mmap, "MADV_HUGEPAGE", 0), POPULATE_WRITE if sys.platform == "linux" else 0):
-        with contextlib.suppress(AttributeError, OSError):  # not supported, kernel too old, or too few huge pages
+        with contextlib.suppress(AttributeError, OSError):  # switched off, kernel too old, or too few huge pages
             memory.madvise(advice)
     return np.frombuffer(memory, np.uint8)
 

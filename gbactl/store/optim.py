@@ -67,11 +67,10 @@ class OptimizerSpec:
 
 @functools.lru_cache(maxsize=8)
 def bias_table(first: float, second: float) -> Floats:
-    """Table f32[T, 2] of Adam's bias corrections: 1/(1-first^t) and 1/sqrt(1-second^t) up to the t where both are 1 in
-    fp32.
+    """Table f32[T, 2] of Adam's bias corrections: 1/(1-first^t) and 1/sqrt(1-second^t).
 
-    Powers are running products, so the bits do not depend on the machine's `pow`. Raises ConfigError on betas out of
-    range.
+    It ends at the t where both are 1 in fp32. Powers are running products, so the bits do not depend on the machine's
+    `pow`. Raises ConfigError on betas out of range.
     """
     if not (0 <= first < 1 and 0 <= second < 1):
         raise ConfigError(f"optim.beta1={first} and optim.beta2={second} must be in [0, 1).")
@@ -108,8 +107,10 @@ class RowOptimizer:
         self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
         weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
     ) -> None:  # fmt: skip
-        """Step the distinct rows `index` int32[U] with weight * grad f32[U, W] / divisor (or /
-        contributors f32[U]) + decay * row. Raises ValueError on an index outside the table."""
+        """Step the distinct rows `index` int32[U] with weight * grad f32[U, W] / divisor + decay * row.
+
+        With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
+        """
         self._step.listed(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
 
     def every(

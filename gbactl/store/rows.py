@@ -145,11 +145,11 @@ class PullNotes:
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
     def weigh(self, part: Part, weights: Sequence[float]) -> list[RowPart]:
-        """Split a gradient slice by row weight, `weights`[the row's own staleness]: one (index, grad, weight) for each
-        weight > 0.
+        """Split a gradient slice by row weight, `weights`[the row's own staleness], into one (index, grad, weight)
+        each.
 
-        The last of `weights` is that of the token's staleness, which no row's staleness exceeds. All rows of a slice
-        without a pull record get the last weight.
+        Rows of weight 0 are left out. The last of `weights` is that of the token's staleness, which no row's staleness
+        exceeds. All rows of a slice without a pull record get the last weight.
         """
         if part.touches is None:
             return [(part.index, part.grad, weights[-1])] if weights[-1] > 0 and len(part.index) else []

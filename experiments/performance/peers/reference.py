@@ -1,10 +1,9 @@
-"""Reference of the benchmark: independent single-process trainings in parallel, same model and kernels, no
-communication.
+"""Reference of the benchmark: independent single-process trainings in parallel, without communication.
 
     python experiments/performance/peers/reference.py --processes 2 --seconds 6 data=synthetic ...
 
-Prints the samples per second of all processes together. An intended upper bound: rows are read from and
-written to the table in place, the dense step takes every gradient where autograd left it.
+Same model and kernels as gbactl. Prints the samples per second of all processes together. An intended upper bound: rows
+are read from and written to the table in place, the dense step takes every gradient where autograd left it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Benchmark of the row kernels, compiled against torch twin, in M ids/s: `python experiments/performance/kernels.py`.
+"""Benchmark of the row kernels, compiled against torch, in M ids/s: `python experiments/performance/kernels.py`.
 
 A request is 512 x 26 Zipf ids (13,312, about 54 % distinct) into a table far beyond the caches. No request
 occurs twice, and rounds alternate between the two. `--quick` takes 10 to 20 s and 3 GB; one thread.

@@ -97,7 +97,7 @@ class RowOptimizer:
         self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
 
     def reset(self) -> None:
-        """Reset to the state before the first step; the table stays."""
+        """Reset the optimizer to its state before the first step; the table stays."""
         for moment in self.moments.values():
             moment.fill(self.spec.start)
         if self.counts is not None:
@@ -132,7 +132,7 @@ class DenseOptimizer:
         self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
 
     def reset(self) -> None:
-        """Reset to the state before the first step; the vector stays."""
+        """Reset the optimizer to its state before the first step; the vector stays."""
         self.step = 0
         for moment in self.moments.values():
             moment.fill(self.spec.start)

@@ -178,7 +178,7 @@ class Checkpointing:
         }  # fmt: skip
         return {"checkpoint": told}
 
-    # -- the end at a signal ------------------------------------------------------------------------
+    # -- stopping at a signal -----------------------------------------------------------------------
 
     def stop(self, seconds: float) -> None:
         """Save a checkpoint as soon as possible, within `seconds`, because the run is to end.
@@ -208,7 +208,7 @@ class Checkpointing:
         self._stop = None
         self.run.tell("stop", told)
 
-    # -- when ---------------------------------------------------------------------------------------
+    # -- when to save -------------------------------------------------------------------------------
 
     def watch(self, training: Training) -> None:
         """Attach the checkpoints to a phase that begins."""

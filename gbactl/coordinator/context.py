@@ -48,7 +48,7 @@ class RunContext:
     def __init__(
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any], found: Found | None
     ) -> None:
-        """`found`: the state that a failed coordinator left, if this one replaces it."""
+        """Set up a run. `found`: the state that a failed coordinator left, if this one replaces it."""
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.state = RunState() if found is None else found.state
         self.members = Members(cfg.processes, cfg.cluster.servers)
@@ -97,7 +97,7 @@ class RunContext:
         return not (self.servers_gone or self.all_go_back)
 
     def position(self, step: int, training: Training | None = None, ended: bool = False) -> Position:
-        """Position of the job at a step."""
+        """Position of the job in its data and schedule, at a step."""
         return self.record.position(training, step, mode_values(self.current), self.switches, ended)
 
     # -- batches ------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class RunContext:
         channel = self.members.of("worker")[worker]
         channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
 
-    # -- what is told -------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------
 
     def tell(self, name: str, fields: dict[str, Any]) -> None:
         """Send the launcher an event."""

@@ -225,7 +225,7 @@ class Core:
         run.note()
         run.tell("joined", {"process": "C", "step": run.step_now})
 
-    # -- what a run leaves --------------------------------------------------------------------------
+    # -- result -------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """Fields of result.json about replicas and switch=auto."""

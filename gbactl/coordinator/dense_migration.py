@@ -35,9 +35,9 @@ class DenseMigration:
             self._moved.add(message.worker)
 
     def move(self, to: str, source: str = "") -> Flow[bool]:
-        """Move the dense parameters. False where a worker failed and they are back at their source.
+        """Move the dense parameters. False where a worker failed and they are back where they were.
 
-        The source is then the servers, which by the end of a phase also hold the result of the replicas.
+        That is on the servers, which by the end of a phase also hold the mean of the replicas, or their centre.
 
         Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
         source = source or ("workers" if to == "servers" else "servers")

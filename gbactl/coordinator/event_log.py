@@ -28,9 +28,9 @@ from gbactl.errors import EventLogError, TornLogError
 
 MAGIC = b"gbaclog\0"
 FORMAT = 16
-# 4 has notes, and when the dense part was moved for a successor; 6 rows of gradients; 8 tells of dense gradients that
-# are gone; 13 times failures (5, 7, 9 to 12 and 15 are a bit off others); in 14 rows are divided by weights of their
-# own, and hop_bw chooses batches ahead; 16 has hand-outs of no samples and ends of phases: it alone can be replayed
+# New in format 4: notes, and moves of the dense parameters for a successor. 6: row counts of gradients. 8: lost dense
+# gradients. 13: times of failures. 14: rows are divided by their own weights, and hop_bw chooses batches ahead. 16:
+# hand-outs of no samples and ends of phases; only 16 can be replayed. 5, 7, 9 to 12 and 15 differ slightly from others.
 READ = (3, 4, 6, 8, 13, 14, 16)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
@@ -196,7 +196,7 @@ class EventLog:
         self.flush()
 
     def drop(self, worker: int, batch: int) -> None:
-        """Write that a gradient was discarded; worker -1 if nobody's."""
+        """Write that a gradient was discarded; worker -1 if it belongs to none."""
         self._tell(DROP, (_in(worker, _WORKERS), _in(batch, _NUMBERS)))
 
     def left(self, worker: int) -> None:
@@ -269,7 +269,7 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
 
 
 def tail(path: Path, offset: int) -> tuple[list[Record], int]:
-    """Read the records from a byte offset on, and the offset at which the last complete one ends.
+    """Read the records from a byte offset on. Also returns the offset at which the last complete one ends.
 
     A record must begin at the offset. A killed writer may have left an incomplete record at the end. Raises
     EventLogError where the log is damaged."""

@@ -71,7 +71,7 @@ class Failover:
         self._sums: list[PartsLost | RingBroken] = []
         self._stood: tuple[int, tuple[Ranges, bool, bool]] | None = None
 
-    # -- everybody comes back -----------------------------------------------------------------------
+    # -- reconnecting nodes -------------------------------------------------------------------------
 
     def gather(self) -> Flow[None]:
         """Wait for the servers and the launcher, and for workers as long as one may stay silent.
@@ -127,7 +127,7 @@ class Failover:
 
     @property
     def phase_began(self) -> float:
-        """Begin of the current phase, in seconds of the run."""
+        """Start of the current phase, in seconds of the run."""
         return self.state.stood.at - self.state.stood.began
 
     def standing(self, message: Standing) -> None:
@@ -140,7 +140,7 @@ class Failover:
         if message.epoch == self.found.term:
             self._holding[message.worker] = message
 
-    # -- where the run stood ------------------------------------------------------------------------
+    # -- restoring the run --------------------------------------------------------------------------
 
     def restore(self) -> Flow[bool]:
         """Restore the run to the last point at which nothing was in flight. Returns whether all rounds are over."""
@@ -152,7 +152,7 @@ class Failover:
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)
         self.core.switch.restore(stood.round, position.switches)
-        if self.announced:  # a switch before this phase is reported without its pause, whose begin is unknown
+        if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
         run.record.statistics.restore_acted(self.state.ongoing.acted)
         run.failures.heard(self.failures)
@@ -228,7 +228,7 @@ class Failover:
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
         return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
 
-    # -- from here on -------------------------------------------------------------------------------
+    # -- going on -----------------------------------------------------------------------------------
 
     def _go_on(self, training: Training | None, missing: dict[int, list[Grant]]) -> Flow[None]:
         run, core = self.run, self.core
@@ -287,7 +287,7 @@ class Failover:
         return max(0, may_have - has)
 
     def _lose(self, training: Training | None) -> None:
-        """Record the workers that had failed before, and those that have not reconnected."""
+        """Treat the workers that had failed before, and those that have not reconnected, as failed."""
         run, core = self.run, self.core
         run.fencing.gone.clear()
         for worker in self.gone:
@@ -309,7 +309,7 @@ class Failover:
             self._let_in(training)
 
     def _let_in(self, training: Training) -> None:
-        """Let workers join the phase again whose joining the log does not have."""
+        """Let workers join the phase if the log lacks that they had joined it."""
         policy, members = training.policy, self.run.members.of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
             training.joined(worker)

@@ -31,7 +31,7 @@ GOODBYE_SECONDS = 5.0
 
 
 class RunFlow:
-    """Flow of one run.
+    """Flow of one run, as generators that yield what they wait for.
 
     `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
     cluster; `amend` adds to the result."""

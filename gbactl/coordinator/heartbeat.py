@@ -66,7 +66,7 @@ class Heartbeat:
         return gone
 
     def _forgive(self, now: float) -> None:
-        """Extend all deadlines by the time in which the coordinator itself did not run: answers may be unread."""
+        """Extend all deadlines where the coordinator itself did not run for two beats: answers may be unread."""
         away = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if away > 2 * self.beat_seconds:

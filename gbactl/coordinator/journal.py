@@ -60,7 +60,7 @@ class Journal:
     """Writer of the coordinator's state. Does nothing in a run that ends with its coordinator."""
 
     def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
-        """`first`: this is the first coordinator of its run."""
+        """Open the journal of a run. `first`: this is the run's first coordinator."""
         self.on, self.state, self._path = kept(cfg), state, run_dir / NAME
         if first:
             self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run

@@ -279,7 +279,7 @@ class ModeSwitch:
             run.members.tell("worker", Abandon(training.number))
         self.look()
 
-    # -- from outside -------------------------------------------------------------------------------
+    # -- requests of users --------------------------------------------------------------------------
 
     def ask(self, fields: dict[str, Any]) -> None:
         """Handle a request of `gbactl switch`, sent by the launcher: {id, mode: {...}}. It is always answered."""

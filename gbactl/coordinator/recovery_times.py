@@ -54,7 +54,7 @@ class Failed:
 
 @dataclass
 class Failures:
-    """Failures so far.
+    """Failures of a run so far.
 
     `injured`: injected failures that are not detected yet, and their times; `struck`: step and seconds of training
     of the fault plan's last injection."""
@@ -95,7 +95,7 @@ class RecoveryTimes:
 
     def detected(self, process: str, failure: str) -> None:
         """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
-        sign = self._signs.pop(process, self._began)  # a process never heard of was silent since the begin
+        sign = self._signs.pop(process, self._began)  # a process never heard of was silent from the start
         kind, at = self.state.injured.pop(process, (failure, sign))
         self.all.append(Failed(process, kind, at, self.now()))
 

@@ -18,7 +18,7 @@ END_BYTES = 1 << 20  # a run's last files: result, four plots, what the tracking
 
 @dataclass(frozen=True)
 class Round:
-    """Attributes of a Dataset that the schedule needs."""
+    """Round of a run: train on one split, then evaluate on others. Early stopping uses the score on `judged_by`."""
 
     split: int
     epoch: int
@@ -28,7 +28,7 @@ class Round:
 
 
 class Splits(Protocol):
-    """The part of a Dataset that a plan needs."""
+    """Attributes of a Dataset that the schedule needs."""
 
     @property
     def kind(self) -> str:

@@ -37,7 +37,7 @@ class ServerRecovery:
         `reading` all their data takes longest."""
         self._heartbeat = self._fresh_heartbeat(reading)
 
-    # -- who is gone --------------------------------------------------------------------------------
+    # -- failures -----------------------------------------------------------------------------------
 
     def look(self) -> list[int]:
         """Stop a phase that is to be rolled back. Returns the shards whose servers have been silent for too long.
@@ -97,7 +97,7 @@ class ServerRecovery:
             raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
         self.run.server_losses = sum(each["state"] == "lost" for each in told)
 
-    # -- who comes ----------------------------------------------------------------------------------
+    # -- successors ---------------------------------------------------------------------------------
 
     def back(self, shard: int) -> None:
         """Record that a successor has loaded a checkpoint."""

@@ -22,7 +22,7 @@ class ServerSums:
         self.run, self.state = run, run.state.ongoing.sums
 
     def begins(self, phase: Phase) -> None:
-        """Record the begin of a phase; after a failover or rollback perhaps once more."""
+        """Record the start of a phase; after a failover or rollback perhaps once more."""
         before = [each for each in self.state.phases if each[3] < phase.first_step]
         self.state.phases[:] = [*before[-1:], _outline(phase)]
 

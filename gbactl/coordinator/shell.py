@@ -62,7 +62,7 @@ class Coordinator:
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
         found: Found | None = None,
     ) -> None:  # fmt: skip
-        """`found`: the state that a failed coordinator left, if this one replaces it."""
+        """Set up a coordinator. `found`: the state that a failed one left, if this one replaces it."""
         self.hub = hub
         self.context = RunContext(hub, cfg, dataset, run_dir, header, found)
         self.core = Core(self.context, 0 if found is None else found.term)

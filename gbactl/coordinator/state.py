@@ -34,7 +34,7 @@ _RATE = ("batches", "samples", "seconds", "untimed")
 
 @dataclass
 class Position:
-    """Position of a job.
+    """Position of a job in its data and schedule, for checkpoints and the journal.
 
     What was handed out and not applied is `unread`: it is handed out once more, and counts once. `switches`: entries of
     the schedule that were taken; `mode`: the keys of the current mode."""
@@ -182,7 +182,7 @@ class Standstill:
     """Moment when nothing is in flight.
 
     Round `round` enters `stage`, with the `rest` of its samples to train; `inside`: it has begun. `offset`: bytes of
-    the event log; `phase`: number of the last one; `at`, `began`: this moment and the begin of the run, in seconds of
+    the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
     the machine's clock."""
 
     stage: str = TRAIN

@@ -80,7 +80,7 @@ class RunRecord:
         self._began = self.now()
 
     def go_on(self, seconds: float) -> None:
-        """Set the run's clock back to a begin `seconds` ago or earlier, in a run that continues another."""
+        """Set the run's start to `seconds` ago or earlier, in a run that continues another."""
         self._began = min(self._began, self.now() - seconds)
 
     @property
@@ -183,7 +183,7 @@ class RunRecord:
     def position(
         self, training: Training | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
     ) -> Position:
-        """Position of the job.
+        """Position of the job in its data and schedule.
 
         `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
         the schedule that were taken."""

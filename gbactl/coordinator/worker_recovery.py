@@ -63,7 +63,7 @@ class WorkerRecovery:
         return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._fails else least
 
     def look(self) -> list[int]:
-        """Inject the faults that are due. Returns the workers that have been silent for too long."""
+        """Order the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
         if not run.members.settled or run.stopped:
             return []

@@ -131,7 +131,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
 def _first_shard(
     hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
 ) -> tuple[Shard, Ready | Loaded] | None:
-    """Shard at the begin of a run, or as a checkpoint to resume from has it. None when the run ends before."""
+    """Shard at the start of a run, or as a checkpoint to resume from has it. None when the run ends before."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
     spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), momentum)

@@ -46,7 +46,7 @@ class Policy(ABC):
 
     #: the type of `options`: its fields are the mode's own keys in conf/mode/
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
-    #: see `register`
+    #: the mode's name, and its number in the metric `mode_id`; set by `register`
     name: ClassVar[str] = ""
     number: ClassVar[int | None] = None
     #: who holds the dense parameters: "servers", "workers" (every worker the same copy), or "replicas" (each its own)
@@ -57,7 +57,7 @@ class Policy(ABC):
     global_step: ClassVar[bool] = True
     #: whether every worker computes one batch of every step
     in_step: ClassVar[bool] = False
-    #: whether the event log tells all that a replay needs, where it tells the order in which gradients are summed
+    #: whether the event log has all that a replay needs, provided that it has the order in which gradients are summed
     replayable: ClassVar[bool] = True
     #: whether rows may be fetched before the batch's turn
     prefetch_rows: ClassVar[bool] = True

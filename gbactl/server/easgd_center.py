@@ -27,7 +27,7 @@ class CentreSide:
         self._sum: Any = None
         self._count = self._step = 0
         self._turn = -1
-        #: message -> handler, as the server calls them; those of workers come first
+        #: message -> its handler, called by the server; first those of workers
         self.from_workers: dict[type[Any], Any] = {Elastic: self._elastic, GiveReplica: self._give}
         self.handlers = {**self.from_workers, SettleReplicas: self._settle}
 

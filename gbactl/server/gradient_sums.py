@@ -30,7 +30,7 @@ from gbactl.wire.messages import PartsLost, RingBroken, Sum, SumPart
 KEPT = 2  # sums: the newest one, and the one before, which a rank may still need
 OPEN = 8  # maximum of rounds of one name that a server keeps
 NAMES = 256
-RANKS = 1 << 16  # and parts
+RANKS = 1 << 16  # limit of ranks, and of parts
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 @dataclass
 class _Round:
     parts: dict[int, Floats] = field(default_factory=dict)
-    dealt: int = 0  # parts in all; 0: one of every rank
+    dealt: int = 0  # number of parts; 0: one part of every rank
     after: int = 0  # for a dealt one: the first version of rows that includes its step
     total: Floats | None = None
     wanting: set[int] = field(default_factory=set)
@@ -178,7 +178,7 @@ class SumSide:
         self._channels: dict[int, Channel] = {}
         self._told: dict[int, int] = {}  # step -> number of its lost parts that the coordinator knows
         self._broken = False  # whether a ring is broken, which was reported
-        #: message -> handler, as the server calls them
+        #: message -> its handler, called by the server
         self.from_workers: dict[type[Any], Any] = {SumPart: self._part, Sum: self._brought}
 
     def _part(self, channel: Channel, message: SumPart, frame: Frame) -> None:

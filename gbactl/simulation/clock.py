@@ -25,7 +25,7 @@ class Events:
         return len(self._heap)
 
     def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
-        """Schedule a call at a time. Raises ValueError for a past time, or NaN."""
+        """Schedule a call at a time. Raises ValueError for a past or infinite time, or NaN."""
         if not self.now <= time < math.inf:
             raise ValueError(f"an event at {time} was planned at {self.now}")
         self._sequence += 1

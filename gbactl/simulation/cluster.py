@@ -98,7 +98,7 @@ class VirtualCluster:
     def __init__(
         self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: Before | None = None
     ) -> None:
-        """`before`: the state of the cluster that this one replaces."""
+        """Build the nodes. `before`: the state of the cluster that this one replaces."""
         self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
         self.events = Events() if before is None else Events(before.now, before.stalled)
         self.cost = CostModel(cfg.cost, cfg.seed)

@@ -70,7 +70,7 @@ class Failures:
     """Injected failures and their consequences; listens to the coordinator as a launcher does."""
 
     def __init__(self, cluster: Cluster, before: Before | None = None) -> None:
-        """`before`: the state of the cluster that this one replaces."""
+        """Watch a cluster. `before`: the state of the cluster that this one replaces."""
         self.cluster = cluster
         self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
         self._epochs: Counter[int] = Counter()
@@ -192,7 +192,7 @@ class EverybodyBack(Exception):
 class Before:
     """State that a cluster leaves to the one that replaces it.
 
-    `began`: begin of training; `now`, `stalled`: of its events; `cuts`: counts and costs of its checkpoints;
+    `began`: start of training; `now`, `stalled`: of its events; `cuts`: counts and costs of its checkpoints;
     `resumed_at`: the step from which the whole run resumed."""
 
     cfg: RunConfig
@@ -323,7 +323,7 @@ class ServerFailures:
     def _tell(self, sentence: str) -> None:
         self.cluster.coordinator.context.tell("checkpoint", {"state": "back", "sentence": sentence})
 
-    # -- another cluster in the place of this one ---------------------------------------------------
+    # -- the next cluster ---------------------------------------------------------------------------
 
     def leave(self) -> Before:
         """Make the state for the next cluster; this one's log is renamed."""

@@ -18,7 +18,7 @@ from gbactl.wire.reliable import RETRY_SECONDS, weather_of
 
 
 class LossyChannel(VirtualChannel):
-    """End of a lossy connection: `weather` disturbs its outgoing transmissions while storms are `on`."""
+    """End of a lossy connection. `weather` decides its transmissions' faults; `on`: the active message faults."""
 
     def __init__(
         self, network: Network, near: Node, far: Node, weather: Weather, on: Callable[[], frozenset[int]],

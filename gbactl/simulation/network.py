@@ -213,7 +213,7 @@ class VirtualHub:
     address = "C"
 
     def __init__(self, events: Events, host: Host, seconds: float) -> None:
-        """`seconds`: process time for every message."""
+        """Make the hub. `seconds`: process time for every message."""
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = Process(host.cores)
         self.refused: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from gbactl.worker.dense_params import NOT_HERE
 
 
 class TrainerDense:
-    """Placement with a replica per worker: gradients are computed at a batch's begin and applied at its end."""
+    """Placement with a replica per worker: gradients are computed at a batch's start and applied at its end."""
 
     def __init__(self, compute: Compute, make_block: Callable[[], DenseBlock], rounds: Rounds) -> None:
         self.compute, self.flat = compute, compute.flat

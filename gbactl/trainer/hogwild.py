@@ -1,7 +1,7 @@
 """Compute thread on a trainer's replica (Hogwild), with its own model over the same memory and its own gradient.
 
 Threads never wait for each other's steps. A foreground exchange stops them all: each holds a lock from the
-begin of a batch to its local step, and the exchange takes every lock. Memory: a gradient per thread, and, with
+start of a batch to its local step, and the exchange takes every lock. Memory: a gradient per thread, and, with
 batch norm, a copy of the vector, because a forward pass writes a batch's statistics there.
 """
 

@@ -192,7 +192,7 @@ class WorkerCore:
     def _revive(self, message: Revive) -> list[Command]:
         """Tell a new coordinator which batches are here. Its predecessor's questions are dropped.
 
-        OpenReplicas is kept: batches that came after the begin of their phase wait for it."""
+        OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
         return [Tell(self._holdings.told(self.index, message.epoch, self.phase))]
 
@@ -294,7 +294,7 @@ class WorkerCore:
         item.row_versions[shard], item.dense_versions[shard] = rows.version, self.have_dense[shard]
         return [Complete(item)] if complete else []
 
-    # -- servers that are lost ----------------------------------------------------------------------
+    # -- server failures ----------------------------------------------------------------------------
 
     def forget_dense(self, shard: int) -> None:
         """Forget the dense slice of a shard that another server serves now; -1: of all shards, since they moved."""

@@ -31,7 +31,7 @@ class _Round:
     """This rank's data of a round: its parts and the sum."""
 
     number: int
-    dealt: int  # parts in all; 0: one of every rank
+    dealt: int  # number of parts; 0: one part of every rank
     after: int  # for a dealt one: the first version of rows that includes its step
     length: int
     parts: dict[int, Vector] = field(default_factory=dict)  # this rank's own
@@ -64,7 +64,7 @@ class ServedSums(Beneath):
         exchange.more[Sum] = self._arrived
         exchange.on_back = self._again
 
-    # -- see Surviving ------------------------------------------------------------------------------
+    # -- methods of Surviving -----------------------------------------------------------------------
 
     def without_the_dead(self) -> None:
         """See Surviving.without_the_dead."""

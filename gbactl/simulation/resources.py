@@ -111,7 +111,7 @@ class Line(SharedCores):
     def slip_in(self, seconds: float) -> float:
         """Send a packet, which waits only for other packets.
 
-        While a large message is in transit, the packet's time is charged to the next large one. Returns when it is through."""
+        While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
         self._packets.reserve(seconds)
         self._taken += seconds
         if len(self):

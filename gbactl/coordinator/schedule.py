@@ -32,7 +32,7 @@ class Splits(Protocol):
 
     @property
     def kind(self) -> str:
-        """"days" or "splits"."""
+        """Kind of the splits: "days" or "splits"; the latter are train, validation and test."""
 
     @property
     def splits(self) -> tuple[object, ...]:

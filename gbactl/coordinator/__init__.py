@@ -1,1 +1,1 @@
-"""The coordinator: hands out batches, orders steps, and decides what happens when a process fails."""
+"""Coordinator of a run: hands out batches, orders steps, and decides what happens when a process fails."""

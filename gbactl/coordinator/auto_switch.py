@@ -1,7 +1,7 @@
-"""switch=auto in a run: feeds the controller with what is announced, looks now and then, notes every look.
+"""Automatic choice of the mode (switch=auto): feed the controller with announced gradients and log its decisions.
 
-auto.jsonl in the run directory has a line a look: the numbers it went by, what was decided, why. A gradient costs
-2 us, a look 0.2 ms with ten workers.
+auto.jsonl in the run directory has one line per decision: the measurements, the decision, the reason. A gradient costs
+2 us, a decision 0.2 ms with ten workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ NAME = "auto.jsonl"
 
 
 class AutoSwitch:
-    """Part of the switcher. `now`: seconds since the run began; `tell` gets every look's fields."""
+    """Controller of switch=auto within a run. `now`: seconds since the run began.
+
+    `tell` gets every decision's fields."""
 
     def __init__(
         self, cfg: RunConfig, path: Path, now: Callable[[], float], tell: Callable[[dict[str, Any]], None]
@@ -39,21 +41,21 @@ class AutoSwitch:
     def of(
         cls, cfg: RunConfig, run_dir: Path, now: Callable[[], float], tell: Callable[[dict[str, Any]], None]
     ) -> AutoSwitch | None:
-        """For a run; None where it does not choose by itself."""
+        """Controller of a run; None where switch=auto is off."""
         return cls(cfg, run_dir / NAME, now, tell) if cfg.candidates else None
 
     def begin(self, mode: str, policy: Policy) -> None:
-        """A phase begins."""
+        """Begin a phase in a mode."""
         self._full, self._step = policy.phase.local_batch, policy.step
         self.controller.begin(self.now(), mode)
 
     def heard(self, worker: int, samples: int, seconds: float) -> None:
-        """A gradient was announced; a day's last, short batch says nothing of a step."""
+        """Feed an announced gradient to the controller; a short batch (the last of a day) is ignored."""
         if samples >= self._full:
             self.controller.seen(self.now(), worker, seconds, samples)
 
     def look(self, training: Training) -> Look | None:
-        """Between two messages: count steps; every so many seconds say what would be best."""
+        """Feed the steps to the controller; every `switch.every` seconds return the mode that it recommends."""
         policy, now = training.policy, self.now()
         if policy.step != self._step:
             self._step = policy.step
@@ -64,7 +66,7 @@ class AutoSwitch:
         return self.controller.look(now)
 
     def note(self, look: Look, at: dict[str, Any], obstacle: str) -> None:
-        """A look and where the run was; `obstacle`: why what it wants cannot be, empty if nothing is in the way."""
+        """Log a decision and the run's position; `obstacle`: why the wanted mode is impossible, empty if it is not."""
         self._looks += 1
         self.last = {**at, **dataclasses.asdict(look), **({"obstacle": obstacle} if obstacle else {})}
         with self.path.open("a") as out:
@@ -74,5 +76,5 @@ class AutoSwitch:
         self.tell(self.last)
 
     def summary(self) -> dict[str, Any]:
-        """result.json's `auto`: how many looks there were, those that led to a switch, the last one."""
+        """result.json's `auto`: number of decisions, those that led to a switch, the last one."""
         return {"looks": self._looks, "switched": self._asked, "last": self.last or None}

@@ -1,9 +1,9 @@
-"""Checkpoints: when one is due, at which step, and that it exists once all of it is there.
+"""Checkpoints: when to save, at which step, and when a checkpoint is complete.
 
-"Checkpoint at step k" goes to every server right behind the order of step k - 1, so all of them save the same
-moment. Where workers hold the dense parameters, one of them is asked for them right behind its batch of that step;
-where they are trainers, each tells its replica as it is then (see publishing.py). A checkpoint costs the coordinator
-a message to and from every server, and trainer; a thread writes the manifest.
+"Checkpoint at step k" is sent to every server right behind the order of step k - 1, so all of them save the same
+state. Where workers hold the dense parameters, one of them is asked for them right behind its batch of that step;
+where the workers are trainers, each sends its replica (see publishing.py). A checkpoint costs the coordinator
+a message to and from every server and trainer; a thread writes the manifest.
 """
 
 from __future__ import annotations
@@ -40,38 +40,41 @@ from gbactl.models import row_width
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 
 log = logging.getLogger(__name__)
-LAST_SECONDS = 600.0  # how long the end of a run waits for its last checkpoint
-CLOSING_SECONDS = 10.0  # how long a loss waits for a checkpoint of which all parts are there
+LAST_SECONDS = 600.0  # seconds that the end of a run waits for its last checkpoint
+CLOSING_SECONDS = 10.0  # seconds that a server failure waits for a checkpoint whose files are all written
 
 
 @dataclass
 class Pending:
-    """A checkpoint under way: what it will say, and who has told that its part is on the disk."""
+    """Checkpoint in progress: its manifest, and which servers have written their files."""
 
     manifest: Manifest
     samples: int
     began: float
     with_dense: bool
     replicas: Gathering | None = None
-    stops: bool = False  # the run ends once it is there
+    stops: bool = False  # the run ends once it is complete
     updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
     closing: Closing | None = None
 
     @property
     def error(self) -> str:
-        """Why it cannot be, if somebody's part failed; before all, that it is not finite."""
+        """First error that a server reported, empty if none; an error about infinity or NaN comes first."""
         failed = sorted((part for part in self.parts.values() if part.error), key=lambda part: part.finite)
         return failed[0].error if failed else ""
 
     @property
     def finite(self) -> bool:
-        """Whether nobody found an infinity or NaN."""
+        """Whether no node found an infinity or NaN."""
         return all(part.finite for part in self.parts.values()) and (self.closing is None or self.closing.finite)
 
 
 class Checkpointing:
-    """`gathering` begins to collect the replicas of a checkpoint; None where the dense parameters are elsewhere."""
+    """Checkpoints of one run.
+
+    `gathering` begins to collect the replicas for a checkpoint; it returns None where no replicas hold the dense
+    parameters."""
 
     def __init__(self, run: RunContext, gathering: Callable[[], Gathering | None] = lambda: None) -> None:
         self.run, self.gathering = run, gathering
@@ -80,29 +83,31 @@ class Checkpointing:
         self.folder = Folder(run.run_dir / folders.NAME)
         self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
-        self._spare = 0  # bytes that the disk has to have left
+        self._spare = 0  # bytes that must stay free on the disk
         self.resumed: Position | None = None
-        self.at: Position | None = None  # where the job went on from last
+        self.at: Position | None = None  # position from which the job was continued last
         self._number = 1
-        self._base: list[str] | None = []  # what the next partial one rests on; None: it has to be whole
+        self._base: list[str] | None = []  # what the next partial one builds on; None: it must be whole
         self._due = float("inf")
         self._planned: tuple[int, int] | None = None
         self._dense: dict[int, tuple[int, int, Floats]] = {}
         self._open: Pending | None = None
         self._giver = -1  # the worker that was asked for the dense parameters
-        self._mixed = False  # a server went back since the checkpoint under way was begun
-        self._stop: tuple[float, float] | None = None  # the run is to end: by when it is saved; seconds
+        self._mixed = False  # a server was restored since the checkpoint in progress began
+        self._stop: tuple[float, float] | None = None  # a stop is requested: deadline; seconds allowed
 
     @property
     def unsaved(self) -> UnsavedWork:
-        """What the shards would lose now."""
+        """Work that the shards would lose if they failed now."""
         return self.state.unsaved
 
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
-        """Everybody is ready; the job has `samples` in all. Goes on where the run's checkpoint was, if it has one, and
-        behind a coordinator that died: what that was saving will not be, and the next one is whole."""
+        """Begin checkpointing once every node is ready; the job has `samples` in all.
+
+        Resumes from the run's checkpoint if it has one. After a coordinator failover, the checkpoint in progress is
+        given up and the next one is whole."""
         run = self.run
         self.folder.identity = manifests.identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
@@ -133,17 +138,17 @@ class Checkpointing:
         run.step = position.step
 
     def unread(self, number: int, samples: int) -> Ranges:
-        """What of round `number`, of `samples`, is to be trained."""
+        """Sample ranges of round `number`, which has `samples` samples, that are still to be trained."""
         left = self.at.unread if self.at is not None and self.at.round == number else None
         return ((0, samples),) if left is None else tuple(left)
 
     @property
     def trained(self) -> bool:
-        """Whether the job went back to the end of its training, which patience had brought about."""
+        """Whether the job resumed at the end of its training, which early stopping had ended."""
         return self.at is not None and self.at.ended and self.at.stopped_early
 
     def save_last(self) -> Flow[None]:
-        """Training is over: save the model as it is now, in the place of what is being written."""
+        """Save the final model after training; give up a checkpoint in progress unless its files are all written."""
         if self._open is not None and self._open.closing is not None:
             yield from self._wait()
         self._forget()
@@ -161,7 +166,7 @@ class Checkpointing:
         return self._open is None
 
     def summary(self) -> dict[str, Any]:
-        """For result.json."""
+        """Checkpoint fields of result.json."""
         if not self.on and self.resumed is None:
             return {}
         state, unsaved = self.state, self.unsaved
@@ -173,21 +178,23 @@ class Checkpointing:
         }  # fmt: skip
         return {"checkpoint": told}
 
-    # -- the end at a signal ------------------------------------------------------------------------
+    # -- stopping at a signal -----------------------------------------------------------------------
 
     def stop(self, seconds: float) -> None:
-        """The run is to end: save where it stands as soon as can be, within so many seconds; an event `stop` says what
-        came of it. While the last checkpoint is written nothing is begun, as the run's end is there first."""
+        """Save a checkpoint as soon as possible, within `seconds`, because the run is to end.
+
+        The event `stop` reports the outcome. While the final checkpoint is written, no other is begun: the run ends
+        with it."""
         if not self.run.gathered and not self.run.taking_over:
             self._stopped({"state": "nothing"})
             return
         self._stop = time.monotonic() + seconds, seconds
         cut = self._open
         if cut is not None and cut.closing is None and not cut.manifest.position["ended"]:
-            self._forget()  # it is written slowly
+            self._forget()  # it is written at a limited rate
 
     def _look_at_stop(self, until: float, seconds: float) -> None:
-        """Save a round that is trained and is judged now; give up when the time is over."""
+        """Save at once where the round is trained and being evaluated; give up at the deadline."""
         if time.monotonic() >= until:
             self._forget()
             self._stopped({"state": "failed", "why": f"it took longer than cluster.stop_seconds={seconds:g}"})
@@ -201,17 +208,17 @@ class Checkpointing:
         self._stop = None
         self.run.tell("stop", told)
 
-    # -- when ---------------------------------------------------------------------------------------
+    # -- when to save -------------------------------------------------------------------------------
 
     def watch(self, training: Training) -> None:
-        """A phase begins."""
+        """Attach the checkpoints to a phase that begins."""
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
             training.phase.slices = GradientSlices(self.unsaved.updates.applied, self._missed)
 
     def _missed(self, shard: int, samples: int, rows: int) -> None:
-        """Count a gradient's slice that was in flight when its server was lost, and is not applied."""
+        """Count a gradient slice that was in flight when its server was lost, and is not applied."""
         if self.estimate.recovery != "full":
             self.run.failures.cost(f"S{shard}", self.unsaved.missed(shard, samples, rows))
 
@@ -224,7 +231,9 @@ class Checkpointing:
         return self.run.hub.now() >= self._due if gap is None else step % gap == 0
 
     def _granted(self, worker: int, token: int) -> None:
-        """Where workers hold the dense part: the one asked has its batch of step `token`, and saves behind it."""
+        """Ask the worker that holds the dense parameters to save them, once it has its batch of step `token`.
+
+        Only where the workers hold the dense parameters."""
         if self.run.home != "workers" or not self._is_due(token + 1):
             return
         if worker == min(self.run.members.of("worker")):
@@ -240,7 +249,7 @@ class Checkpointing:
         return number
 
     def _ordered(self, step: int) -> None:
-        """Step `step` - 1 has just been ordered."""
+        """Begin a checkpoint, if one is due, once step `step` - 1 was ordered."""
         if self._planned is not None and self._planned[0] == step and self.run.sound:
             number, self._planned = self._planned[1], None
         elif self.run.home != "workers" and self._is_due(step):
@@ -257,9 +266,9 @@ class Checkpointing:
         base = [] if kind == "whole" else list(self._base or [])
         position = run.position(step, training, ended)
         if run.evaluation is not None:
-            position.unread = []  # the round is trained, and yet to be judged
+            position.unread = []  # the round is trained but not evaluated
         gathering = self.gathering()
-        home = "servers" if run.home == "replicas" else run.home  # by the end of a phase they hold what counts
+        home = "servers" if run.home == "replicas" else run.home  # at a phase's end they hold the mean or centre
         if gathering is not None and not gathering.centred:
             home = "workers"
         manifest = Manifest(
@@ -286,15 +295,16 @@ class Checkpointing:
         return {"numeric": schema.numeric, "cardinalities": sizes, "shared_ids": schema.shared_ids, "fields": names}
 
     def saved(self, message: Saved) -> None:
-        """A server's part is on the disk, or will not be."""
+        """Record that a server has written its file, or failed to."""
         cut = self._open
         if cut is not None and message.number == cut.manifest.number:
             cut.parts[message.shard] = message
             self._complete()
 
     def dense(self, message: DenseSaved, values: Floats, worker: int = -1) -> None:
-        """A worker's dense part, with its optimizer; or that it has none any more. Raises WireError where it cannot be
-        that."""
+        """Take a worker's dense parameters and optimizer state, or its answer that it has none any more.
+
+        Raises WireError where their sizes do not match."""
         cut = self._open
         if message.params >= 0 and not fits(message.params, len(values), self.run.cfg.optim.name):
             raise WireError(f"W{worker} tells {len(values)} values for {message.params} dense parameters.")
@@ -333,13 +343,13 @@ class Checkpointing:
         self.look()
 
     def _waits(self, cut: Pending) -> bool:
-        """Whether some worker has yet to tell its dense part."""
+        """Whether a worker has yet to send its dense parameters."""
         if cut.replicas is not None:
             return bool(cut.replicas.due)
         return cut.with_dense and cut.manifest.number not in self._dense
 
     def _told_dense(self, cut: Pending) -> dict[str, NDArray[Any]] | None:
-        """What workers told of it."""
+        """Dense tensors that workers sent for a checkpoint; None if there are none."""
         optimizer = self.run.cfg.optim.name
         if cut.replicas is not None:
             return cut.replicas.tensors(optimizer)
@@ -347,7 +357,7 @@ class Checkpointing:
         return None if told is None else unpacked(*told, optimizer)
 
     def look(self) -> None:
-        """Between two messages: whether the checkpoint under way has come to exist."""
+        """Finish the checkpoint in progress if its manifest was written. Called between two messages."""
         if self._stop is not None:
             self._look_at_stop(*self._stop)
         cut = self._open
@@ -374,13 +384,13 @@ class Checkpointing:
             self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
     def _count_saved(self, cut: Pending) -> None:
-        """What a loss from now on would not undo."""
+        """Record what a server failure from now on would no longer undo."""
         kind, step = cut.manifest.kind, cut.manifest.step
         safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
         self.unsaved.saved(step, None if kind == "chosen" else cut.samples, safe)
 
     def settle(self, why: str) -> None:
-        """There is none under way afterwards: one that has all its parts is waited for, another will not be."""
+        """End the checkpoint in progress: wait for it if all its files are written, else give it up."""
         if self._open is not None and self._open.closing is not None:
             self._open.closing.wait(CLOSING_SECONDS)
             self.look()
@@ -388,7 +398,7 @@ class Checkpointing:
             self.abandon(why)
 
     def server_gone(self, shard: int) -> None:
-        """A server is lost. The next checkpoint is whole: what comes in its place is older than the rest."""
+        """Handle a server failure: the next checkpoint is whole, since the successor is older than the others."""
         self.settle(f"S{shard} is gone")
         self._base, self._mixed = None, True
 
@@ -404,20 +414,21 @@ class Checkpointing:
         return str(chain.folder / chain.last.name), Position.read(chain.last.position)
 
     def go_back(self, position: Position) -> None:
-        """Everybody is where the newest checkpoint was, and the job with them, whose clock goes on; no checkpoint is
-        under way (see settle)."""
+        """Set the job to the position of the newest checkpoint, to which every node was restored.
+
+        The run's clock goes on. No checkpoint may be in progress (see settle)."""
         self.run.record.restore(position)
         self.at, self.run.step, self._base = position, position.step, None
         self.unsaved.updates.again()
 
     def taken_over(self) -> None:
-        """Another coordinator goes on: what was being saved will not be, unless it is the end of the run."""
+        """Give up the checkpoint in progress after a coordinator failover, unless it is the final one."""
         if self._open is None or not self._open.manifest.position["ended"]:
             self._forget()
             self._base = None
 
     def worker_lost(self, worker: int) -> None:
-        """A checkpoint that waits for what a dead worker alone holds will not be."""
+        """Give up a checkpoint that waits for dense parameters of a failed worker."""
         if self._open is not None and self._open.replicas is not None:
             self._open.replicas.left(worker)
             self._complete()
@@ -429,12 +440,12 @@ class Checkpointing:
 
     @property
     def _number_open(self) -> int | None:
-        """Of the checkpoint that still waits for a worker's dense part."""
+        """Number of the checkpoint that still waits for a worker's dense parameters; None if there is none."""
         cut = self._open
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
     def _failed(self, cut: Pending, why: str) -> None:
-        """The checkpoint under way could not be written. Raises DivergedError where that ends the run."""
+        """Give up a checkpoint that could not be written. Raises DivergedError where that ends the run."""
         if self._stop is not None:
             self._forget()
             self._stopped({"state": "failed", "why": why.rstrip(".")})
@@ -445,10 +456,10 @@ class Checkpointing:
             raise DivergedError(f"The model diverged at or before step {step}: {found}; {ADVICE}")
 
     def way_back(self, *keys: str) -> str:
-        """The newest good checkpoint and the command that goes on from it with `keys` typed beside, in a sentence; ""
-        where there is none.
+        """Name the newest good checkpoint and the command that resumes from it with `keys` appended, in a sentence.
 
-        Reads it to its end. What is still being written is given up, unless all parts of it are there."""
+        "" where there is none. Reads the checkpoint to its end. A checkpoint in progress is given up, unless all its
+        files are written."""
         if self._open is not None and self._open.closing is not None:
             self._open.closing.wait(CLOSING_SECONDS)
         elif self.on:
@@ -464,7 +475,7 @@ class Checkpointing:
         return f"The newest good checkpoint is {last.name}, of step {last.step}; go on from it with '{command}'."
 
     def abandon(self, why: str) -> None:
-        """The checkpoint under way, if there is one, will not be: it is told, and the next interval tries again."""
+        """Give up the checkpoint in progress, if there is one, and report it; the next interval tries again."""
         cut = self._forget()
         if cut is None:
             return
@@ -474,7 +485,7 @@ class Checkpointing:
         self.run.tell("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 
     def _forget(self) -> Pending | None:
-        """The checkpoint under way, which is none any more; the next one is whole."""
+        """Discard and return the checkpoint in progress; the next one is whole."""
         cut, self._open = self._open, None
         self._planned = None
         if cut is not None:

@@ -1,8 +1,8 @@
-"""What all parts of the coordinator know of a run, and how they wait.
+"""Context that all parts of the coordinator share, and the generators by which they wait.
 
 The parts (hand-out, checkpoints, recoveries, mode switch, replicas) do not know each other: each has this context and
-its own branch of the state. What waits for nodes is a generator that yields Until; one loop (shell.py) handles messages
-until the condition holds and then resumes it. So a run reads from top to bottom in flow.py, and no message is ever
+its own branch of the state. Code that waits for nodes is a generator that yields Until; one loop (shell.py) handles
+messages until the condition holds and then resumes it. So a run reads from top to bottom in flow.py, and no message is
 handled within a wait of another.
 """
 
@@ -30,8 +30,9 @@ from gbactl.wire.messages import Event, Granted
 
 
 class Until(NamedTuple):
-    """What a generator waits for: a condition, no longer than until `deadline` by the hub's clock. It is sent whether
-    the condition holds."""
+    """Condition that a generator waits for, until `deadline` by the hub's clock at most.
+
+    The generator is sent whether the condition holds."""
 
     condition: Callable[[], bool]
     deadline: float | None = None
@@ -42,17 +43,17 @@ Flow = Generator[Until, bool, T]
 
 
 class RunContext:
-    """One run, as all parts of its coordinator see it."""
+    """State and services of one run that all parts of its coordinator share."""
 
     def __init__(
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any], found: Found | None
     ) -> None:
-        """`found`: what another coordinator left, in whose place this one is."""
+        """Set up a run. `found`: the state that a failed coordinator left, if this one replaces it."""
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.state = RunState() if found is None else found.state
         self.members = Members(cfg.processes, cfg.cluster.servers)
         self.fencing = Fencing(self.members, self.state.ongoing.lives.gone)
-        self.current = cfg  # in the mode at hand
+        self.current = cfg  # configuration in the current mode
         self.record = RunRecord(hub.now, cfg.train.patience)
         self.record.modes = cfg.mode.name
         self.record.statistics.observed = Observed.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
@@ -63,46 +64,46 @@ class RunContext:
         self.step = self.switches = self.phase_number = 0
         self.training: Training | None = None
         self.evaluation: Evaluation | None = None
-        self.waiting: deque[int] = deque()  # workers that ask for a batch and got none yet
-        self.surplus: Counter[int] = Counter()  # how often each worker asks for a thread of a phase that is over
+        self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
+        self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
         self.gathered = self.started = self.stopped = False
         self.taking_over = found is not None
         self.server_losses = 0  # so far
-        self.servers_gone: dict[int, float] = {}  # shard -> when it was missed
-        self.all_go_back = False  # to the last checkpoint, as soon as nothing is in flight
-        self.fresh_at: int | None = None  # the step at which the optimizer's state began anew
-        self.auto_look: dict[str, Any] | None = None  # the last look of switch=auto
+        self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected
+        self.all_go_back = False  # every node must go back to the last checkpoint, as soon as nothing is in flight
+        self.fresh_at: int | None = None  # the step at which the optimizer's state was reset
+        self.auto_look: dict[str, Any] | None = None  # last decision of switch=auto
 
     # -- facts --------------------------------------------------------------------------------------
 
     @property
     def home(self) -> str:
-        """Who holds the dense parameters in the mode at hand."""
+        """Holder of the dense parameters in the current mode."""
         return self.current.home
 
     @property
     def step_now(self) -> int:
-        """Steps ordered so far, the phase that goes on included."""
+        """Steps ordered so far, including the current phase."""
         return self.step if self.training is None else self.training.policy.step
 
     @property
     def finished(self) -> int:
-        """Samples of the job with a fate, the phase that goes on included."""
+        """Samples with a fate so far, including the current phase."""
         return self.record.ledger.finished + (0 if self.training is None else self.training.policy.ledger.finished)
 
     @property
     def sound(self) -> bool:
-        """Whether what the servers have may be saved: every shard is served, and none waits for all to go back."""
+        """Whether the servers' state may be saved: every shard is served, and no rollback is pending."""
         return not (self.servers_gone or self.all_go_back)
 
     def position(self, step: int, training: Training | None = None, ended: bool = False) -> Position:
-        """Where the job stands at a step."""
+        """Position of the job in its data and schedule, at a step."""
         return self.record.position(training, step, mode_values(self.current), self.switches, ended)
 
     # -- batches ------------------------------------------------------------------------------------
 
     def take(self, worker: int) -> None:
-        """Hand a worker its next batch, or remember that it waits."""
+        """Hand a worker its next batch, or queue its request."""
         if self.surplus[worker]:
             self.surplus[worker] -= 1
         elif self.evaluation is not None:
@@ -111,7 +112,7 @@ class RunContext:
             self.waiting.append(worker)
 
     def serve_evaluation(self) -> None:
-        """Hand evaluation batches to all who wait."""
+        """Hand evaluation batches to all waiting workers."""
         for _ in range(len(self.waiting)):
             self._take_evaluation(self.waiting.popleft())
 
@@ -125,7 +126,7 @@ class RunContext:
         channel = self.members.of("worker")[worker]
         channel.send(Granted(self.phase_number, batch, self.step, start, samples, evaluation.version, 0.0, 0.0))
 
-    # -- what is told -------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------
 
     def tell(self, name: str, fields: dict[str, Any]) -> None:
         """Send the launcher an event."""
@@ -133,20 +134,20 @@ class RunContext:
             self.launcher.send(Event(name, fields))
 
     def tell_progress(self) -> None:
-        """Tell the launcher how far the run is."""
+        """Report the progress of the run to the launcher."""
         told = {"mode": self.current.mode.name, "live": len(self.members.of("worker")), "lost": self.fencing.gone}
         if self.auto_look is not None:
             told["auto"] = self.auto_look
         self.tell("progress", {**self.record.progress(self.training, self.step), **told})
 
     def note(self) -> None:
-        """Write down what has changed within a phase, for a coordinator that takes over."""
+        """Log what changed within a phase, for a coordinator failover."""
         if self.journal.on and self.started:
             self._update()
             self.journal.note(self.log)
 
     def stand(self, stage: str, number: int, rest: Any = (), inside: bool = False) -> None:
-        """Nothing is in flight: write down that round `number` comes to a stage, with the `rest` of it to train."""
+        """Save the state while nothing is in flight: round `number` enters a stage, with `rest` still to train."""
         if not self.journal.on:
             return
         self.log.flush()
@@ -158,7 +159,7 @@ class RunContext:
         self.journal.write()
 
     def _update(self) -> None:
-        """Bring into the state what others keep."""
+        """Copy into the state what other objects keep."""
         servers = self.members.of("server").items()
         self.state.ongoing.lives.servers = {shard: channel.peer.epoch for shard, channel in servers}
         self.state.ongoing.acted = self.record.statistics.acted

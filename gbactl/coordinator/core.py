@@ -1,7 +1,7 @@
-"""The coordinator's parts, and what they do when something happens: in an order that is written here and nowhere else.
+"""Parts of the coordinator, and the order in which they handle each event.
 
-No part knows another one. What concerns several of them (a worker or a server is lost, another one takes its place, a
-gradient slice is staged) is a method of Core, which tells them one after the other.
+No part knows another one. An event that concerns several of them (a worker or server failure, its successor, a
+staged gradient slice) is a method of Core, which calls them one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Core:
-    """The parts of one run's coordinator. `term`: how many coordinators there were before."""
+    """Parts of one run's coordinator. `term`: number of coordinators before this one."""
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run = run
@@ -53,7 +53,7 @@ class Core:
         return Gathering(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
 
     def look(self) -> None:
-        """Between two messages: do what is due."""
+        """Do what is due between two messages."""
         run = self.run
         self.checkpoints.look()
         for worker in self.workers.look():
@@ -66,14 +66,14 @@ class Core:
             self.replicas.look(run.training.policy)
 
     def asked(self, event: Event) -> None:
-        """Do what the launcher asks for: another mode, or to save where the run stands before it stops."""
+        """Handle a request of the launcher: switch the mode, or save a checkpoint and stop."""
         if event.name == "stop":
             self.checkpoints.stop(float(event.fields["seconds"]))
         else:
             self.switch.ask(event.fields)
 
     def staged(self, message: Staged) -> None:
-        """A shard has its slice of a gradient. Once it is on all of them, the worker wants its next batch."""
+        """Record a staged gradient slice; once all shards have theirs, hand the worker its next batch."""
         training = self.run.training
         self.servers.staged(message)
         announced = training is not None and training.staged(message)
@@ -86,7 +86,7 @@ class Core:
     # -- workers ------------------------------------------------------------------------------------
 
     def worker_lost(self, peer: Peer, failure: str = "death") -> bool:
-        """A worker, no member any more, is missed. Whether the run goes on without it."""
+        """Handle a worker failure; the worker is no member any more. Returns whether the run goes on without it."""
         self.run.failures.detected(str(peer), failure)
         self.workers.lost()
         if not self._can_do_without(peer):
@@ -95,7 +95,7 @@ class Core:
         return True
 
     def _worker_silent(self, worker: int) -> None:
-        """Treat a worker that does not answer as if it had died; what it says later is refused."""
+        """Treat a worker that does not answer as failed; its later messages are refused."""
         channel = self.run.members.of("worker")[worker]
         log.warning("W%d has not answered for %.1f s", worker, self.run.cfg.cluster.hang_seconds)
         self.run.members.forget(channel)
@@ -103,7 +103,7 @@ class Core:
             raise self.workers.hang_error(worker)
 
     def _can_do_without(self, peer: Peer) -> bool:
-        """Whether the run goes on without a node: a worker, where the others or the servers hold everything."""
+        """Whether the run can go on without a node: a worker, where the others or the servers hold all parameters."""
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
         settled = run.gathered and (self.workers.survivable or self.migration.moving)
@@ -113,7 +113,7 @@ class Core:
     def give_up(self, peer: Peer) -> None:
         """Go on without a worker: its batches are handed out again once every server refuses it."""
         run, worker = self.run, peer.index
-        while worker in run.waiting:  # once for each batch that it asked for
+        while worker in run.waiting:  # once per batch that it asked for
             run.waiting.remove(worker)
         self.replicas.left(worker)
         batches = [] if run.training is None else run.training.leaving(worker)
@@ -130,27 +130,27 @@ class Core:
         self.tell_lost(peer, len(batches))
 
     def tell_lost(self, peer: Peer, batches: int) -> None:
-        """Tell the launcher that a worker is gone, with so many batches."""
+        """Report a worker failure to the launcher, with the number of batches that it had."""
         run = self.run
         told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now, "epoch": peer.epoch}
         run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told})
 
     def summed(self, message: PartsLost | RingBroken) -> None:
-        """A server that sums in the workers' place lacks gradients, or has heard that a ring is broken."""
+        """Handle a message of a server's all-reduce fallback: gradients are missing, or a ring is broken."""
         if isinstance(message, PartsLost):
             self.sums.lost(message)
         else:
             self.run.members.tell("worker", message)
 
     def fenced(self, message: Fenced) -> None:
-        """A server refuses a worker that is gone; once all do, its batches are handed out again."""
+        """Record that a server refuses a failed worker; once all do, hand out its batches again."""
         if self.run.fencing.fenced(message) and self.run.training is not None:
             self.run.training.left(message.worker)
 
     # -- servers ------------------------------------------------------------------------------------
 
     def server_lost(self, shard: int, failure: str = "death") -> bool:
-        """A server, no member any more, is missed. Whether another one takes its place."""
+        """Handle a server failure; the server is no member any more. Returns whether a successor takes its place."""
         run = self.run
         run.failures.detected(f"S{shard}", failure)
         if not self.servers.replaces:
@@ -169,7 +169,7 @@ class Core:
         return True
 
     def _server_silent(self, shard: int) -> None:
-        """Treat a server that does not answer as if it had died; what it says later is refused."""
+        """Treat a server that does not answer as failed; its later messages are refused."""
         channel = self.run.members.of("server")[shard]
         log.warning("S%d has not answered for %.1f s", shard, self.run.cfg.cluster.hang_seconds)
         self.run.members.forget(channel)
@@ -178,16 +178,16 @@ class Core:
             raise self.servers.hang_error(shard)
 
     def server_loaded(self, channel: Channel, message: Loaded) -> None:
-        """A server has what a checkpoint has: one that takes another's place, or that went back with all others.
+        """Handle a server that has loaded a checkpoint: a successor, or one that went back with all others.
 
-        Raises WireError for who is none."""
+        Raises WireError for any other sender."""
         run, shard = self.run, message.shard
         if not run.members.comes(channel, shard):
             run.members.authentic(channel, "server", shard)
             self.questions.reloaded(shard)
             return
         run.members.admit_server(shard)
-        if run.stopped:  # the run is over, and its log closed: it is dismissed with the others
+        if run.stopped:  # the run is over and its log closed: the server is dismissed with the others
             return
         self._bring_up(channel, message.step)
         if not self.servers.full:
@@ -199,7 +199,7 @@ class Core:
         run.tell("joined", {"process": f"S{shard}", "step": run.step_now, "loaded": message.step})
 
     def _bring_up(self, channel: Channel, loaded: int) -> None:
-        """Tell a new server what the others know: the phase, who is dead, how many steps there were, what is asked."""
+        """Send a new server what the others know: the phase, failed workers, the number of steps, open questions."""
         run = self.run
         if self.servers.begun is not None:
             channel.send(self.servers.begun)
@@ -210,23 +210,24 @@ class Core:
         self.questions.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:
-        """Tell workers where a shard is served now."""
+        """Tell the workers the new address of a shard."""
         self.servers.tell_workers(server, self.switch.abandoned.by_worker())
 
     # -- coordinators -------------------------------------------------------------------------------
 
     def took_over(self, failure: str, missed: float, sign: float) -> None:
-        """Another coordinator goes on; the one before was `missed` at that time, by what looked like `failure`, and its
-        last `sign` of life was then."""
+        """Record a coordinator failover. `failure`: its kind; `missed`: when it was detected.
+
+        `sign`: the last sign of life."""
         run = self.run
-        run.record.statistics.rates(run.record.seconds)  # what is told next begins here
+        run.record.statistics.rates(run.record.seconds)  # rates are counted from here
         run.failures.reborn("C", failure, missed, sign)
         run.note()
         run.tell("joined", {"process": "C", "step": run.step_now})
 
-    # -- what a run leaves --------------------------------------------------------------------------
+    # -- result -------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """What result.json says of replicas and of switch=auto."""
+        """Fields of result.json about replicas and switch=auto."""
         auto = self.switch.auto
         return {**self.replicas.result(), **({} if auto is None else {"auto": auto.summary()})}

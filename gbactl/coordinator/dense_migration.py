@@ -1,8 +1,8 @@
-"""Moving the dense parameters between servers and workers while nothing is in flight, whoever dies meanwhile.
+"""Migration of the dense parameters between servers and workers while nothing is in flight.
 
-The servers keep what they gave until the first gradient comes, and every worker has the same: so a move is finished
-by another worker, or taken back, and no bit of it is lost. Costs a message to and from each worker, and the dense
-part with its moments over the wire: nothing that grows with the tables.
+The servers keep what they gave until the first gradient arrives, and all workers hold the same values. So after a
+worker failure another worker completes the migration, or it is reverted, and no bit is lost. Costs a message to and
+from each worker, and the dense parameters with their moments over the wire: nothing that grows with the tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from gbactl.wire.messages import Moved, MoveDense
 
 
 class DenseMigration:
-    """`deadline`: until when nodes may answer what is asked now; `note` is called when a move begins and ends."""
+    """Migration of the dense parameters.
+
+    `deadline` returns the time until which nodes may answer; `note` is called when a migration begins and ends."""
 
     def __init__(
         self, members: Members, fencing: Fencing, state: DensePlacement, deadline: Callable[[], float],
@@ -28,15 +30,16 @@ class DenseMigration:
         self._moved: set[int] = set()
 
     def moved(self, message: Moved) -> None:
-        """A worker has done its part."""
+        """Record that a worker has done its part of the migration."""
         if message.turn == self.state.request:
             self._moved.add(message.worker)
 
     def move(self, to: str, source: str = "") -> Flow[bool]:
-        """Move them. False where a worker died and they are back where they were: on the servers, which by the end of a
-        phase hold what replicas come to, too.
+        """Move the dense parameters. False where a worker failed and they are back where they were.
 
-        Raises ClusterError if a worker does not answer, or dies between the workers and the replicas."""
+        That is on the servers, which by the end of a phase also hold the mean of the replicas, or their centre.
+
+        Raises ClusterError if a worker does not answer, or fails in a move between the workers and the replicas."""
         source = source or ("workers" if to == "servers" else "servers")
         state, self.moving = self.state, True
         state.to, state.source = to, source
@@ -51,7 +54,7 @@ class DenseMigration:
         return moved
 
     def settle(self, home: str) -> Flow[None]:
-        """Bring them to `home`, whatever a move that another coordinator had begun has come to."""
+        """Bring the dense parameters to `home`, whatever state a failed coordinator left a migration in."""
         state = self.state
         way, state.to, state.source = (state.to, state.source), "", ""
         if way == ("", "") and state.home == home:
@@ -59,7 +62,7 @@ class DenseMigration:
         if way == ("servers", "workers"):
             yield from self.move("servers", "workers")
         else:
-            yield from self._ask("servers", -1, lambda: False)  # which have kept what they gave
+            yield from self._ask("servers", -1, lambda: False)  # the servers have kept what they gave
             state.home = "servers"
         if home != "servers":
             yield from self.move(home, "servers")
@@ -81,7 +84,7 @@ class DenseMigration:
         return False
 
     def fetch_again(self, home: str) -> Flow[None]:
-        """Have everybody at `home` take them from the servers, which have gone back."""
+        """Have every holder at `home` fetch the dense parameters from the servers after a rollback."""
         self.moving = True
         try:
             yield from self._ask("servers", -1, lambda: False)
@@ -90,7 +93,7 @@ class DenseMigration:
             self.moving = False
 
     def _give(self) -> Flow[None]:
-        """Have one worker give them to the servers; the next one does if it dies before it is done."""
+        """Have one worker send the dense parameters to the servers; if it fails before it is done, the next one."""
         while True:
             giver = min(self.members.of("worker"))
             yield from self._ask("servers", giver, lambda giver=giver: giver in self.fencing.gone)  # type: ignore[misc]

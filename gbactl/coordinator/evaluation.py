@@ -1,4 +1,4 @@
-"""Evaluation shared by the workers: fixed batches, so predictions do not depend on who computes them."""
+"""Evaluation shared by the workers, on fixed batches: predictions do not depend on who computes them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Evaluation:
         return number, start, min(self.batch, self.samples - start)
 
     def left(self, worker: int) -> None:
-        """A worker is gone: what it had is handed out again."""
+        """Hand out a failed worker's evaluation batches again."""
         self._again += [batch for batch, owner in self._leases.items() if owner == worker]
         self._leases = {batch: owner for batch, owner in self._leases.items() if owner != worker}
 
     def put(self, message: Predictions, payload: Any) -> None:
-        """Store a batch's predictions. Raises WireError when they do not fit."""
+        """Store a batch's predictions. Raises WireError when their sizes do not match."""
         expected = min(self.batch, self.samples - message.batch * self.batch)
         if message.batch < 0 or message.samples != expected or payload.size != 4 * expected:
             raise WireError(f"predictions of {message.samples} samples for a batch of {expected}")
@@ -52,7 +52,7 @@ class Evaluation:
         self.missing -= expected
 
     def metrics(self, labels: Any) -> dict[str, float]:
-        """auc (exact), logloss, ne, calibration over all predictions. Raises DivergedError."""
+        """Compute auc (exact), logloss, ne, calibration over all predictions. Raises DivergedError."""
         if not np.isfinite(self.predictions).all():
             raise DivergedError("The model diverged: its predictions are no numbers; type a smaller optim.lr.")
         return evaluate(labels, self.predictions)

@@ -1,14 +1,14 @@
-"""The event log: what was handed out, announced and applied. The coordinator's orders in it are its journal.
+"""Event log of a run: what was handed out, announced and applied. The coordinator's orders in it are its journal.
 
 A file is MAGIC, version u16, then records: kind u8, length u32, crc32 u32 (of kind and body), body in msgpack.
 Versions are written as differences and whole numbers as integers, so a gradient takes about 75 bytes with three
-shards, 100 at most, and 3 more a shard where its rows are counted. Orders reach the file (os.write) before they are
-sent; the rest is buffered, or, where another coordinator may have to go on from the log, written ahead of what it tells
-of as well. Under 10 us, and 2 us a write.
+shards, 100 at most, and 3 more per shard where its rows are counted. Orders reach the file (os.write) before they are
+sent; the rest is buffered, or, where a coordinator failover is possible, also written before the messages that it
+leads to. Under 10 us a record, and 2 us a write.
 
 A FAILURE stands once for each entry of `recovery` in result.json, with its `number` there: injected (else last
 heard of) `at_s` seconds after training began; `detected_s`, `loaded_s` and `useful_s` count from then, as in
-result.json (null: it did not come to that). It is written when the process is useful again, at the latest when the run
+result.json (null: not reached). It is written when the process does useful work again, at the latest when the run
 ends well.
 """
 
@@ -28,9 +28,9 @@ from gbactl.errors import EventLogError, TornLogError
 
 MAGIC = b"gbaclog\0"
 FORMAT = 16
-# 4 has notes, and when the dense part was moved for a successor; 6 rows of gradients; 8 tells of dense gradients that
-# are gone; 13 times failures (5, 7, 9 to 12 and 15 are a bit off others); in 14 rows are divided by weights of their
-# own, and hop_bw chooses batches ahead; 16 has hand-outs of no samples and ends of phases: it alone can be replayed
+# New in format 4: notes, and moves of the dense parameters for a successor. 6: row counts of gradients. 8: lost dense
+# gradients. 13: times of failures. 14: rows are divided by their own weights, and hop_bw chooses batches ahead. 16:
+# hand-outs of no samples and ends of phases; only 16 can be replayed. 5, 7, 9 to 12 and 15 differ slightly from others.
 READ = (3, 4, 6, 8, 13, 14, 16)
 _START = struct.Struct("<8sH")
 _RECORD = struct.Struct("<BII")
@@ -38,13 +38,13 @@ HEADER, PHASE, GRANT, ANNOUNCE, ORDER, CHECKSUM, END, DROP, LEFT, JOINED, SWITCH
 SERVER, NOTE, MOVED, DENSE_LOST, FAILURE, FINISH = 14, 15, 16, 17, 18, 19
 INFOS = (HEADER, PHASE, CHECKSUM, END, SWITCH, SERVER, NOTE, MOVED, DENSE_LOST, FAILURE)
 FLUSH_BYTES = 1 << 16
-_GRADIENT_BYTES, _SHARD_BYTES = 100, 16  # of all records that tell of a gradient, and for each shard
+_GRADIENT_BYTES, _SHARD_BYTES = 100, 16  # of all records about one gradient, and per shard
 _WHOLE = float(1 << 53)
 _WORKERS, _NUMBERS, _VERSIONS = range(-1, 1 << 16), range(1 << 32), range(-(1 << 31), 1 << 31)
 
 
 class GrantRecord(NamedTuple):
-    """A batch was handed out."""
+    """Record: a batch was handed out."""
 
     worker: int
     batch: int
@@ -52,8 +52,10 @@ class GrantRecord(NamedTuple):
 
 
 class AnnounceRecord(NamedTuple):
-    """A gradient was announced; versions pulled per shard, rows and dense apart (-1: none). `part_rows`: of its part on
-    each shard, where a successor has to know (~rows: it went to a server that is gone)."""
+    """Record: a gradient was announced; versions pulled per shard, rows and dense apart (-1: none).
+
+    `part_rows`: rows of its slice on each shard, where a failover needs them (~rows: the slice went to a failed
+    server)."""
 
     worker: int
     batch: int
@@ -63,42 +65,42 @@ class AnnounceRecord(NamedTuple):
 
 
 class DropRecord(NamedTuple):
-    """An announced gradient was discarded."""
+    """Record: an announced gradient was discarded."""
 
     worker: int
     batch: int
 
 
 class LeftRecord(NamedTuple):
-    """A worker was lost: what it had leased is handed out again."""
+    """Record: a worker was lost, and its leases are handed out again."""
 
     worker: int
 
 
 class JoinedRecord(NamedTuple):
-    """A worker came."""
+    """Record: a worker joined."""
 
     worker: int
 
 
 class StopRecord(NamedTuple):
-    """A phase was told to end before a batch: a switch comes."""
+    """Record: a phase was ordered to end before a batch, for a switch."""
 
     batch: int
 
 
 class ForgoRecord(NamedTuple):
-    """So many batches in flight were given up: a switch has waited long enough."""
+    """Record: the number of batches in flight that were given up at a switch's deadline."""
 
     batches: int
 
 
 class FinishRecord(NamedTuple):
-    """Nothing is in flight any more: what is left over in a phase is applied."""
+    """Record: nothing is in flight any more, and the rest of the phase's buffer is applied."""
 
 
 class OrderRecord(NamedTuple):
-    """A step was ordered: the journal."""
+    """Record: a step was ordered (the journal)."""
 
     step: int
     divisor: float
@@ -109,9 +111,9 @@ class OrderRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class InfoRecord:
-    """A header, the begin of a phase, a checksum, a switch (the mode of the phases after it), what became of a lost
-    server, when a failure was mended, the end, or a note: what a coordinator that goes on from here has to know, and a
-    replay has not."""
+    """Record of another kind: header, phase, checksum, switch, server failure, failure times, end or note.
+
+    A switch has the mode of the phases after it. A note is for a coordinator failover; a replay does not need it."""
 
     kind: int
     fields: dict[str, Any]
@@ -124,15 +126,15 @@ Record = (
 
 
 def most_bytes(gradients: int, shards: int) -> int:
-    """What a log with so many gradients takes at most, its header left out."""
+    """Upper bound of a log's bytes with so many gradients, without its header."""
     return gradients * (_GRADIENT_BYTES + shards * _SHARD_BYTES)
 
 
 class EventLog:
-    """Writes a log. One writer, no lock. Numbers that do not fit raise ValueError and nothing is written.
+    """Writer of an event log. One writer, no lock. Numbers out of range raise ValueError and nothing is written.
 
-    With `after` it goes on with a log that has so many good bytes; what is behind them is cut off. With `ahead` every
-    record that others act upon is in the file before they can know of it."""
+    With `after` it appends to a log of so many valid bytes and truncates what follows them. With `ahead` every
+    record that other nodes act upon is in the file before they learn of it."""
 
     def __init__(self, path: Path, header: dict[str, Any], after: int | None = None, ahead: bool = False) -> None:
         self.ahead = ahead
@@ -160,20 +162,21 @@ class EventLog:
             self.flush()
 
     def info(self, kind: int, fields: dict[str, Any]) -> None:
-        """A header, phase, checksum, switch, failure or end record, or a note."""
+        """Write a header, phase, checksum, switch, failure, end or note record."""
         self._add(kind, fields)
         if self.ahead and kind in (PHASE, SWITCH, NOTE, SERVER, FAILURE):
             self.flush()
 
     def grant(self, worker: int, batch: int, token: int) -> None:
-        """Note a hand-out."""
+        """Write that a batch was handed out."""
         self._tell(GRANT, (_in(worker, _WORKERS), _in(batch, _NUMBERS), _in(token, _NUMBERS)))
 
     def announce(
         self, worker: int, batch: int, rows: Sequence[int], dense: Sequence[int], part_rows: Sequence[int] = ()
     ) -> None:
-        """Note an announced gradient and the versions it was computed from, one per shard in each list; and how many
-        rows its parts have, if that is to be known."""
+        """Write an announced gradient and the versions that it was computed from, one per shard in each list.
+
+        `part_rows`: rows of its slices, where they are counted."""
         if len(rows) != len(dense) or not rows or len(part_rows) not in (0, len(rows)):
             raise ValueError(f"versions of {len(rows)} and {len(dense)} shards, rows of {len(part_rows)}")
         for number in (*rows, *dense, *part_rows):
@@ -186,38 +189,38 @@ class EventLog:
         self._add(ANNOUNCE, (_in(worker, _WORKERS), _in(batch, _NUMBERS), len(rows), first, *rest, *counted))
 
     def order(self, record: OrderRecord) -> None:
-        """Journal a step: in the file when this returns."""
+        """Journal a step: it is in the file when this returns."""
         factors = map(_short, (record.divisor, record.weight_sum, record.lr_scale))
         members = [part for b, w in record.members for part in (_in(b, _NUMBERS), _short(w))]
         self._add(ORDER, (_in(record.step, _NUMBERS), *factors, *members))
         self.flush()
 
     def drop(self, worker: int, batch: int) -> None:
-        """Note a discarded gradient; worker -1 if nobody's."""
+        """Write that a gradient was discarded; worker -1 if it belongs to none."""
         self._tell(DROP, (_in(worker, _WORKERS), _in(batch, _NUMBERS)))
 
     def left(self, worker: int) -> None:
-        """Note a lost worker, before the policy is told."""
+        """Write a worker failure, before the policy is told."""
         self._tell(LEFT, (_in(worker, _WORKERS),))
 
     def joined(self, worker: int) -> None:
-        """Note a new worker, before the policy is told."""
+        """Write that a worker joined, before the policy is told."""
         self._tell(JOINED, (_in(worker, _WORKERS),))
 
     def stop(self, batch: int) -> None:
-        """Note that a phase is to end early, before which batch."""
+        """Write that a phase is to end before `batch`."""
         self._tell(STOP, (_in(batch, _NUMBERS),))
 
     def forgo(self, batches: int) -> None:
-        """Note that the policy gave up what was in flight."""
+        """Write that the policy gave up `batches` batches in flight."""
         self._tell(FORGO, (_in(batches, _NUMBERS),))
 
     def finish(self) -> None:
-        """Note that nothing is in flight in a phase any more."""
+        """Write that nothing is in flight in a phase any more."""
         self._tell(FINISH, ())
 
     def flush(self) -> None:
-        """Hand what is buffered to the operating system. Raises OSError, with the log's name."""
+        """Write the buffer to the file. Raises OSError, with the log's name."""
         view = memoryview(bytes(self._buffer))
         try:
             while view:
@@ -240,13 +243,14 @@ def _in(number: int, allowed: range) -> int:
 
 
 def _short(number: float) -> float | int:
-    """A float that is a whole number takes fewer bytes as an integer."""
+    """Convert a float that is a whole number to an integer, which takes fewer bytes."""
     return int(number) if 0 < number < _WHOLE and number == int(number) else float(number)
 
 
 def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
-    """The records of a log. Raises EventLogError with the offset where it is damaged, TornLogError where it ends within
-    a record."""
+    """Read the records of a log.
+
+    Raises EventLogError with the offset where it is damaged, TornLogError where it ends within a record."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -265,8 +269,10 @@ def read(path: Path, formats: Sequence[int] = READ) -> Iterator[Record]:
 
 
 def tail(path: Path, offset: int) -> tuple[list[Record], int]:
-    """The records from a byte on, where one begins, and where the last whole one ends: a writer that was killed may
-    have left a piece of another. Raises EventLogError where it is damaged."""
+    """Read the records from a byte offset on. Also returns the offset at which the last complete one ends.
+
+    A record must begin at the offset. A killed writer may have left an incomplete record at the end. Raises
+    EventLogError where the log is damaged."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

@@ -1,10 +1,10 @@
-"""A coordinator in the place of one that was killed: it brings the run to where the log of the other one ends.
+"""Coordinator failover: a new coordinator brings the run to where its predecessor's log ends.
 
-What any other process can know of the dead coordinator's decisions is in its log (see journal.py), so the policy is
-driven to the log's end again. Then servers tell what they have and get the orders that they miss; what waits there
-and was never announced is announced now. Workers tell what they were granted and get what is on its way no more; who
-has less than it asked for waits for a batch. Nothing is trained twice and nothing is lost; an evaluation begins anew,
-and a checkpoint under way will not be. Costs a message to and from every node.
+What any other process can know of the failed coordinator's decisions is in its log (see journal.py), so the policy is
+driven to the log's end again. Then servers report their state and get the orders that they miss; gradients staged there
+and never announced are announced now. Workers report their grants and get those that they have not received; a worker
+with fewer batches than it asked for waits for one. Nothing is trained twice and nothing is lost; an evaluation begins
+anew, and a checkpoint in progress is given up. Costs a message to and from every node.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from gbactl.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
-MOST_JOINS = 4  # more than a worker may have at once
+MOST_JOINS = 4  # more than a worker may hold at once
 
 
 class Failover:
-    """At work until everybody goes on. `found`: what the coordinator before left."""
+    """Takeover by a new coordinator, until every node goes on. `found`: the state that the failed one left."""
 
     def __init__(self, core: Core, found: Found) -> None:
         self.core, self.run, self.found, self.state = core, core.run, found, found.state
@@ -71,12 +71,12 @@ class Failover:
         self._sums: list[PartsLost | RingBroken] = []
         self._stood: tuple[int, tuple[Ranges, bool, bool]] | None = None
 
-    # -- everybody comes back -----------------------------------------------------------------------
+    # -- reconnecting nodes -------------------------------------------------------------------------
 
     def gather(self) -> Flow[None]:
-        """Wait until servers and launcher are there, and workers as long as one may say nothing.
+        """Wait for the servers and the launcher, and for workers as long as one may stay silent.
 
-        Raises ClusterError that names the servers that are not, or that were lost just before."""
+        Raises ClusterError that names the missing servers, or those that were lost just before."""
         run, cluster = self.run, self.run.cfg.cluster
         servers = set(range(cluster.servers))
         self.core.servers.restore(self.server_records)
@@ -92,7 +92,7 @@ class Failover:
         run.gathered = run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:
-        """Let a node come back. Raises WireError for one that the journal does not know."""
+        """Let a node reconnect. Raises WireError for one that the journal does not know."""
         incarnation = self.incarnations.get(hello.number, 0)
         if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != incarnation):
             raise WireError(f"{channel.peer} is not who was there before.")
@@ -103,7 +103,7 @@ class Failover:
         channel.send(Revive(self.found.term))
 
     def lost(self, channel: Channel) -> bool:
-        """Whether a connection may break now: who had it may come again."""
+        """Whether a lost connection is accepted now, because the node may reconnect."""
         if self.run.members.settled:
             return False
         if self.run.members.forget(channel):
@@ -112,9 +112,9 @@ class Failover:
         return True
 
     def keeps(self, channel: Channel, message: Any) -> bool:
-        """Whether a message is not for now: what was said before the answer to Revive is in that answer.
+        """Whether a message is held back: messages sent before the answer to Revive are contained in that answer.
 
-        Raises WireError for what its sender may not say."""
+        Raises WireError where its sender may not send it."""
         if isinstance(message, Staged):
             self.run.members.authentic(channel, "server", message.shard)
             if message.shard in self._standing:
@@ -127,23 +127,23 @@ class Failover:
 
     @property
     def phase_began(self) -> float:
-        """When the phase at hand did, in seconds of the run."""
+        """Start of the current phase, in seconds of the run."""
         return self.state.stood.at - self.state.stood.began
 
     def standing(self, message: Standing) -> None:
-        """Note what a server has; not what it answers to a coordinator that is gone, too."""
+        """Record a server's state; ignore answers to an earlier coordinator."""
         if message.epoch == self.found.term:
             self._standing[message.shard] = message
 
     def holding(self, message: Holding) -> None:
-        """Note what a worker has."""
+        """Record a worker's state; ignore answers to an earlier coordinator."""
         if message.epoch == self.found.term:
             self._holding[message.worker] = message
 
-    # -- where the run stood ------------------------------------------------------------------------
+    # -- restoring the run --------------------------------------------------------------------------
 
     def restore(self) -> Flow[bool]:
-        """Put the run where it was when nothing was in flight. Whether all rounds are over."""
+        """Restore the run to the last point at which nothing was in flight. Returns whether all rounds are over."""
         run, stood, position = self.run, self.state.stood, self.state.stood.position
         assert position is not None
         run.record.restore(position)
@@ -152,7 +152,7 @@ class Failover:
         if position.mode != mode_values(run.current):
             run.current = run.cfg.in_mode(position.mode)
         self.core.switch.restore(stood.round, position.switches)
-        if self.announced:  # a switch before this phase is told without its pause: nobody knows when this was
+        if self.announced:  # a switch before this phase is reported without its pause, whose start is unknown
             self.state.switch.gradient = None
         run.record.statistics.restore_acted(self.state.ongoing.acted)
         run.failures.heard(self.failures)
@@ -163,7 +163,7 @@ class Failover:
         return self.stage == OVER
 
     def stood(self, number: int) -> tuple[Ranges, bool, bool] | None:
-        """What is left to train of a round that the coordinator before had begun, once: (rest, inside, True)."""
+        """Rest of a round that the failed coordinator had begun, returned once: (rest, inside, True)."""
         if self._stood is None or self._stood[0] != number:
             return None
         stood, self._stood = self._stood[1], None
@@ -172,9 +172,9 @@ class Failover:
     # -- within a phase -----------------------------------------------------------------------------
 
     def go_on(self, training: Training) -> Flow[None]:
-        """Bring a phase, whose policy is new, to where the log ends, and everybody with it.
+        """Bring a phase with a new policy, and every node with it, to where the log ends.
 
-        Raises ClusterError or DivergenceError where the log is not of this run."""
+        Raises ClusterError or DivergenceError where the log does not belong to this run."""
         begun, policy = self.begun, training.policy
         assert begun is not None
         if (policy.phase.samples, policy.step, training.number) != (begun.samples, begun.first_step, begun.number):
@@ -184,7 +184,7 @@ class Failover:
         clock = training.clock
         if any(isinstance(command, HandOut) for command in commands):
             clock.first, clock.last = self.state.stood.at, self.run.hub.now()
-        if self.announced:  # the last time by which they can have been: the log has no times
+        if self.announced:  # the latest time possible: the log has no times
             clock.gradients = (self.found.missed, self.found.missed)
         for shard, standing in sorted(self._standing.items()):
             self._tell_server(training, self.run.members.of("server")[shard], standing, commands)
@@ -200,14 +200,14 @@ class Failover:
         with nullcontext(list[Any]()) if slices is None else slices.held() as counted:
             for record in self.found.records:
                 if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                    counted.clear()  # a note tells of all row updates before it
+                    counted.clear()  # a note contains all row updates before it
                 commands += logged.feed(record)
         return commands
 
     def _tell_server(
         self, training: Training, channel: Channel, standing: Standing, commands: Sequence[Command]
     ) -> None:
-        """The phase and the orders that a server has not heard of."""
+        """Send a server the phase and the orders that it has not received."""
         assert self.begun is not None
         if standing.phase != training.number:
             channel.send(self._begun_for_servers)
@@ -217,18 +217,18 @@ class Failover:
 
     @property
     def _begun_for_servers(self) -> BeginPhase:
-        """The phase as servers are told of it (see RunFlow)."""
+        """Phase as it is announced to servers (see RunFlow)."""
         assert self.begun is not None
         return self.begun._replace(served_dense=self.run.home != "workers")
 
     def _missing(self, training: Training, holding: Holding, joins: Sequence[HandOut]) -> list[Grant]:
-        """What a worker was granted and never heard of; of hand-outs of no samples, the last few."""
+        """Grants that a worker never received; of hand-outs without samples, the last few."""
         heard = set(_groups(holding.granted, 2))
         leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
         joined = [each.grant for each in joins if each.worker == holding.worker][-MOST_JOINS:]
         return [grant for grant in (*leases, *joined) if (self.number, grant.batch) not in heard]
 
-    # -- from here on -------------------------------------------------------------------------------
+    # -- going on -----------------------------------------------------------------------------------
 
     def _go_on(self, training: Training | None, missing: dict[int, list[Grant]]) -> Flow[None]:
         run, core = self.run, self.core
@@ -259,7 +259,7 @@ class Failover:
         self._back()
 
     def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:
-        """Where the dense part is, the phase and the batches, as far as a worker has not heard of them."""
+        """Send a worker the dense placement, the phase and the batches that it has not received."""
         if self.run.home == "servers" and self.incarnations.get(holding.worker):
             self.run.members.of("worker")[holding.worker].send(MoveDense("servers", -1, UNANSWERED))
         if holding.phase != training.number:
@@ -268,7 +268,7 @@ class Failover:
             training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
     def _waits(self, training: Training | None, holding: Holding, missing: list[Grant]) -> int:
-        """For how many batches a worker waits: for as many as it may have, less those that it has."""
+        """Number of batches a worker waits for: those that it may have, less those that it has."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
         has = len(mine) + sum(grant.samples == 0 for grant in missing)
@@ -287,7 +287,7 @@ class Failover:
         return max(0, may_have - has)
 
     def _lose(self, training: Training | None) -> None:
-        """Who was gone before is gone, and who has not come back is, too."""
+        """Treat the workers that had failed before, and those that have not reconnected, as failed."""
         run, core = self.run, self.core
         run.fencing.gone.clear()
         for worker in self.gone:
@@ -309,18 +309,18 @@ class Failover:
             self._let_in(training)
 
     def _let_in(self, training: Training) -> None:
-        """Workers that had been let in, and no more."""
+        """Let workers join the phase if the log lacks that they had joined it."""
         policy, members = training.policy, self.run.members.of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):
             training.joined(worker)
 
     def _back(self) -> None:
-        """The run goes on."""
+        """Report that the run goes on."""
         found = self.found
         log.info("coordinator %d goes on at step %d", found.term, self.run.step_now)
         self.core.took_over(found.failure, found.missed, found.sign)
 
 
 def _groups(numbers: list[int], size: int) -> list[tuple[int, ...]]:
-    """Told one after the other, `size` belong together."""
+    """Split a flat list into tuples of `size` numbers."""
     return list(zip(*(numbers[n::size] for n in range(size)), strict=True))

@@ -1,7 +1,7 @@
-"""A run from its first message to its last: rounds, phases, evaluations, going back, the result.
+"""Flow of a run from its first message to its last: rounds, phases, evaluations, rollbacks, the result.
 
-A generator, as a run is a sequence with loops and early ends: as such it reads in the order in which it happens, where
-a state machine would be twenty states and their transitions. It yields what it waits for (see context.py).
+A generator, since a run is a sequence with loops and early ends: it reads in the order in which it happens, where
+a state machine would have twenty states and their transitions. It yields what it waits for (see context.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ GOODBYE_SECONDS = 5.0
 
 
 class RunFlow:
-    """`failover`: brings the run to where another coordinator left it; `began`: when it did, if that was in another
+    """Flow of one run, as generators that yield what they wait for.
+
+    `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
     cluster; `amend` adds to the result."""
 
     def __init__(self, core: Core, failover: Failover | None = None) -> None:
@@ -43,7 +45,7 @@ class RunFlow:
     # -- the whole run ------------------------------------------------------------------------------
 
     def run_all(self) -> Flow[None]:
-        """Gather the nodes, work through the rounds, report the result, dismiss everybody. Raises GbactlError."""
+        """Gather the nodes, work through the rounds, report the result, dismiss all nodes. Raises GbactlError."""
         run, core = self.run, self.core
         yield from self._gather()
         core.checkpoints.begin(sum(core.switch.rows))
@@ -81,7 +83,7 @@ class RunFlow:
             run.record.go_on(run.hub.now() - self.began)
 
     def _work(self, over: bool) -> Flow[bool]:
-        """Every round that is left, then the last checkpoint. False where everybody has to go back first."""
+        """Work through the remaining rounds, then save the final checkpoint. False where a rollback must come first."""
         run, core = self.run, self.core
         rounds = [] if over or core.checkpoints.trained else list(enumerate(core.rounds))
         for number, part in rounds[len(run.record.results) :]:
@@ -102,7 +104,7 @@ class RunFlow:
         return (yield from self._save_last())
 
     def _save_last(self) -> Flow[bool]:
-        """Save the model as it is at the end, on servers of which none is lost meanwhile. False as in _work."""
+        """Save the final model; repeat if a server fails meanwhile. False as in _work."""
         run, checkpoints = self.run, self.core.checkpoints
         while checkpoints.on:
             losses = run.server_losses
@@ -116,15 +118,15 @@ class RunFlow:
 
     @property
     def _must_go_back(self) -> bool:
-        """Whether everybody has to go back, as nothing is in flight."""
+        """Whether all nodes have to go back to a checkpoint, given that nothing is in flight."""
         return self.run.all_go_back or (bool(self.run.servers_gone) and self.core.servers.full)
 
     # -- training -----------------------------------------------------------------------------------
 
     def _train(self, part: Round, number: int) -> Flow[bool]:
-        """A round's training, to its last applied gradient: one phase, and one more for every switch within it.
+        """Train a round to its last applied gradient: one phase, and one more for every switch within it.
 
-        False where everybody has to go back."""
+        False where a rollback must come first."""
         run, core = self.run, self.core
         rows = run.dataset.splits[part.split].rows
         run.record.round = (part, number, len(core.rounds), rows)
@@ -143,9 +145,9 @@ class RunFlow:
         return True
 
     def _phase(self, part: Round, rest: Ranges) -> Flow[int]:
-        """Train in one mode on the `rest` of a day; returns how many samples it was given."""
+        """Train in one mode on the `rest` of a day; returns the number of samples of the phase."""
         run, core = self.run, self.core
-        if not run.taking_over:  # else within a phase, of which all know
+        if not run.taking_over:  # else the phase has begun, and all nodes know it
             yield from self._rejoin()
         training = yield from self._open(part, rest)
         policy = training.policy
@@ -161,12 +163,12 @@ class RunFlow:
         run.record.phases[-1].update(core.replicas.phase())
         run.tell("phase", {"phases": list(run.record.phases)})
         run.tell_progress()
-        if run.home != "replicas":  # of those who has come is in no phase that another coordinator may go on with
+        if run.home != "replicas":  # the log must not show successors in a phase that a failover may continue
             yield from self._rejoin()
         return policy.phase.samples
 
     def _open(self, part: Round, rest: Ranges) -> Flow[Training]:
-        """Tell everybody of a phase on the `rest` of a day, or bring one to where another coordinator's log ends."""
+        """Announce a phase on the `rest` of a day, or bring one to where a failed coordinator's log ends."""
         run, core, cfg = self.run, self.core, self.run.current
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
         phase = Phase(
@@ -200,7 +202,7 @@ class RunFlow:
     def _begin(
         self, training: bool, split: int, epoch: int, samples: int, batch: int, rest: Ranges = ((0, 0),)
     ) -> Flow[None]:
-        """Tell servers, and then workers, of a phase."""
+        """Announce a phase to the servers, and then to the workers."""
         run, core = self.run, self.core
         run.phase_number += 1
         run.started = True
@@ -229,7 +231,7 @@ class RunFlow:
         return factor(cfg.optim.schedule, finished / cfg.train.global_batch)
 
     def _on_loss(self, worker: int, loss: float) -> None:
-        """A gradient comes with this loss. Raises DivergedError where that ends the run."""
+        """Check the loss of an announced gradient. Raises DivergedError where it ends the run."""
         run = self.run
         limit, training = run.record.statistics.limit, run.training
         if limit.passed(loss) and run.cfg.train.on_divergence == "stop" and training is not None:
@@ -239,27 +241,29 @@ class RunFlow:
     # -- between two phases -------------------------------------------------------------------------
 
     def _rejoin(self) -> Flow[None]:
-        """Let successors in where workers hold the dense parameters: one gives them to the servers, and all with the
-        successors take them from there. So they have the same again where a ring broke in the middle of a sum. Trainers
-        all begin with what the servers hold then, too."""
+        """Let successors in where workers hold the dense parameters.
+
+        One worker sends them to the servers, and all workers with the successors fetch them from there. So all hold the
+        same values again after a ring broke in the middle of a sum. Trainers also begin with what the servers hold
+        then."""
         run, core, home = self.run, self.core, self.run.home
         ongoing = run.state.ongoing
-        ongoing.unequal &= home != "servers"  # which have the one that counts
+        ongoing.unequal &= home != "servers"  # the servers hold the only copy that counts
         if home == "servers" or not (core.workers.waiting or ongoing.unequal):
             return
         ongoing.unequal = False
-        if home == "workers":  # for a replay; of replicas there is none
+        if home == "workers":  # for a replay; replica modes have none
             if run.started:
                 core.switch.log_checksums((yield from core.questions.inspect("server", what=core.switch.what)))
             run.log.info(event_log.MOVED, {"step": run.step})
         yield from core.migration.move("servers", home)
         core.workers.admit(None, "servers")
-        while not (yield from core.migration.move(home, "servers")):  # somebody died meanwhile: again, without it
+        while not (yield from core.migration.move(home, "servers")):  # a worker failed meanwhile: again, without it
             pass
         run.fencing.tell_workers()
 
     def _rewind(self) -> Flow[None]:
-        """Bring everybody, and the job with them, to the last complete checkpoint."""
+        """Restore all nodes, and the job with them, to the last complete checkpoint."""
         run, core = self.run, self.core
         yield Until(lambda: not run.servers_gone)
         core.checkpoints.settle("everybody goes back")
@@ -283,7 +287,7 @@ class RunFlow:
     # -- evaluation ---------------------------------------------------------------------------------
 
     def _evaluate(self, split: int) -> Flow[dict[str, float]]:
-        """Metrics of the present parameters on a split."""
+        """Compute the metrics of the current parameters on a split."""
         run = self.run
         samples, most = run.dataset.splits[split].rows, run.cfg.train.max_eval_samples
         samples = samples if most is None else min(samples, most)
@@ -306,7 +310,7 @@ class RunFlow:
     # -- the end ------------------------------------------------------------------------------------
 
     def _result(self, best: dict[str, Any]) -> Flow[dict[str, Any]]:
-        """What result.json says, but for what only the launcher knows."""
+        """Fields of result.json, except for those that only the launcher knows."""
         run, core = self.run, self.core
         inspected = yield from core.questions.inspect("server", "worker")
         refused = sum((Counter(node.refused) for node in inspected.values()), Counter(run.hub.refused))
@@ -334,7 +338,7 @@ class RunFlow:
         return traffic.summary(nodes, self.run.step - (self._first_step or 0))
 
     def _dismiss(self, reason: str) -> Flow[None]:
-        """Workers first, servers once those are gone: nobody is left talking to nobody."""
+        """Dismiss the workers, and the servers once those are gone."""
         run = self.run
         run.stopped = True
         run.members.tell("worker", Stop(reason))

@@ -1,6 +1,6 @@
-"""The live shell of a training phase: batches out, announcements in, steps ordered and journaled.
+"""Live shell of a training phase: hands out batches, takes announcements, orders and journals steps.
 
-What is decided is decided by the phase (phase.py). Here each event and each command is written into the event log,
+The phase (phase.py) makes every decision. Here each event and each command is written into the event log,
 and then carried out on the channels to workers and servers. A gradient costs the coordinator about 60 us.
 """
 
@@ -24,7 +24,7 @@ from gbactl.wire.messages import DropPart, Granted, OrderStep, Prepare, Staged
 
 @dataclass
 class Clock:
-    """First and last hand-out of a phase, first and last announced gradient, in seconds by `now`."""
+    """Times of a phase's first and last hand-out and first and last announced gradient, in seconds by `now`."""
 
     now: Callable[[], float]
     first: float | None = None
@@ -32,23 +32,23 @@ class Clock:
     gradients: tuple[float, float] | None = None  # when the first and the last one was announced
 
     def tick(self) -> None:
-        """A batch was handed out."""
+        """Record a hand-out."""
         self.last = self.now()
         self.first = self.last if self.first is None else self.first
 
     def announced(self) -> None:
-        """A gradient was announced."""
+        """Record an announced gradient."""
         now = self.now()
         self.gradients = (now if self.gradients is None else self.gradients[0], now)
 
     @property
     def seconds(self) -> float:
-        """First hand-out to last announced gradient, which EPS counts."""
+        """Seconds from the first hand-out to the last announced gradient, which EPS counts."""
         return 0.0 if self.first is None or self.gradients is None else self.gradients[1] - self.first
 
 
 class Training:
-    """`number` of the phase; `waiting`: workers that ask for a batch and get none yet."""
+    """Training phase number `number` on live channels; `waiting`: workers that asked for a batch and got none."""
 
     def __init__(
         self, number: int, phase: TrainingPhase, members: Members, log: EventLog, waiting: deque[int],
@@ -59,15 +59,15 @@ class Training:
         self.ranges: Ranges = ((0, self.policy.phase.samples),)
         self.granted: Callable[[int, int], None] = lambda worker, token: None
         self.ordered: Callable[[int], None] = lambda steps: None
-        self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # before its gradient is logged
+        self.told_loss: Callable[[int, float], None] = lambda worker, loss: None  # called before the gradient is logged
         self.stop_at: int | None = None  # the global step at which the phase ends
-        self.stopped: float | None = None  # when it was told to
-        self.one_each = False  # whether a worker that asks early has to wait: without prefetch in this phase
-        self._flying: Counter[int] = Counter()  # batches of each worker
+        self.stopped: float | None = None  # when it was ordered to end
+        self.one_each = False  # whether a worker gets no second batch while it has one: without prefetch in this phase
+        self._flying: Counter[int] = Counter()  # per worker: batches in flight
         self._openings = -1
-        self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its slice of the gradient is there
+        self._staged: dict[int, dict[int, Staged]] = {}  # batch -> shard -> its staged gradient slice
         self._leaving: set[int] = set()
-        self._untold: set[int] = set()  # workers that have not heard of the phase yet
+        self._untold: set[int] = set()  # workers to which the phase was not announced yet
         self._unasked: set[int] = set()
         self.shards = members.expected["server"]
         self._reach_servers()
@@ -75,7 +75,7 @@ class Training:
 
     @property
     def policy(self) -> Policy:
-        """The phase's."""
+        """Policy of the phase."""
         return self.phase.policy
 
     @property
@@ -84,27 +84,29 @@ class Training:
         return self.phase.finished
 
     def _reach_servers(self) -> None:
-        """Those that are there; what concerns one that is not, its successor has no use for."""
+        """Refresh the list of connected servers.
+
+        A missing one's successor does not need the messages sent meanwhile."""
         self.servers = [channel for _, channel in sorted(self.members.of("server").items())]
 
     def server_gone(self, shard: int) -> None:
-        """A server is gone: no gradient is announced before another one has a part of it."""
+        """Handle a server failure: no gradient is announced before the successor has its slice."""
         self._reach_servers()
         for told in self._staged.values():
             told.pop(shard, None)
         self.phase.server_lost(shard)
 
     def server_back(self) -> list[int]:
-        """Another one is there. Returns the batches, announced and open, of which it has no part."""
+        """Handle a server's successor. Returns the announced, not yet applied batches of which it has no slice."""
         self._reach_servers()
         return [] if self.phase.slices is None else self.phase.slices.waiting
 
     def owed(self, worker: int) -> list[int]:
-        """The batches that a worker has and that are not announced."""
+        """Batches that a worker has and has not announced."""
         return [batch for batch, (owner, _) in self.policy.leases.items() if owner == worker]
 
     def serve(self) -> None:
-        """Hand batches to whoever waits, as far as the policy allows."""
+        """Hand batches to waiting workers, as far as the policy allows."""
         if self.policy.openings == self._openings:
             return
         self._openings = self.policy.openings
@@ -115,7 +117,7 @@ class Training:
 
     def take(self, worker: int, asked: bool = True) -> bool:
         """Try to hand a worker its next batch."""
-        absent = worker not in self.workers or worker in self._untold  # another coordinator's, not brought up yet
+        absent = worker not in self.workers or worker in self._untold  # or not brought up after a failover
         if absent or (self.one_each and self._flying[worker]):
             return False
         commands = self.phase.apply(Take(worker))
@@ -126,7 +128,7 @@ class Training:
         return bool(commands)
 
     def _tell_ahead(self) -> None:
-        """Tell workers which batches they will get next, if that was settled with a hand-out."""
+        """Tell workers the batches that they will get next, if the hand-out settled that."""
         phase = self.policy.phase
         for worker, batch in self.policy.ahead:
             if worker in self.workers and worker not in self._leaving | self._untold:
@@ -134,7 +136,7 @@ class Training:
                 self.workers[worker].send(message)
 
     def hand(self, worker: int, grant: Grant, lr_scale: float) -> None:
-        """Tell a worker of a batch that is its own."""
+        """Send a worker the grant of a batch."""
         self.workers[worker].send(
             Granted(
                 self.number, grant.batch, grant.token, grant.start, grant.samples,
@@ -143,9 +145,11 @@ class Training:
         )
 
     def take_up(self, due: Iterable[Command], untold: set[int]) -> None:
-        """Go on with a phase that another coordinator's log has brought to its end; `due` was decided there.
+        """Continue a phase that was driven to the end of a failed coordinator's log.
 
-        Workers that are `untold` get nothing before `tell` is called."""
+        `due`: commands still to be carried out.
+
+        Workers in `untold` get nothing before `tell` is called."""
         self._untold = untold
         self._flying.update(owner for owner, _ in self.policy.leases.values())
         if self.phase.stopped:
@@ -154,18 +158,18 @@ class Training:
             self._carry_out(command)
 
     def tell(self) -> None:
-        """Everybody has heard of the phase."""
+        """Resume the hand-out once all workers know the phase."""
         self._untold, self._openings = set(), -1
         self.serve()
         self._hand_out_unasked()
 
     @property
     def unread(self) -> Ranges:
-        """What of the samples that the phase began with has no fate yet."""
+        """Sample ranges of the phase that have no fate yet."""
         return self.finished.unread(self.ranges, self.policy.phase.local_batch)
 
     def staged(self, message: Staged) -> bool:
-        """A shard has its part of a gradient. True when it was the last one: the gradient is announced."""
+        """Record a shard's staged slice of a gradient. True when it was the last one: the gradient is announced."""
         owner, grant = self.policy.leases.get(message.batch, (None, None))
         if grant is None or message.worker in self._leaving or owner != message.worker or message.phase != self.number:
             return False
@@ -178,16 +182,16 @@ class Training:
         return True
 
     def leaving(self, worker: int) -> list[int]:
-        """A worker is gone: nothing that it says counts any more. Returns the batches that it has."""
+        """Ignore a failed worker's messages from now on. Returns the batches that it has."""
         self._leaving.add(worker)
         mine = sorted(batch for batch, (owner, _) in self.policy.leases.items() if owner == worker)
         for batch in mine:
             self._staged.pop(batch, None)
-        self._flying.pop(worker, None)  # one in its place has none
+        self._flying.pop(worker, None)  # its successor has none
         return mine
 
     def left(self, worker: int) -> None:
-        """Every server knows that a worker is gone: its batches may be handed out again."""
+        """Let a failed worker's batches be handed out again, once every server refuses it."""
         if worker not in self.policy.live:
             return
         self._leaving.add(worker)
@@ -197,20 +201,20 @@ class Training:
         self._hand_out_unasked()
 
     def _hand_out_unasked(self) -> None:
-        """Steps that others are in wait for what the dead worker left of them."""
+        """Hand a failed worker's share of open steps to the workers that take part in them."""
         for worker in sorted(self.policy.live):
             while self.policy.owes(worker) and self.take(worker, asked=False):
                 pass
 
     def asked(self, batch: int) -> bool:
-        """Whether a worker had asked for a batch: when it is announced, the worker wants the next one."""
+        """Whether a worker had asked for a batch: if so, it gets the next one when it announces this one."""
         if batch not in self._unasked:
             return True
         self._unasked.discard(batch)
         return False
 
     def joined(self, worker: int) -> None:
-        """A worker is there in the place of one that left; it shares what is left, if it has a part in the phase."""
+        """Let a successor take part in the phase, if the phase has a place for it."""
         self._leaving.discard(worker)
         self.workers[worker] = self.members.of("worker")[worker]
         if worker not in (*self.policy.phase.workers, *self.policy.phase.joiners):
@@ -220,7 +224,7 @@ class Training:
         self.serve()
 
     def _announce(self, slices: list[Staged], samples: int) -> None:
-        """A gradient is on every shard: write it down, order what the phase decides."""
+        """Log a gradient that every shard has staged, and carry out what the phase decides."""
         one = slices[0]
         rows, dense = tuple(each.row_version for each in slices), tuple(each.dense_version for each in slices)
         self._check(rows, dense)
@@ -238,19 +242,19 @@ class Training:
         self.serve()
 
     def _check(self, rows: tuple[int, ...], dense: tuple[int, ...]) -> None:
-        """Raise WireError for versions that a gradient cannot have been computed from."""
+        """Check the versions that a gradient was computed from. Raises WireError for impossible ones."""
         if min(rows) < 0 or min(dense) < -1 or max(rows + dense) > self.policy.step:
             raise WireError(f"versions {list(rows)} and {list(dense)} at step {self.policy.step}")
 
     def stop(self, batch: int = 0) -> None:
-        """End the phase at a batch, or as soon as it can be: a switch comes (see Policy.stop)."""
+        """End the phase before a batch, or as soon as possible, for a switch (see Policy.stop)."""
         self.log.stop(batch)
         self._do(StopRecord(batch))
         self.stop_at, self.stopped = None, self.clock.now()
         self.serve()
 
     def forgo(self) -> list[tuple[int, int, set[int]]]:
-        """Give up what is in flight: (worker, batch, shards that have their slice) of what is still to come."""
+        """Give up what is in flight. Returns (worker, batch, shards that have staged their slice) of each."""
         commands = self.phase.apply(Forgo())
         self.log.forgo(len(commands))
         for command in commands:
@@ -260,7 +264,7 @@ class Training:
         return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
 
     def finish(self) -> None:
-        """Nothing is in flight: apply what is left over and check the accounting."""
+        """Apply the rest of the buffer once nothing is in flight, and check the accounting."""
         if not self.phase.closed:
             self.log.finish()
             self._do(FinishRecord())
@@ -271,7 +275,7 @@ class Training:
             self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
-        """Write a command into the log, let it take effect, and tell whom it concerns."""
+        """Log a command, let it take effect, and send it to the nodes that it concerns."""
         if isinstance(command, HandOut):
             self._hand_out(command)
         elif isinstance(command, Apply):
@@ -306,7 +310,7 @@ class Training:
         self.ordered(command.step.step + 1)
 
     def told(self, command: Apply) -> OrderStep:
-        """A step as servers are told of it."""
+        """Step as a message to the servers."""
         step = command.step
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]
         return OrderStep(
@@ -317,7 +321,7 @@ class Training:
 
 
 def _row_weights(step: Step) -> tuple[list[float], list[int]]:
-    """Weights by row staleness, one member's after the other, and how many each has; empty without them."""
+    """Weights by row staleness, concatenated over the members, and the number per member; empty without them."""
     if not any(m.row_weights for m in step.members):
         return [], []
     return [w for m in step.members for w in m.row_weights], [len(m.row_weights) for m in step.members]

@@ -1,7 +1,7 @@
-"""Which workers have stopped answering: a process that hangs keeps its connections and says nothing.
+"""Heartbeat: detects processes that hang, keep their connections open and do not answer.
 
-Every worker is asked once a beat and answers from the thread that reads its network, however long it computes.
-Only time in which the coordinator itself looked counts. Costs two small messages a worker and second.
+Every worker is pinged once per beat and answers from the thread that reads its network, however long it computes.
+Only time in which the coordinator itself was running counts. Costs two small messages per worker and second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEAT_SECONDS = 1.0
 
 
 def beat(tell: Callable[[], None], seconds: float) -> None:
-    """From now on, say every so many seconds that this process is not stopped: the other way round, in a thread."""
+    """Start a thread that calls `tell` every `seconds`, to show that this process is not stopped."""
 
     def run() -> None:
         while True:
@@ -28,7 +28,9 @@ def beat(tell: Callable[[], None], seconds: float) -> None:
 
 
 class Heartbeat:
-    """`patience`: seconds of silence after which a worker counts as dead; `now` in seconds."""
+    """Heartbeat of one role's nodes. `patience`: seconds of silence after which a node counts as dead.
+
+    `now` in seconds."""
 
     def __init__(self, patience: float, now: Callable[[], float]) -> None:
         self.patience, self.now = patience, now
@@ -39,17 +41,17 @@ class Heartbeat:
         self._heard: dict[int, float] = {}
 
     def answered(self, message: Pong) -> None:
-        """A worker is alive."""
+        """Record a worker's answer."""
         if message.worker in self._heard:
             self._heard[message.worker] = self.now()
 
     @property
     def due(self) -> bool:
-        """Whether it is time to look again: four times a beat."""
+        """Whether it is time to check again: four times per beat."""
         return self._looked is None or self.now() >= self._looked + self.beat_seconds / 4
 
     def silent(self, workers: Mapping[int, Channel]) -> list[int]:
-        """Ask who is to be asked; returns those among them that have been silent for too long."""
+        """Ping the given workers; returns those that have been silent for longer than `patience`."""
         now = self.now()
         self._forgive(now)
         self._heard = {worker: self._heard.get(worker, now) for worker in workers}
@@ -64,7 +66,7 @@ class Heartbeat:
         return gone
 
     def _forgive(self, now: float) -> None:
-        """Where the coordinator was away for longer than a beat, answers may wait to be read."""
+        """Extend all deadlines where the coordinator itself did not run for two beats: answers may be unread."""
         away = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if away > 2 * self.beat_seconds:

@@ -1,9 +1,8 @@
-"""What a coordinator leaves for one that takes its place: its state when nothing was in flight, and the event log from
-there on.
+"""Journal for a coordinator failover: the state when nothing was in flight, and the event log from there on.
 
-coordinator.json in the run directory is written between two phases, complete or not at all; what changes within a
-phase and is no step of it (who is gone, failures, checkpoints) stands in the log as a note. Costs a small file a phase
-and a write for each record of the log that somebody acts upon (2 us).
+coordinator.json in the run directory is written atomically between two phases. What changes within a
+phase and is no step of it (failed nodes, failures, checkpoints) is in the log as a note. Costs a small file per phase
+and a write for each record of the log that another node acts upon (2 us).
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ NAME = "coordinator.json"
 
 
 def kept(cfg: RunConfig) -> bool:
-    """Whether a run goes on when its coordinator is killed; one in virtual time needs no journal for that."""
+    """Whether a run survives a coordinator failure; one in virtual time needs no journal for that."""
     return cfg.place.real and cfg.cluster.lost_coordinator == "replace"
 
 
 @dataclass
 class Found:
-    """What a dead coordinator left: its state, with what changed since it was written; the log's records since then,
-    and where its last whole one ends. `term` of its successor; when it was `missed`, in seconds of the machine's clock,
-    as what, and when its last `sign` of life was."""
+    """State that a failed coordinator left: the last written state updated by later notes, and the log since then.
+
+    `end`: offset of the log's last complete record; `term` of the successor; `missed`: when the failure was detected,
+    in seconds of the machine's clock; `failure`: its kind; `sign`: the last sign of life."""
 
     state: RunState
     records: list[Record]
@@ -57,20 +57,20 @@ class Found:
 
 
 class Journal:
-    """Writes the state down. Does nothing in a run that ends with its coordinator."""
+    """Writer of the coordinator's state. Does nothing in a run that ends with its coordinator."""
 
     def __init__(self, cfg: RunConfig, run_dir: Path, state: RunState, first: bool) -> None:
-        """`first`: this is the first coordinator of its run."""
+        """Open the journal of a run. `first`: this is the run's first coordinator."""
         self.on, self.state, self._path = kept(cfg), state, run_dir / NAME
         if first:
-            self._path.unlink(missing_ok=True)  # of an earlier part of a run that was resumed
+            self._path.unlink(missing_ok=True)  # left by an earlier part of a resumed run
 
     def write(self) -> None:
-        """Replace the file by the state of now."""
+        """Replace the file by the current state."""
         partial = self._path.with_name(f".{NAME}.partial")
         partial.write_text(json.dumps(encoded(self.state)))
         partial.replace(self._path)
 
     def note(self, log: EventLog) -> None:
-        """Tell the log what has changed within a phase."""
+        """Log what has changed within a phase."""
         log.info(event_log.NOTE, encoded(self.state.ongoing))

@@ -1,4 +1,4 @@
-"""Who belongs to a run: channels of servers, workers and the launcher, as the coordinator sees them."""
+"""Membership of a run: channels of servers, workers and the launcher, as the coordinator sees them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gbactl.wire.messages import Absent, Fence, Fenced, Hello, Setup
 
 
 class Members:
-    """Collects the nodes of a run of `workers` workers and `servers` servers."""
+    """Nodes of a run of `workers` workers and `servers` servers, and their channels."""
 
     def __init__(self, workers: int, servers: int) -> None:
         self.expected = {"worker": workers, "server": servers}
         self.channels: dict[tuple[str, int], Channel] = {}
         self.addresses: dict[int, str] = {}
         self.ready: set[tuple[str, int]] = set()
-        self.settled = False  # everybody has come: whoever comes now takes somebody's place
+        self.settled = False  # all nodes have joined: a node that connects now is a successor
         self.joining: dict[int, Channel] = {}
-        self._returning: dict[int, tuple[Channel, str]] = {}  # servers: who comes, and where it listens
+        self._returning: dict[int, tuple[Channel, str]] = {}  # successors: channel and address
         self._told: set[int] = set()
 
     def hello(self, channel: Channel, hello: Hello) -> None:
-        """A node has come; workers learn the servers' addresses once all are known. Raises WireError."""
+        """Register a node; workers get the servers' addresses once all are known. Raises WireError."""
         node = (hello.role, hello.number)
         if self.settled and hello.role == "worker":
             self._joins(channel, hello.number)
@@ -43,11 +43,11 @@ class Members:
             self._tell_workers()
 
     def knows(self, workers: Collection[int]) -> None:
-        """These workers know the servers' addresses."""
+        """Record workers that know the servers' addresses."""
         self._told.update(workers)
 
     def _joins(self, channel: Channel, number: int) -> None:
-        """A worker in the place of one that is gone: it is no member before it is admitted."""
+        """Register a worker's successor, which is no member before it is admitted."""
         vacant = 0 <= number < self.expected["worker"] and ("worker", number) not in self.channels
         before = self.joining.get(number)
         later = channel.peer.epoch > (0 if before is None else before.peer.epoch)
@@ -58,7 +58,7 @@ class Members:
         self._tell_joining()
 
     def _returns(self, channel: Channel, hello: Hello) -> None:
-        """A server in the place of one that is gone."""
+        """Register a server's successor, which is no member before it has loaded a checkpoint."""
         number, peer = hello.number, channel.peer
         vacant = 0 <= number < self.expected["server"] and ("server", number) not in self.channels
         if not vacant or not peer.epoch or (peer.role, peer.index) != ("server", number):
@@ -66,23 +66,23 @@ class Members:
         self._returning[number] = (channel, hello.address)
 
     def comes(self, channel: Channel, number: int) -> bool:
-        """Whether a channel is that of the server that comes in the place of number `number`."""
+        """Whether a channel belongs to the pending successor of server `number`."""
         return number in self._returning and self._returning[number][0] is channel
 
     def returner_lost(self, channel: Channel) -> bool:
-        """Whether a connection that is lost was that of a server that had not come yet."""
+        """Whether a lost connection belonged to a server's pending successor, which is forgotten."""
         found = [number for number, (known, _) in self._returning.items() if known is channel]
         for number in found:
             del self._returning[number]
         return bool(found)
 
     def admit_server(self, number: int) -> None:
-        """A server that was coming is a member from now on; workers that wait for all servers learn of it."""
+        """Make a server's pending successor a member, and tell workers that wait for all servers."""
         self.channels["server", number], self.addresses[number] = self._returning.pop(number)
         self._tell_joining()
 
     def _tell_joining(self) -> None:
-        """Workers that join learn where the servers are, as soon as all are there."""
+        """Send the servers' addresses to joining workers, once all servers are members."""
         if len(self.of("server")) < self.expected["server"]:
             return
         for number, channel in self.joining.items():
@@ -91,13 +91,13 @@ class Members:
                 channel.send(Setup(self._servers()))
 
     def tell_joining(self, message: Any) -> None:
-        """Send a message to every worker that joins and knows the servers."""
+        """Send a message to every joining worker that knows the servers."""
         for number, channel in self.joining.items():
             if number in self._told:
                 channel.send(message)
 
     def admit(self, number: int) -> Channel:
-        """A worker that was joining is a member from now on."""
+        """Make a joining worker a member."""
         channel = self.channels["worker", number] = self.joining.pop(number)
         return channel
 
@@ -112,27 +112,27 @@ class Members:
                 channel.send(Setup(servers))
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
-        """Raise WireError unless the channel is that node's."""
+        """Check that a channel belongs to a node. Raises WireError otherwise."""
         if self.channels.get((role, index)) is not channel:
             raise WireError(f"{channel.peer} speaks for {role} {index}.")
 
     def member(self, channel: Channel) -> None:
-        """Raise WireError unless the channel is some node's of the run."""
+        """Check that a channel belongs to some node of the run. Raises WireError otherwise."""
         self.authentic(channel, channel.peer.role, channel.peer.index)
 
     def forget(self, channel: Channel) -> bool:
-        """A channel is lost. Whether it was a node's."""
+        """Remove a lost channel. Returns whether it was a node's."""
         nodes = [node for node, known in self.channels.items() if known is channel]
         for node in nodes:
             del self.channels[node]
         return bool(nodes)
 
     def of(self, role: str) -> dict[int, Channel]:
-        """index -> channel of the nodes of a role that have come."""
+        """Channels of the nodes of a role, by index."""
         return {index: c for (r, index), c in self.channels.items() if r == role}
 
     def complete(self) -> bool:
-        """Whether everybody is ready for work."""
+        """Whether every node is ready."""
         count = {role: sum(r == role for r, _ in self.ready) for role in self.expected}
         return count == self.expected
 
@@ -153,8 +153,10 @@ class Members:
 
 @dataclass
 class Lives:
-    """Who of the first processes is gone. `gone`: workers without a successor, in the order in which they were missed;
-    `workers`, `servers`: incarnations of those that are not the first in their place."""
+    """Incarnations of the nodes of a run.
+
+    `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
+    incarnations of those that are successors."""
 
     gone: list[int] = field(default_factory=list)
     workers: dict[int, int] = field(default_factory=dict)
@@ -162,28 +164,28 @@ class Lives:
 
 
 class Fencing:
-    """Has every server refuse a worker that is gone, before another one takes its place."""
+    """Fencing of failed workers: every server refuses one before its successor takes its place."""
 
     def __init__(self, members: Members, gone: list[int] | None = None) -> None:
         self.members = members
         self.gone: list[int] = [] if gone is None else gone
         self._closed: dict[int, set[int]] = {}
-        self._incarnations: dict[int, int] = {}  # worker -> the last of its incarnations that is over
+        self._incarnations: dict[int, int] = {}  # worker -> its last incarnation that has ended
 
     def fence(self, worker: int, phase: int, batches: list[int], incarnation: int = 0) -> None:
-        """Tell every server that a worker is gone and that its slices of these batches are worth nothing."""
+        """Tell every server to refuse a failed worker and to discard its slices of these batches."""
         self.gone.append(worker)
         self._closed[worker] = set()
         self._incarnations[worker] = incarnation
         self.members.tell("server", Fence(worker, phase, batches, incarnation))
 
     def tell_workers(self) -> None:
-        """Tell those who form a new group of everybody who died before."""
+        """Tell the workers, who form a new group, of all workers that failed before."""
         for worker in self.gone:
             self.members.tell("worker", Absent(worker))
 
     def tell(self, server: Channel) -> None:
-        """Tell a server that takes another's place whom to refuse."""
+        """Tell a server's successor which workers to refuse."""
         for worker, incarnation in sorted(self._incarnations.items()):
             server.send(Fence(worker, -1, [], incarnation))
 
@@ -192,11 +194,11 @@ class Fencing:
         return worker in self._closed
 
     def returned(self, worker: int) -> None:
-        """Another process has taken a worker's place."""
+        """Record that a worker's successor was admitted."""
         self.gone.remove(worker)
 
     def fenced(self, message: Fenced) -> bool:
-        """Note that a server refuses a worker. Returns whether it was the last one."""
+        """Record that a server refuses a worker. Returns whether it was the last one."""
         closed = self._closed.get(message.worker)
         if closed is None:
             return False

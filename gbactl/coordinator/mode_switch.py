@@ -1,8 +1,8 @@
-"""Switches the mode of a run between two of its phases: when, by whose wish, checked, told.
+"""Mode switches between two phases of a run: schedule and requests, checks, reports.
 
-A phase that a switch ends early hands out no more; what is in flight arrives or, after a deadline, is given up. Then
-the dense parameters move if they must, and the rest of the day is the next phase. The state is summed up after the
-drain and before the next phase's first batch, and must be the same. A switch that cannot be is not begun.
+A phase that a switch ends early hands out no more batches; what is in flight arrives or, after a deadline, is given up.
+Then the dense parameters move if they must, and the rest of the day is the next phase. Checksums of the state after the
+drain and before the next phase's first batch must be equal. An impossible switch is not begun.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from gbactl.switching.history import switched
 from gbactl.wire.messages import Abandon, Afresh, Inspected, Staged
 
 log = logging.getLogger(__name__)
-BY_AUTO = 0  # the id of a wish of switch=auto; those from outside count from 1
-SMALL_TABLES = 4 << 20  # bytes on all servers that are summed up at every switch: 40 ms
+BY_AUTO = 0  # id of a request by switch=auto; requests of users count from 1
+SMALL_TABLES = 4 << 20  # bytes on all servers below which checksums include the tables at every switch: 40 ms
 
 
 class AbandonedGradients:
-    """Gradients that a switch did not wait for, and that may still come; `servers`: how many shards see one.
+    """Gradients in flight that a switch gave up, and that may still arrive. `servers`: number of shards.
 
-    A worker asks for its next batch by announcing one; what was given up is never announced. So when every shard has
-    seen such a gradient, its worker is free."""
+    A worker asks for its next batch by announcing one, but a gradient given up is never announced. So when every shard
+    has seen such a gradient, its worker is free."""
 
     def __init__(self, servers: int) -> None:
         self.servers = servers
         self._seen: dict[tuple[int, int], tuple[int, set[int]]] = {}
 
     def add(self, phase: int, given_up: Iterable[tuple[int, int, set[int]]]) -> None:
-        """(worker, batch, shards that have seen it) of gradients of a phase that nobody waits for."""
+        """Add (worker, batch, shards that have seen it) of gradients of a phase that were given up."""
         for worker, batch, seen in given_up:
             self._seen[phase, batch] = (worker, set(seen))
 
     def by_worker(self) -> dict[int, list[tuple[int, int]]]:
-        """(phase, batch) of those that are still to come, for each worker."""
+        """Gradients that are still to arrive, as (phase, batch) for each worker."""
         found: dict[int, list[tuple[int, int]]] = {}
         for key, (owner, _) in self._seen.items():
             found.setdefault(owner, []).append(key)
         return found
 
     def staged(self, message: Staged) -> bool:
-        """A shard has seen a gradient. Whether it was one of these, now seen by all."""
+        """Record that a shard has seen a gradient. Returns whether it was given up and is now seen by all."""
         worker, seen = self._seen.get((message.phase, message.batch), (-1, set[int]()))
         if worker != message.worker:
             return False
@@ -68,7 +68,7 @@ class AbandonedGradients:
 
 
 class ModeSwitch:
-    """`rows`: the samples of each round."""
+    """Mode switches of a run. `rows`: samples of each round."""
 
     def __init__(self, run: RunContext, rows: list[int], questions: Questions, migration: DenseMigration) -> None:
         self.run, self.rows, self.questions, self.migration = run, rows, questions, migration
@@ -79,7 +79,7 @@ class ModeSwitch:
         self._rest = 0
         self._stopping = self._under_way = self._fresh = False
         self._drained: str | None = None
-        self._losses = 0  # of servers, before the state was summed up: what comes in the place of one is older
+        self._losses = 0  # server failures before the checksum: a successor's state is older
         self._wish: dict[str, Any] = {}
         tell = functools.partial(run.tell, "auto")
         self.auto = AutoSwitch.of(run.cfg, run.run_dir, lambda: run.record.seconds, tell)
@@ -87,15 +87,15 @@ class ModeSwitch:
             run.record.statistics.heard, run.auto_look = self.auto.heard, self.auto.last
 
     def restore(self, number: int, taken: int) -> None:
-        """Go on in round `number`, `taken` entries of the schedule having come."""
+        """Continue in round `number`, after `taken` entries of the schedule."""
         self._round, self.plan.taken, self.run.switches = number, taken, taken
 
     # -- between two phases -------------------------------------------------------------------------
 
     def go_on(self, number: int, first: int, inside: bool, kept: str) -> Flow[None]:
-        """Before a phase of round `number`, which begins at sample `first`: in another mode if one is due.
+        """Switch the mode, if a switch is due, before the phase of round `number` that begins at sample `first`.
 
-        `inside`: the day has begun before; `kept`: what the replicas of the phase before became."""
+        `inside`: the day has begun before; `kept`: what the replicas of the previous phase became."""
         self._round = number
         self._tell(None)
         cfg = self.plan.take(self._position())
@@ -127,7 +127,7 @@ class ModeSwitch:
         run.log.info(event_log.SWITCH, {"mode": mode_values(cfg), "step": run.step, **dense})
 
     def _begun(self, cfg: RunConfig, servers: dict[str, Inspected], inside: bool) -> Flow[str]:
-        """Sum up and move; why that could not be done, empty if it was."""
+        """Compute checksums and move the dense parameters. Returns why that failed, empty if it did not."""
         workers: dict[str, Inspected] = {}
         if "workers" in (cfg.home, self.run.home):
             workers = yield from self.questions.inspect("worker", what=self.what, seconds=self._patience)
@@ -144,9 +144,9 @@ class ModeSwitch:
         return ""
 
     def _afresh(self, cfg: RunConfig) -> Flow[str]:
-        """Begin the optimizer's state anew, on the servers; returns where the dense parameters are then.
+        """Reset the optimizer's state on the servers. Returns the holder of the dense parameters afterwards.
 
-        Raises ClusterError where a worker died meanwhile that `cfg` needs: there is no way back."""
+        Raises ClusterError where a worker that `cfg` needs failed meanwhile: the switch cannot be reverted."""
         run = self.run
         if run.home != "servers":
             yield from self.migration.move("servers", run.home)
@@ -157,11 +157,11 @@ class ModeSwitch:
         yield from self.questions.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
         run.record.afresh()
-        self._fresh, self._drained = True, None  # what is summed up before and after is not the same
+        self._fresh, self._drained = True, None  # checksums before and after differ
         return "servers"
 
     def _reason(self, cfg: RunConfig) -> str:
-        """Why a switch that is due cannot be; empty if it can."""
+        """Reason why a due switch is impossible; empty if it is possible."""
         if not cfg.collective_now:
             return ""
         gone = ", ".join(f"W{worker}" for worker in self.run.fencing.gone)
@@ -173,14 +173,13 @@ class ModeSwitch:
 
     @property
     def what(self) -> str:
-        """What nodes sum up between two phases: checksum, or dense where the tables are too large to be read while
-        everybody waits."""
+        """Scope of the checksums between two phases: "checksum", or "dense" where the tables are too large."""
         cfg, optimizer = self.run.cfg, {"sgd": 1, "adam": 3}.get(self.run.cfg.optim.name, 2)
         size = 4 * self.run.dataset.schema.rows * row_width(cfg.model) * optimizer
         return "checksum" if cfg.switch.checksum == "all" or size <= SMALL_TABLES else "dense"
 
     def _sum(self, when: str, found: dict[str, Inspected]) -> str:
-        """The model sum of everything inspected, noted in the log."""
+        """Combine the checksums of all inspected nodes into the model's, and log it."""
         total = checksums(found)["model"] or ""
         self.run.log.info(
             event_log.CHECKSUM, {"step": self.run.step - 1, "model": total, "when": when, "of": self.what}
@@ -188,13 +187,15 @@ class ModeSwitch:
         return total
 
     def log_checksums(self, servers: dict[str, Inspected]) -> None:
-        """Log every shard's whole state where training paused, for replays; empty where it was not computed."""
+        """Log the checksum of every shard's state at a pause, for replays; empty where it was not computed."""
         for name, found in servers.items():
             whole = {"shard": int(name[1:]), "step": self.run.step - 1, "whole": found.checksum}
             self.run.log.info(event_log.CHECKSUM, whole)
 
     def resumed(self) -> Flow[None]:
-        """The servers know of the next phase, the workers do not yet: nothing may have changed in a switch."""
+        """Check that a switch has not changed the model: servers know the next phase, workers do not yet.
+
+        Raises ClusterError if it has."""
         if self._drained is None:
             return
         drained, self._drained = self._drained, None
@@ -206,9 +207,9 @@ class ModeSwitch:
     # -- within a phase -----------------------------------------------------------------------------
 
     def begin(self, policy: Policy) -> int | None:
-        """A phase begins with the rest of its day, or ends early where the next entry is known to come.
+        """Begin a phase with the rest of its day, or one that ends early at a known point of the schedule.
 
-        Returns the global step that ends it if no batch can be told."""
+        Returns the global step that ends it if the batch is not known in advance."""
         self._rest = policy.phase.samples
         if self.auto is not None:
             self.auto.begin(self.run.current.mode.name, policy)
@@ -219,7 +220,9 @@ class ModeSwitch:
         return None
 
     def look(self) -> None:
-        """Between two messages: end the phase if that is asked; tell of a switch once a gradient has come."""
+        """End the phase if a switch is due; report a switch once its first gradient has arrived.
+
+        Called between messages."""
         training = self.run.training
         if training is None:
             return
@@ -233,7 +236,7 @@ class ModeSwitch:
             training.stop()
 
     def _consult(self, auto: AutoSwitch, training: Training) -> None:
-        """Let switch=auto look, and ask for what it wants as anybody would."""
+        """Let switch=auto decide, and request the switch that it wants."""
         look = None if self._busy else auto.look(training)
         if look is None:
             return
@@ -248,12 +251,12 @@ class ModeSwitch:
 
     @property
     def _handed_out(self) -> int:
-        """Samples so far, the phase that goes on included."""
+        """Samples handed out so far, including the current phase."""
         training = self.run.training
         return self.run.record.ledger.read + (0 if training is None else training.policy.ledger.read)
 
     def _tell(self, first: float | None) -> None:
-        """A switch that was not told yet is done: its first gradient came at `first`, or never."""
+        """Report a switch that was not reported yet; `first`: when its first gradient arrived, None if never."""
         if self.state.report is None:
             return
         report, self.state.report = self.state.report, None
@@ -263,9 +266,9 @@ class ModeSwitch:
         self.run.tell("switch", {**report, "pause_ms": pause})
 
     def drain(self, training: Training) -> Flow[None]:
-        """Until everything handed out has come; before a switch no longer than its deadline.
+        """Wait until everything in flight has arrived; before a switch no longer than its deadline.
 
-        It counts from the moment when the phase was told to stop, or else from its last hand-out."""
+        The deadline counts from the order to stop the phase, or else from its last hand-out."""
         run, policy = self.run, training.policy
         yield Until(lambda: policy.exhausted or training.stopped is not None)
         early = policy.phase.samples < self._rest and policy.forgoes
@@ -276,10 +279,10 @@ class ModeSwitch:
             run.members.tell("worker", Abandon(training.number))
         self.look()
 
-    # -- from outside -------------------------------------------------------------------------------
+    # -- requests of users --------------------------------------------------------------------------
 
     def ask(self, fields: dict[str, Any]) -> None:
-        """A wish of `gbactl switch`, by way of the launcher: {id, mode: {...}}. It is answered in any case."""
+        """Handle a request of `gbactl switch`, sent by the launcher: {id, mode: {...}}. It is always answered."""
         wish = {"id": fields.get("id", BY_AUTO)}
         try:
             cfg = wished(self.run.cfg, self.run.current, fields.get("mode"))
@@ -310,7 +313,7 @@ class ModeSwitch:
         return self._reason(cfg) or obstacle(self.run.cfg, cfg)
 
     def ended(self) -> None:
-        """The run is over: a wish that came too late is answered."""
+        """Answer a pending request at the end of the run."""
         self._tell(None)
         if self._wish:
             now = {"from": self.run.current.mode.name, "step": self.run.step}

@@ -1,4 +1,4 @@
-"""norms.jsonl of a run: how large the gradients of a step were, one line a step that was looked at.
+"""Gradient norms of a run (norms.jsonl), one line per sampled step.
 
 A line: {"step", "mode", "dense": L2 norm of the applied dense gradient, "rows": norms of some rows' gradients}.
 """
@@ -16,14 +16,14 @@ NAME = "norms.jsonl"
 
 
 class NormLog:
-    """Puts the shards' parts of a step together; `tellers` nodes tell of each step."""
+    """Combines the nodes' shares of a step's gradient norms and writes them; `tellers` nodes report each step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._parts: defaultdict[int, list[Norms]] = defaultdict(list)
 
     def add(self, mode: str, part: Norms, tellers: int) -> None:
-        """A node's part of a step; the last one makes the line."""
+        """Add a node's share of a step's norms; the last one writes the line."""
         parts = self._parts[part.step]
         parts.append(part)
         if len(parts) < tellers:

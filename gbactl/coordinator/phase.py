@@ -1,9 +1,9 @@
-"""A training phase as a fold: `apply(event) -> commands`. No I/O, no channel, no clock.
+"""Training phase as a fold: `apply(event) -> commands`. No I/O, no channel, no clock.
 
 The same object is driven by a live coordinator (handout.py), which writes each event and each command into the event
-log before it carries the command out; by a coordinator that takes over, which feeds it that log; and by a replay, which
-compares its commands with the log (both by phase_log.py). A command is settled in order, so that a checkpoint between
-two of them finds the state of that moment. An event costs a few microseconds beside the policy's own decision.
+log before it carries the command out; by a failover coordinator, which feeds it that log; and by a replay, which
+compares its commands with the log (both by phase_log.py). Commands are settled in order, so that a checkpoint between
+two of them sees the state of that point. An event costs a few microseconds beside the policy's own decision.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gbactl.policies import Decision, Drop, Grant, Policy, Step
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Event: a worker asks for its next batch. The log has it as the hand-out that follows."""
+    """Event: a worker asks for its next batch. In the log it is the hand-out that follows."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forgo:
-    """Event: nobody waits any longer for what is in flight. The log has it with the number of batches given up."""
+    """Event: give up what is in flight. The log has it with the number of batches given up."""
 
 
 Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord | FinishRecord
@@ -35,7 +35,7 @@ Event = Take | Forgo | AnnounceRecord | LeftRecord | JoinedRecord | StopRecord |
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """Command: tell a worker of its batch. `lr_scale`: of a step that workers apply themselves (`sync`), else 0."""
+    """Command: send a worker its batch. `lr_scale`: of a step that workers apply themselves (`sync`), else 0."""
 
     worker: int
     grant: Grant
@@ -52,7 +52,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Command: every shard forgets a gradient. `worker`: who announced it (-1: nobody in particular)."""
+    """Command: every shard discards an announced gradient. `worker`: its sender (-1: nobody in particular)."""
 
     worker: int
     drop: Drop
@@ -60,7 +60,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Command: every shard forgets what it has of a batch in flight; `worker`: who has it leased (-1: nobody)."""
+    """Command: every shard discards its slice of a batch in flight; `worker`: the holder of its lease (-1: nobody)."""
 
     worker: int
     batch: int
@@ -70,21 +70,21 @@ Command = HandOut | Apply | Discard | GiveUp
 
 
 class GradientSlices:
-    """Slices of announced gradients that wait on the shards, and what of them a lost shard takes with it.
+    """Slices of announced gradients that wait on the shards, and those that a failed shard loses.
 
-    `hit(shard, rows)` hears of a part that is applied, `missed(shard, samples, rows)` of one that is
-    not, because its shard was lost."""
+    `hit(shard, rows)` is called for a slice that is applied, `missed(shard, samples, rows)` for one that is
+    not, because its shard failed."""
 
     def __init__(self, hit: Callable[[int, int], None], missed: Callable[[int, int, int], None]) -> None:
         self.hit, self.missed = hit, missed
         self._rows: dict[int, list[int]] = {}
 
     def announced(self, batch: int, rows: Sequence[int]) -> None:
-        """A gradient's part on each shard has so many rows; ~rows where it went to a server that is gone."""
+        """Record the rows of an announced gradient's slice on each shard; ~rows where it went to a failed server."""
         self._rows[batch] = list(rows)
 
     def applied(self, batch: int, samples: int, weight: float) -> None:
-        """A gradient is in a step that was ordered."""
+        """Count the slices of a gradient that is in an ordered step."""
         rows = self._rows.pop(batch, ())
         for shard, count in enumerate(rows if weight > 0 else ()):
             if count >= 0:
@@ -93,17 +93,17 @@ class GradientSlices:
                 self.missed(shard, samples, ~count)
 
     def dropped(self, batch: int) -> None:
-        """A gradient was discarded."""
+        """Forget the slices of a discarded gradient."""
         self._rows.pop(batch, None)
 
     def gone(self, shard: int) -> None:
-        """A shard's server is gone, and with it what had not been applied."""
+        """Mark the waiting slices of a failed shard as lost."""
         for rows in self._rows.values():
             rows[shard] = min(rows[shard], ~rows[shard])
 
     @contextmanager
     def held(self) -> Iterator[list[tuple[Callable[..., None], tuple[int, ...]]]]:
-        """Inside, what `hit` and `missed` are to hear of is kept in the list; they hear of what is left of it after."""
+        """Defer calls of `hit` and `missed` in the context to a list; those left in it are made at its end."""
         kept: list[tuple[Callable[..., None], tuple[int, ...]]] = []
         hit, missed = self.hit, self.missed
         self.hit, self.missed = lambda *told: kept.append((hit, told)), lambda *told: kept.append((missed, told))
@@ -114,14 +114,15 @@ class GradientSlices:
 
     @property
     def waiting(self) -> list[int]:
-        """Batches announced whose fate is open."""
+        """Announced batches that are not applied yet."""
         return list(self._rows)
 
 
 class TrainingPhase:
-    """`lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are added to.
+    """Training phase driven by a policy.
 
-    `slices`: gradient slices on shards that may be lost, where they are to be counted."""
+    `lr_scale` maps samples finished in this phase to a step's learning-rate factor; `statistics` are updated.
+    `slices`: counter of gradient slices on shards that may fail, where they are to be counted."""
 
     def __init__(
         self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics,
@@ -129,8 +130,8 @@ class TrainingPhase:
     ) -> None:  # fmt: skip
         self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
         self.finished = Finished()
-        self.stopped = False  # told to end early
-        self.closed = False  # what was left over is applied
+        self.stopped = False  # ordered to end early
+        self.closed = False  # the rest of the buffer is applied
 
     def apply(self, event: Event) -> list[Command]:
         """Let the policy decide what follows from an event. Each command takes effect when it is settled."""
@@ -156,7 +157,7 @@ class TrainingPhase:
         return self._decided(policy.poll(), before, -1)
 
     def settle(self, command: Command) -> None:
-        """Count what a command does: fates of samples, staleness, gradient slices that no longer wait."""
+        """Count the effects of a command: fates of samples, staleness, gradient slices that no longer wait."""
         if isinstance(command, Apply):
             self.finished.settle(command.step)
             self.statistics.applied(command.step)
@@ -172,12 +173,12 @@ class TrainingPhase:
             self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
 
     def server_lost(self, shard: int) -> None:
-        """A shard's server is gone, with every gradient slice that it had not applied."""
+        """Mark the slices that a failed shard had not applied as lost."""
         if self.slices is not None:
             self.slices.gone(shard)
 
     def lr_scale_of(self, grant: Grant) -> float:
-        """The learning-rate factor of a step that workers apply to the dense part themselves; else 0."""
+        """Learning-rate factor of a step that workers apply to the dense parameters themselves; else 0."""
         return self.lr_scale(grant.progress) if grant.divisor else 0.0
 
     def _take(self, worker: int) -> list[Command]:
@@ -197,7 +198,7 @@ class TrainingPhase:
         return [GiveUp(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
-        """Commands of decisions; `finished`: samples of the phase with a fate before the first of them."""
+        """Turn decisions into commands; `finished`: samples of the phase with a fate before the first of them."""
         commands: list[Command] = []
         for decision in decisions:
             if isinstance(decision, Drop):

@@ -1,6 +1,6 @@
-"""A training phase driven by its event log: what happened is applied again, what was decided must be decided again.
+"""Replay of a training phase from its event log: events are applied again, and the policy must decide the same again.
 
-A coordinator that takes over brings its phase to the log's end with it, and carries out what is still `due`; a replay
+A failover coordinator brings its phase to the log's end with it, and carries out what is still `due`; a replay
 drives shards with the commands that it confirms. Pure; 15 us a gradient.
 """
 
@@ -31,7 +31,9 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference: `kind` is decision (the policy), bits (a checksum) or accounting. `shard` -1: all."""
+    """First difference between a log and its replay.
+
+    `kind` is decision (the policy), bits (a checksum) or accounting. `shard` -1: all."""
 
     kind: str
     step: int
@@ -41,12 +43,12 @@ class Divergence:
     batches: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain containers."""
+        """Convert to plain containers."""
         return {**asdict(self), "workers": list(self.workers), "batches": list(self.batches)}
 
 
 class DivergenceError(GbactlError):
-    """The replay is not the run. Exit code 1."""
+    """Error: the replay differs from the run. Exit code 1."""
 
     def __init__(self, found: Divergence) -> None:
         super().__init__(found.text)
@@ -54,11 +56,11 @@ class DivergenceError(GbactlError):
 
 
 class LoggedPhase:
-    """Feed it a phase's records in order. Raises DivergenceError where log and policy part."""
+    """Phase driven by the records of a log, fed in order. Raises DivergenceError where log and policy differ."""
 
     def __init__(self, phase: TrainingPhase) -> None:
         self.phase = phase
-        self.due: deque[Command] = deque()  # steps and drops that were decided, and that the log has yet to show
+        self.due: deque[Command] = deque()  # steps and drops that the policy decided and the log has yet to confirm
 
     def feed(self, record: Record) -> list[Command]:
         """Apply the next record. Returns the commands that it confirms, each of them settled."""
@@ -78,7 +80,7 @@ class LoggedPhase:
         return confirmed
 
     def discards(self, batch: int) -> bool:
-        """Whether it is decided that a gradient just announced is discarded."""
+        """Whether the policy has decided to discard an announced gradient."""
         return any(isinstance(command, Discard) and command.drop.batch == batch for command in self.due)
 
     def close(self) -> None:
@@ -151,7 +153,7 @@ class LoggedPhase:
         return due
 
     def _undisturbed(self, text: str = "The log goes on") -> None:
-        """Check that all that was decided is in the log."""
+        """Check that the log has confirmed everything that was decided."""
         if self.due:
             self._part(f"{text}, but the policy {_shown(self.due[0])}", [])
 
@@ -163,13 +165,13 @@ class LoggedPhase:
 
 
 def order_record(command: Apply) -> OrderRecord:
-    """A step as the event log has it."""
+    """Convert a step to its record in the event log."""
     step = command.step
     return OrderRecord(step.step, step.divisor, step.weight_sum, command.lr_scale, _members(step))
 
 
 def named(gradients: Sequence[tuple[int, int]]) -> str:
-    """`W0 batch 3, W2 batch 5` of (worker, batch) pairs, the first few of them."""
+    """Format (worker, batch) pairs as `W0 batch 3, W2 batch 5`, the first few of them."""
     text = ", ".join(f"W{worker} batch {batch}" for worker, batch in gradients[:MOST_NAMED])
     more = len(gradients) - MOST_NAMED
     return f"{text} and {more} more" if more > 0 else text or "no gradient"
@@ -188,7 +190,7 @@ def _shown(due: Command | None) -> str:
 
 
 def _difference(logged: OrderRecord, own: OrderRecord) -> str:
-    """The first field that is not the same, in words."""
+    """Describe the first field that differs."""
     for name, log_has, policy_has in zip(OrderRecord._fields, logged, own, strict=True):
         if name == "members":
             return _member_difference(logged, own)

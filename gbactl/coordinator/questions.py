@@ -1,6 +1,6 @@
-"""Questions to all nodes whose answers a run waits for: what they have applied, checksums, memory, reloading.
+"""Requests to all nodes whose answers the run waits for: applied steps, checksums, memory, reloading.
 
-A server that takes another's place is asked what its predecessor has not answered. A question costs a message to and
+A server's successor is asked what its predecessor has not answered. A request costs a message to and
 from each node.
 """
 
@@ -15,11 +15,13 @@ from gbactl.errors import WireError
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import Barrier, Inspect, Inspected, Reached, Reload
 
-SUM_DIGITS = 24  # of a node's part of a model's sum, which is below 2^64
+SUM_DIGITS = 24  # of a node's share of a model's checksum, which is below 2^64
 
 
 class Questions:
-    """`asking` is told when servers are asked, and whether they read all that they have; and when that is over."""
+    """Requests to all nodes.
+
+    `asking` is called when servers are asked, with whether they read all their data, and when all have answered."""
 
     def __init__(self, run: RunContext, asking: Callable[[bool], None] = lambda reading: None) -> None:
         self.run, self.asking = run, asking
@@ -36,14 +38,14 @@ class Questions:
         yield from self._ask(Barrier(step), lambda shard: shard in self._reached)
 
     def reload(self, path: str) -> Flow[None]:
-        """Have every server go back to a checkpoint's folder; "" is the beginning."""
+        """Have every server load a checkpoint's folder; "" is the beginning."""
         self._reloaded.clear()
         yield from self._ask(Reload(path), lambda shard: shard in self._reloaded)
 
     def inspect(
         self, *roles: str, what: str = "checksum", seconds: float | None = None
     ) -> Flow[dict[str, Inspected]]:  # fmt: skip
-        """Checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
+        """Collect checksums and memory of every node of some roles; nothing if one does not answer within `seconds`."""
         self.inspected.clear()
         deadline = None if seconds is None else self.run.hub.now() + seconds
         if "worker" in roles:
@@ -55,7 +57,7 @@ class Questions:
         return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
 
     def repeat(self, server: Channel) -> None:
-        """Ask a server that takes another's place what that has not answered."""
+        """Repeat an open request to a server's successor, if its predecessor has not answered."""
         if self._open is not None and not self._open[1](server.peer.index):
             server.send(self._open[0])
 
@@ -66,7 +68,7 @@ class Questions:
 
     @contextmanager
     def _open_to_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
-        """Ask every server, and inside, whoever takes the place of one that has not answered."""
+        """Ask every server, and within the context also the successors of those that have not answered."""
         self._open = (message, answered)
         self.asking(isinstance(message, Inspect | Reload))
         self.run.members.tell("server", message)
@@ -84,15 +86,15 @@ class Questions:
     # -- answers ------------------------------------------------------------------------------------
 
     def reached(self, message: Reached) -> None:
-        """Note that a shard has applied what was ordered."""
+        """Record that a shard has applied the ordered steps."""
         self._reached.add(message.shard)
 
     def reloaded(self, shard: int) -> None:
-        """Note that a shard has gone back."""
+        """Record that a shard has loaded its checkpoint."""
         self._reloaded.add(shard)
 
     def answered(self, channel: Channel, message: Inspected) -> None:
-        """Note a node's checksum. Raises WireError for what cannot be one."""
+        """Record a node's checksum. Raises WireError for an impossible one."""
         total = message.model_sum
         if message.node != str(channel.peer) or (total and not (total.isdecimal() and len(total) <= SUM_DIGITS)):
             raise WireError(f"{channel.peer} answers for {message.node} with the sum {total[:SUM_DIGITS]}.")

@@ -1,11 +1,11 @@
-"""What each failure cost: seconds until it was noticed, replaced, useful again, and what it undid. Pure.
+"""Cost of each failure: seconds until it was detected, replaced, useful again, and the updates undone. Pure.
 
-Two kinds of samples are undone. A server that goes back alone, or a worker that takes a part of the dense parameters
-with it, lacks their updates for good: `samples_undone` of this process, while the others keep them, and in
-`row_updates_undone` the rows' updates among them. Their fate stays "trained"; what share of the job they are is `pls`.
-Where everybody goes back, `samples_rolled_back` lose their fate and are read again; they are those of the first server
-of several that are lost at once, so that the sum over `recovery` is `samples.rolled_back`, beside
-read = trained + decayed + lost. A note costs a microsecond.
+Two kinds of samples are undone. A server that goes back alone, or a worker that loses a gradient slice of the dense
+parameters, lacks their updates for good: `samples_undone` of this process, while the others keep them, and in
+`row_updates_undone` the row updates among them. Their fate stays "trained"; their share of the job is `pls`.
+Where all nodes go back, `samples_rolled_back` lose their fate and are read again. They are counted for the first
+of several servers that fail at once, so that the sum over `recovery` is `samples.rolled_back`, beside
+read = trained + decayed + lost. A record costs a microsecond.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from gbactl.checkpoint.ledger import Loss
 
 @dataclass
 class Failed:
-    """One process's failure. Times by the run's clock; None: it did not come to that. `at`: when it was injected, else
-    the last sign of life."""
+    """Failure of one process. Times by the run's clock; None: not reached.
+
+    `at`: when it was injected, else the last sign of life."""
 
     process: str
     failure: str
@@ -34,27 +35,29 @@ class Failed:
     samples_rolled_back: int = 0
 
     def add(self, loss: Loss) -> None:
-        """It cost this, too."""
+        """Add to the cost of the failure."""
         self.samples_undone += loss.samples
         self.pls += loss.pls
         self.row_updates_undone += loss.updates
 
     def timed(self) -> dict[str, Any]:
-        """As the event log has it: seconds since it was injected, else since the last sign of life."""
+        """Fields for the event log: seconds since it was injected, else since the last sign of life."""
         times = {"detected_s": self.detected, "loaded_s": self.loaded, "useful_s": self.useful}
         since = {name: None if time is None else time - self.at for name, time in times.items()}
         return {"process": self.process, "failure": self.failure, **since}
 
     def told(self) -> dict[str, Any]:
-        """As result.json has it: with what it undid."""
+        """Fields for result.json: times and what the failure undid."""
         undone = ("samples_undone", "pls", "row_updates_undone", "samples_rolled_back")
         return {**self.timed(), **{name: getattr(self, name) for name in undone}}
 
 
 @dataclass
 class Failures:
-    """`injured`: what the fault plan did that nobody has missed yet, and when; `struck`: step and seconds of training
-    of its last injection."""
+    """Failures of a run so far.
+
+    `injured`: injected failures that are not detected yet, and their times; `struck`: step and seconds of training
+    of the fault plan's last injection."""
 
     failed: list[Failed] = field(default_factory=list)
     injured: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -62,8 +65,9 @@ class Failures:
 
 
 class RecoveryTimes:
-    """`now` in seconds. A process may fail more than once. `log` gets each failure with its number, once: when its
-    process is of use again, or at the end."""
+    """Times of all failures. `now` in seconds. A process may fail more than once.
+
+    `log` gets each failure with its number, once: when its process is useful again, or at the end."""
 
     def __init__(
         self, now: Callable[[], float], log: Callable[[int, Failed], None] = lambda *_: None,
@@ -71,10 +75,10 @@ class RecoveryTimes:
     ) -> None:  # fmt: skip
         self.now, self._log = now, log
         self.state = Failures() if state is None else state
-        self._reborn: Failed | None = None  # this coordinator's own predecessor
+        self._reborn: Failed | None = None  # failure of this coordinator's own predecessor
         self._logged: set[int] = set()
         self._began = now()
-        self._signs: dict[str, float] = {}  # of life: the last one of each process
+        self._signs: dict[str, float] = {}  # last sign of life of each process
 
     @property
     def all(self) -> list[Failed]:
@@ -82,33 +86,33 @@ class RecoveryTimes:
         return self.state.failed
 
     def alive(self, process: str) -> None:
-        """A message of a process is there."""
+        """Record a message of a process as a sign of life."""
         self._signs[process] = self.now()
 
     def injected(self, process: str, kind: str) -> None:
-        """A fault plan hurts a process now."""
+        """Record that the fault plan injects a fault into a process now."""
         self.state.injured[process] = (kind, self.now())
 
     def detected(self, process: str, failure: str) -> None:
-        """A process was missed; `failure` is what it looks like where no fault plan was at work."""
-        sign = self._signs.pop(process, self._began)  # who was never heard of was silent since this began
+        """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
+        sign = self._signs.pop(process, self._began)  # a process never heard of was silent from the start
         kind, at = self.state.injured.pop(process, (failure, sign))
         self.all.append(Failed(process, kind, at, self.now()))
 
     def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
-        """It is in the place of one that was missed, whose last sign of life was then, and can go on."""
+        """Record a failover of this process: when its predecessor's failure was detected, and its last sign of life."""
         kind, at = self.state.injured.pop(process, (failure, sign))
         self._reborn = Failed(process, kind, min(at, detected), detected, self.now())
         self.all.append(self._reborn)
 
     def loaded(self, process: str) -> None:
-        """Another one is ready in its place."""
+        """Record that a process's successor is ready."""
         failed = self.last(process)
         if failed is not None and failed.loaded is None:
             failed.loaded = self.now()
 
     def useful(self, process: str) -> None:
-        """It has done its first work."""
+        """Record that a process has done useful work."""
         if self._reborn is not None:
             reborn, self._reborn = self._reborn, None
             self._of_use(reborn)
@@ -127,13 +131,13 @@ class RecoveryTimes:
             self._log(number, failed)
 
     def end(self) -> None:
-        """The run is over: whoever is not of use by now will not be."""
+        """Log the failures whose processes are not useful again by the end of the run."""
         for failed in self.all:
             if failed.useful is None:
                 self._tell(failed)
 
     def heard(self, logged: Iterable[Mapping[str, Any]]) -> None:
-        """What another coordinator logged; it may have died before it noted as much."""
+        """Restore the times that a failed coordinator logged; it may have failed before it saved them in its state."""
         for each in logged:
             self._logged.add(each["number"])
             failed = self.all[each["number"]]
@@ -141,21 +145,21 @@ class RecoveryTimes:
                 failed.useful = failed.at + each["useful_s"]
 
     def dense_lost(self, samples: int) -> None:
-        """The dense part of so many samples' gradients is gone with a worker: with the last one, as far as is known."""
+        """Count samples whose dense gradients were lost with a worker; the last failed one, as far as is known."""
         failed = next((failed for failed in reversed(self.all) if failed.process.startswith("W")), None)
         if failed is not None:
             failed.samples_undone += samples
 
     def cost(self, process: str, loss: Loss) -> None:
-        """Add to what a process's last failure undid."""
+        """Add to the cost of a process's last failure."""
         failed = self.last(process)
         if failed is not None:
             failed.add(loss)
 
     def last(self, process: str) -> Failed | None:
-        """A process's last failure."""
+        """Last failure of a process; None if there was none."""
         return next((failed for failed in reversed(self.all) if failed.process == process), None)
 
     def told(self) -> list[dict[str, Any]]:
-        """result.json's `recovery`."""
+        """Entries of result.json's `recovery`."""
         return [failed.told() for failed in self.all]

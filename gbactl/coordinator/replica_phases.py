@@ -1,11 +1,11 @@
-"""The coordinator's part in phases whose workers are trainers: opens them, closes them, adds up what was noted.
+"""Coordinator's part in phases whose workers are trainers: opens and closes them, adds up the trainers' notes.
 
-A phase is closed when everything has arrived, since a dead trainer's batches may still be handed to one that was out
-of data. Where replicas meet in rounds in the foreground, who is out of data is told so before: it must answer those who
-are not (see trainer/exchange.py). Then every trainer gives the servers its replica, and they hold the mean of what all
-gave, or keep the centre. Who dies is in no mean from then on. Where a server is lost meanwhile, and what it was given,
-all give again; so they do for a coordinator in the place of one that died. Costs two or three messages to and one from
-every worker.
+A phase is closed when everything has arrived, since a failed trainer's batches may still be handed to one that was out
+of data. Where replicas average in rounds in the foreground, a trainer out of data is told so before: it must answer
+those that are not (see trainer/exchange.py). Then every trainer gives the servers its replica, and they hold the mean
+of all given, or keep the centre. A failed trainer is in no mean from then on. Where a server is lost meanwhile with
+what it was given, all give again, and so they do after a coordinator failover. Costs two or three messages to and one
+from every worker.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gbactl.wire.messages import Absent, ClosedReplicas, CloseReplicas, OpenRepl
 
 
 class ReplicaPhases:
-    """Does nothing in other modes. `term`: how many coordinators there were before."""
+    """Replica phases of a run; does nothing in other modes. `term`: number of coordinators before this one."""
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
         self.run, self.members, self.state = run, run.members, run.state.replicas
         self._began = 0.0
-        self.request = term << 20  # number of a closing; no coordinator before has had it
+        self.request = term << 20  # number of a closing; unique across coordinators
         self._kind: type[ReplicaPolicy] | None = None
         self._told: set[int] = set()
         self._idle = False
@@ -35,10 +35,11 @@ class ReplicaPhases:
         self._notes: dict[int, dict[str, Any]] = {}
 
     def open(self, began: float | None = None) -> None:
-        """A phase has begun, and nobody has a batch of it yet.
+        """Open the replica phase that has just begun; nobody has a batch of it yet.
 
-        A trainer asks for as many more as its threads beyond the first have use for. One that `began` so many seconds
-        into the run goes on: who has heard of it takes no notice, and who waits is known already."""
+        A trainer asks for as many further batches as its threads beyond the first can use. A phase that `began` so many
+        seconds into the run is continued after a failover: trainers that know it ignore the message, and waiting ones
+        are known already."""
         cfg = self.run.current
         kind = policy_class(cfg.mode.name)
         self.state.last = {}
@@ -66,12 +67,14 @@ class ReplicaPhases:
         self.state.settings = dict(self.state.last)
 
     def _tell_of_the_dead(self) -> None:
-        """A group that was formed anew knows nobody who died before."""
+        """Tell a newly formed group of the workers that failed before."""
         for worker in sorted(set(range(self.members.expected["worker"])) - set(self.members.of("worker"))):
             self.members.tell("worker", Absent(worker))
 
     def look(self, policy: Policy) -> None:
-        """Between two messages: tell those who meet in the foreground when nothing is left to hand out."""
+        """Tell trainers that average in the foreground when no batches are left to hand out.
+
+        Called between two messages."""
         if self._kind is None or self._kind.shadow or not self._kind.collective or self._idle or not policy.exhausted:
             return
         self._idle = True
@@ -79,7 +82,9 @@ class ReplicaPhases:
             self.members.of("worker")[worker].send(CloseReplicas(self.request, False))
 
     def close(self) -> Flow[None]:
-        """Nothing is in flight: wait until all have parted, and have the servers settle what they gave."""
+        """Wait until all trainers have given their replicas, then have the servers settle them.
+
+        Nothing is in flight."""
         if self._kind is None:
             return
         more, self._more = self._more, []
@@ -97,7 +102,7 @@ class ReplicaPhases:
         self._kind = None
 
     def _give(self) -> Flow[None]:
-        """Wait until every server has what every trainer gives."""
+        """Wait until every server has the replicas of all trainers."""
         while True:
             lost = self.run.server_losses
             self._close(self.members.of("worker"))
@@ -116,23 +121,23 @@ class ReplicaPhases:
             self.members.of("worker")[worker].send(CloseReplicas(self.request))
 
     def left(self, worker: int) -> None:
-        """A worker is gone, and what its threads asked for: one in its place asks for its own."""
+        """Forget the requests of a failed worker's threads: its successor sends its own."""
         self._more = [each for each in self._more if each != worker]
         self.run.surplus.pop(worker, None)
 
     def more(self, worker: int) -> int:
-        """For how many batches a worker's threads ask in this phase, beside those that it asks for in any mode."""
+        """Number of batches that a worker's threads ask for in this phase beyond those asked for in any mode."""
         return self._more.count(worker)
 
     def closed(self, message: ClosedReplicas) -> None:
-        """A worker's answer. Raises WireError where its notes are none."""
+        """Take a worker's answer to a closing. Raises WireError where its notes are malformed."""
         check_notes(message.notes)
         if message.turn == self.request:
             self._notes[message.worker] = message.notes
 
     @property
     def saved(self) -> list[int]:
-        """Those whose replicas a checkpoint needs now: every trainer, within a phase."""
+        """Workers whose replicas a checkpoint needs now: every trainer, within a phase."""
         trainers = self.state.last.get("trainers", 0) if self._kind is not None else 0
         return [worker for worker in self.members.of("worker") if worker < trainers]
 
@@ -143,16 +148,15 @@ class ReplicaPhases:
 
     @property
     def kept(self) -> str:
-        """What became the dense parameters at the end of the last phase: "centre" or "mean of the replicas"; "" where
-        it had none."""
+        """Kind of the last phase's dense parameters: "centre", "mean of the replicas", or "" without replicas."""
         return str(self.state.last.get("evaluated", ""))
 
     def phase(self) -> dict[str, Any]:
-        """What the phase just closed says of its replicas: nothing where it had none."""
+        """Fields about replicas of the phase just closed; empty where it had none."""
         return {"replicas": self.state.last} if self.state.last else {}
 
     def result(self) -> dict[str, Any]:
-        """What result.json says of all phases with replicas together."""
+        """Fields of result.json about all phases with replicas together."""
         if not self.state.phases:
             return {}
         return {"replicas": {**self.state.settings, **notes_summary(total_notes(self.state.phases))}}

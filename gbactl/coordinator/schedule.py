@@ -1,6 +1,6 @@
-"""What a run trains on and is judged by, in order: days with next-day evaluation, or epochs with validation.
+"""Schedule of a run: what it trains on and is evaluated on, days with next-day evaluation or epochs with validation.
 
-The room on the disk that such a run needs for what it writes beside its checkpoints.
+Also the disk space that such a run needs for what it writes beside its checkpoints.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from gbactl.coordinator import event_log
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ConfigError
 
-END_BYTES = 1 << 20  # what a run writes at its end: its result, four plots, what its tracking store has not taken yet
+END_BYTES = 1 << 20  # a run's last files: result, four plots, what the tracking store has not taken yet
 
 
 @dataclass(frozen=True)
 class Round:
-    """Train on one split, then evaluate on others; `judged_by` is the one early stopping looks at."""
+    """Round of a run: train on one split, then evaluate on others. Early stopping uses the score on `judged_by`."""
 
     split: int
     epoch: int
@@ -28,19 +28,19 @@ class Round:
 
 
 class Splits(Protocol):
-    """The part of a Dataset that a plan needs."""
+    """Attributes of a Dataset that the schedule needs."""
 
     @property
     def kind(self) -> str:
-        """days or splits."""
+        """Kind of the splits: "days" or "splits"; the latter are train, validation and test."""
 
     @property
     def splits(self) -> tuple[object, ...]:
-        """The days or splits."""
+        """Days or splits."""
 
 
 def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
-    """The rounds of a run. Raises ConfigError where there is nothing to evaluate on."""
+    """List the rounds of a run. Raises ConfigError where there is nothing to evaluate on."""
     if dataset.kind == "splits":
         return [Round(0, epoch, f"epoch {epoch}", (1, 2), 1) for epoch in range(train.epochs)]
     if train.epochs != 1:
@@ -56,13 +56,12 @@ def rounds(dataset: Splits, train: TrainConfig) -> list[Round]:
 
 
 def samples_of(dataset: Dataset, train: TrainConfig) -> int:
-    """Samples of all rounds of a run."""
+    """Count the samples of all rounds of a run."""
     return sum(dataset.splits[part.split].rows for part in rounds(dataset, train))
 
 
 def spare_bytes(cfg: RunConfig, samples: int) -> int:
-    """Room on the disk that checkpoints leave: for the event log of a job of so many samples, and what it writes at its
-    end."""
+    """Disk space that checkpoints leave free for the event log of a job of `samples` samples and its last files."""
     gradients = -(-samples // min(phase.local_batch for phase in cfg.possible))
     return event_log.most_bytes(gradients, cfg.cluster.servers) + END_BYTES
 

@@ -1,9 +1,9 @@
-"""Servers that are lost, and those that take their place with what the last checkpoint had.
+"""Recovery from server failures, by successors that load the last checkpoint.
 
-Partial recovery: that server alone goes back; the others and the workers keep what they have and wait for it. Full:
-once it is there and nothing is in flight, everybody goes back to the last complete checkpoint, and what was trained
-since is trained again. Between its loss and its return no gradient can be announced, since every one has a slice on it.
-What follows from a loss, in which order, is in core.py.
+Partial recovery: that server alone goes back; the others and the workers keep their state and wait for it. Full:
+once it is there and nothing is in flight, all nodes go back to the last complete checkpoint, and what was trained
+since is trained again. Between the failure and the successor no gradient can be announced, since every one has a slice
+on that shard. core.py has the order of what follows from a failure.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gbactl.wire.messages import BeginPhase, Pong, Relocated, Staged
 
 
 class ServerRecovery:
-    """`full`: everybody goes back."""
+    """Server failures and successors. `full`: all nodes go back."""
 
     def __init__(self, run: RunContext, full: bool) -> None:
         self.run, self.full = run, full
-        self.begun: BeginPhase | None = None  # what servers were told last
-        self._unproven: set[int] = set()  # back, and not yet of use
+        self.begun: BeginPhase | None = None  # last phase announced to servers
+        self._unproven: set[int] = set()  # successors that have not done useful work yet
         self._heartbeat = self._fresh_heartbeat(False)
 
     def _fresh_heartbeat(self, reading: bool) -> Heartbeat:
@@ -32,15 +32,17 @@ class ServerRecovery:
         return Heartbeat(max(c.hang_seconds, c.start_timeout) if reading else c.hang_seconds, self.run.hub.now)
 
     def asking(self, reading: bool) -> None:
-        """Servers are asked something, or have answered; `reading` all that they have takes longer than anything."""
+        """Reset the heartbeat when servers are asked something or have answered.
+
+        `reading` all their data takes longest."""
         self._heartbeat = self._fresh_heartbeat(reading)
 
-    # -- who is gone --------------------------------------------------------------------------------
+    # -- failures -----------------------------------------------------------------------------------
 
     def look(self) -> list[int]:
-        """Stop a phase that everybody goes back from. Returns the shards whose servers have been silent for too long.
+        """Stop a phase that is to be rolled back. Returns the shards whose servers have been silent for too long.
 
-        Raises ClusterError where nobody comes in the place of one that is gone."""
+        Raises ClusterError where a failed server gets no successor in time."""
         run = self.run
         if not run.members.settled or run.stopped or not run.cfg.place.real:
             return []
@@ -60,11 +62,11 @@ class ServerRecovery:
                 )
 
     def answered(self, message: Pong) -> None:
-        """Note that a server is alive."""
+        """Record a server's answer."""
         self._heartbeat.answered(message)
 
     def hang_error(self, shard: int) -> ClusterError:
-        """The error of a server that does not answer and that nobody can replace."""
+        """Error for a server that does not answer and that nobody can replace."""
         patience = self.run.cfg.cluster.hang_seconds
         return ClusterError(
             f"S{shard} has not answered for {patience:g} s (is it stopped?), and no other can take its place "
@@ -74,19 +76,20 @@ class ServerRecovery:
 
     @property
     def replaces(self) -> bool:
-        """Whether a server that is lost now gets a successor."""
+        """Whether a server that fails now gets a successor."""
         return self.run.cfg.server_returns and self.run.members.settled
 
     def lost(self, shard: int) -> None:
-        """A server is gone and will have a successor."""
+        """Record a server failure whose successor is expected."""
         self.run.server_losses += 1
         self.run.servers_gone[shard] = self.run.hub.now()
         self._unproven.discard(shard)
 
     def restore(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where a dead coordinator was; `told` of servers in its log since nothing was in flight.
+        """Continue after a coordinator failover; `told`: the log's records about servers since nothing was in flight.
 
-        Raises ClusterError where one had not come back, or everybody was to go back: who has what, no log tells."""
+        Raises ClusterError where a server had no successor yet, or a rollback was pending: the log has not what each
+        node has."""
         back = {each["shard"] for each in told if each["state"] == "back"}
         lost = {each["shard"] for each in told if each["state"] == "lost"}
         if told and (self.full or lost - back or told[-1]["state"] == "lost"):
@@ -94,10 +97,10 @@ class ServerRecovery:
             raise ClusterError(f"{which} was lost, and then the coordinator, before all was well again; type resume=.")
         self.run.server_losses = sum(each["state"] == "lost" for each in told)
 
-    # -- who comes ----------------------------------------------------------------------------------
+    # -- successors ---------------------------------------------------------------------------------
 
     def back(self, shard: int) -> None:
-        """Another server has what a checkpoint has."""
+        """Record that a successor has loaded a checkpoint."""
         del self.run.servers_gone[shard]
         if self.full:
             self.run.all_go_back = True
@@ -110,8 +113,9 @@ class ServerRecovery:
         self._unproven.add(shard)
 
     def tell_workers(self, server: Channel, abandoned: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        """Tell workers where a shard is served now, and which gradients must have a slice there: what they have leased,
-        and (phase, batch) of what they have `abandoned`."""
+        """Tell workers the new address of a shard, and which gradients must have a slice there.
+
+        These are the batches that they have leased, and (phase, batch) of those that they have `abandoned`."""
         run, shard = self.run, server.peer.index
         address, incarnation = run.members.addresses[shard], server.peer.epoch
         for worker, channel in run.members.of("worker").items():
@@ -122,7 +126,7 @@ class ServerRecovery:
         run.members.tell_joining(Relocated(shard, address, incarnation, []))
 
     def staged(self, message: Staged) -> None:
-        """A shard has a gradient slice: the first one, where it was lost, shows that it is of use."""
+        """Record a staged slice: the first one on a successor shows that it is useful."""
         if message.rows >= 0 and message.shard in self._unproven:
             self._unproven.discard(message.shard)
             self.run.failures.useful(f"S{message.shard}")

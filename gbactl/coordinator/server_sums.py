@@ -1,6 +1,6 @@
-"""Sums that a server makes, as far as the coordinator has to know of them (see gradient_sums.py).
+"""Coordinator's account of the sums that a server computes in the workers' place (see gradient_sums.py).
 
-Dense gradients that are gone with workers are counted once, as samples: rows have been trained with those batches; the
+Dense gradients that are lost with workers are counted once, as samples: the rows were trained with those batches, the
 dense parameters took their step without them.
 """
 
@@ -14,22 +14,24 @@ from gbactl.wire.messages import PartsLost
 
 
 class ServerSums:
-    """Knows the last phase that trained and the one before: what is late may be of that."""
+    """Account of lost dense gradients.
+
+    Keeps the last phase that trained and the one before, to which late ones may belong."""
 
     def __init__(self, run: RunContext) -> None:
         self.run, self.state = run, run.state.ongoing.sums
 
     def begins(self, phase: Phase) -> None:
-        """A phase trains; perhaps once more, by another coordinator or after all went back."""
+        """Record the start of a phase; after a failover or rollback perhaps once more."""
         before = [each for each in self.state.phases if each[3] < phase.first_step]
         self.state.phases[:] = [*before[-1:], _outline(phase)]
 
     def ends(self, phase: Phase) -> None:
-        """The phase has become what it is now: a switch may have cut it short."""
+        """Update the phase at its end: a switch may have shortened it."""
         self.state.phases[-1] = _outline(phase)
 
     def lost(self, message: PartsLost) -> None:
-        """Count the dense gradients that a server has no part of. Raises WireError for what is of no phase."""
+        """Count the dense gradients of which a server has no slice. Raises WireError for those of no known phase."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known
         self.state.lost[message.step] = sorted(known | new)
@@ -41,7 +43,7 @@ class ServerSums:
             self.run.note()
 
     def _phase(self, step: int) -> Phase:
-        """The one that a step is of. Raises WireError where it is of none that is known."""
+        """Phase that a step belongs to. Raises WireError where none is known."""
         for samples, local, whole, first in reversed(self.state.phases):
             if step >= first:
                 return Phase(samples, local, whole, first, ())
@@ -53,7 +55,7 @@ def _outline(phase: Phase) -> tuple[int, int, int, int]:
 
 
 def _batch(phase: Phase, step: int, part: int) -> int:
-    """The number of a step's gradient within its phase. Raises WireError for one that is not in this phase."""
+    """Number of a step's gradient within its phase. Raises WireError for one that is not in this phase."""
     width = phase.gradients_per_step
     batch = (step - phase.first_step) * width + part
     if not 0 <= part < width or not phase.size(batch):

@@ -1,6 +1,6 @@
-"""The coordinator's shell: one loop that reads channels and the clock. One thread, no waiting on anybody.
+"""Shell of the coordinator: one loop that reads channels and the clock. One thread, never blocked by a node.
 
-What is sent to the launcher are events; the launcher alone logs and shows them.
+The launcher gets events; it alone logs and shows them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Drives one run. `run()` returns when everything is said; the launcher then stops the processes."""
+    """Coordinator of one run. `run()` returns when the run is over; the launcher then stops the processes."""
 
     def __init__(
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
         found: Found | None = None,
     ) -> None:  # fmt: skip
-        """`found`: what another coordinator left, in whose place this one is."""
+        """Set up a coordinator. `found`: the state that a failed one left, if this one replaces it."""
         self.hub = hub
         self.context = RunContext(hub, cfg, dataset, run_dir, header, found)
         self.core = Core(self.context, 0 if found is None else found.term)
@@ -86,7 +86,7 @@ class Coordinator:
     def run(self) -> None:
         """Drive the run to its end.
 
-        Raises GbactlError; one for a model that diverged, or a disk that is full, says what the run can go on from."""
+        Raises GbactlError; where the model diverged or the disk is full, it names the checkpoint to resume from."""
         checkpoints = self.core.checkpoints
         try:
             with room_needed(self.context.run_dir):
@@ -124,7 +124,7 @@ class Coordinator:
         return True
 
     def _progress_due(self, training: Training) -> bool:
-        """Whether it is time to tell how far a phase is: every so many seconds."""
+        """Whether it is time to report the progress of a phase: every PROGRESS_SECONDS."""
         now = self.hub.now()
         if now < self._next_progress:
             return False
@@ -150,7 +150,7 @@ class Coordinator:
             frame.release()
 
     def _refuse(self, channel: Channel, error: WireError) -> None:
-        """A node that sends what cannot be would keep its batch for ever: the run ends instead."""
+        """Close the channel of a node that sent an invalid message, and end the run: its batch would never arrive."""
         self.hub.refused[type(error).__name__] += 1
         log.warning("refused a frame from %s: %s", channel.peer, error)
         channel.close()
@@ -158,7 +158,7 @@ class Coordinator:
             raise ClusterError(f"{channel.peer} was turned away: {error}") from error
 
     def _lost(self, channel: Channel) -> None:
-        """A connection is lost. Raises PeerGoneError where the run ends with who had it."""
+        """Handle a lost connection. Raises PeerGoneError where the run cannot go on without the node."""
         run, core, peer = self.context, self.core, channel.peer
         if channel is run.launcher:
             raise PeerGoneError("The launcher is gone.")

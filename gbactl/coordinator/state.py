@@ -1,8 +1,8 @@
-"""All that must outlive a coordinator: one tree of dataclasses, encoded here and nowhere else.
+"""State that must outlive a coordinator: one tree of dataclasses, encoded here and nowhere else.
 
 coordinator.json has the whole RunState as of the last moment when nothing was in flight; a note in the event log has
 its `ongoing` branch, which changes within a phase; a checkpoint's manifest has a Position. Each part of the
-coordinator works on its own branch in place, so that there is nothing to copy into it or out of it.
+coordinator works on its own branch in place, so nothing is copied into it or out of it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _RATE = ("batches", "samples", "seconds", "untimed")
 
 @dataclass
 class Position:
-    """Where a job stands. What was handed out and not applied is `unread` again: it is handed out once more, and counts
-    once. `switches`: entries of the schedule that have come; `mode`: the keys of the mode at hand."""
+    """Position of a job in its data and schedule, for checkpoints and the journal.
+
+    What was handed out and not applied is `unread`: it is handed out once more, and counts once. `switches`: entries of
+    the schedule that were taken; `mode`: the keys of the current mode."""
 
     step: int
     round: int
@@ -55,7 +57,7 @@ class Position:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Position:
-        """A manifest's position. Raises CheckpointError where it is none."""
+        """Read a manifest's position. Raises CheckpointError where it is invalid."""
         try:
             return decoded(_today(values), cls)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
@@ -63,7 +65,7 @@ class Position:
 
     @property
     def dense(self) -> str:
-        """What the dense part is: of trainers the centre or the mean of their replicas."""
+        """Kind of the dense parameters: for trainers the centre or the mean of their replicas."""
         mode = policy_class(str(self.mode["name"]))
         if mode.home != "replicas":
             return "the dense parameters"
@@ -71,17 +73,17 @@ class Position:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether patience was at its end."""
+        """Whether early stopping ended the training."""
         stopping = self.stopping
         return stopping is not None and 0 < stopping.patience <= stopping.seen - 1 - stopping.best_round
 
     def modes_with(self, mode: str) -> str:
-        """The name of a run that goes on from here in `mode`."""
+        """Name of a run that goes on from here in `mode`."""
         return self.modes if mode == self.mode["name"] else switched(self.modes, mode, f"step{self.step}")
 
 
 def _today(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A position with the fields of today: older checkpoints have pairs in the place of maps, and know less."""
+    """Convert a position of an older format: pairs become maps, missing fields are added."""
     statistics = dict(values["statistics"])
     for name in ("staleness", "token_staleness"):
         statistics[name] = dict(statistics[name])
@@ -92,7 +94,7 @@ def _today(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_at(chain: Chain) -> dict[str, Any]:
-    """The configuration that a run had at a checkpoint: in the mode of that moment, with the switches yet to come."""
+    """Configuration of a run at a checkpoint: in the mode of that moment, with the switches yet to come."""
     config, position = copy.deepcopy(chain.last.config), Position.read(chain.last.position)
     mode = dict(position.mode)
     config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
@@ -105,7 +107,9 @@ def config_at(chain: Chain) -> dict[str, Any]:
 
 @dataclass
 class Checkpoints:
-    """Checkpoints made so far: how many, how many failed, what they took; `tick`: number of the next in its rhythm."""
+    """Checkpoints made so far: how many, how many failed, their bytes and seconds.
+
+    `tick`: number of the next interval."""
 
     done: int = 0
     failed: int = 0
@@ -117,7 +121,9 @@ class Checkpoints:
 
 @dataclass
 class DensePlacement:
-    """Where the dense parameters are; of a move under way, where `to` and where `source`; `request`: its number."""
+    """Placement of the dense parameters.
+
+    Of a move in progress its target `to`, its `source` and its number `request`."""
 
     request: int = 0
     home: str = ""
@@ -127,8 +133,10 @@ class DensePlacement:
 
 @dataclass
 class LostSums:
-    """`phases`: the last one that trained and the one before, as (samples, local batch, global batch, first step);
-    `lost`: step -> its gradients whose dense part is gone."""
+    """Dense gradients lost with workers.
+
+    `phases`: the last one that trained and the one before, as (samples, local batch, global batch, first step);
+    `lost`: step -> its lost dense gradients."""
 
     phases: list[tuple[int, int, int, int]] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=dict)
@@ -136,8 +144,10 @@ class LostSums:
 
 @dataclass
 class Ongoing:
-    """What changes within a phase and is no step of it. `unequal`: the workers' dense parts may differ in their last
-    bits; `acted`: what of the fault plan was at work on workers."""
+    """State that changes within a phase and is not part of a step.
+
+    `unequal`: the workers' dense parameters may differ in their last bits; `acted`: faults of the plan that were active
+    on workers."""
 
     lives: Lives = field(default_factory=Lives)
     failures: Failures = field(default_factory=Failures)
@@ -150,7 +160,7 @@ class Ongoing:
 
 @dataclass
 class LastSwitch:
-    """`report`: a switch that was made and not told yet; `gradient`: when the last one before it came."""
+    """Switch that was made and is not reported yet, as `report`; `gradient`: time of the last gradient before it."""
 
     report: dict[str, Any] | None = None
     gradient: float | None = None
@@ -158,8 +168,9 @@ class LastSwitch:
 
 @dataclass
 class Replicas:
-    """What phases with replicas noted; `last`: the settings of the phase at hand, or of the last one; `settings`: of
-    the last one that had replicas."""
+    """Notes of phases with replicas.
+
+    `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
 
     phases: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
@@ -168,9 +179,11 @@ class Replicas:
 
 @dataclass
 class Standstill:
-    """A moment when nothing is in flight: round `round` comes to `stage`, with the `rest` of its samples to train;
-    `inside`: it has begun. `offset`: bytes of the event log; `phase`: number of the last one; `at`, `began`: now, and
-    when the run did, in seconds of the machine's clock."""
+    """Moment when nothing is in flight.
+
+    Round `round` enters `stage`, with the `rest` of its samples to train; `inside`: it has begun. `offset`: bytes of
+    the event log; `phase`: number of the last one; `at`, `began`: this moment and the start of the run, in seconds of
+    the machine's clock."""
 
     stage: str = TRAIN
     round: int = 0
@@ -184,13 +197,13 @@ class Standstill:
 
     @property
     def ranges(self) -> Ranges:
-        """The rest, as a phase takes it."""
+        """Sample ranges of the rest, as a tuple."""
         return tuple(self.rest)
 
 
 @dataclass
 class RunState:
-    """The whole tree."""
+    """State of a run: the root of the tree."""
 
     stood: Standstill = field(default_factory=Standstill)
     switch: LastSwitch = field(default_factory=LastSwitch)
@@ -199,18 +212,18 @@ class RunState:
 
 
 def encoded(branch: Any) -> dict[str, Any]:
-    """A branch of the state as plain containers with string keys."""
+    """Encode a branch of the state as plain containers with string keys."""
     found: dict[str, Any] = msgspec.to_builtins(branch, str_keys=True, enc_hook=_number)
     return found
 
 
 def _number(value: Any) -> Any:
-    """A numpy scalar, which metrics have, as a number of Python's own."""
+    """Convert a numpy scalar, which metrics contain, to a Python number."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is no part of the state")
 
 
 def decoded(values: Mapping[str, Any], kind: type[T]) -> T:
-    """A branch of the state from plain containers. Raises msgspec.ValidationError."""
+    """Decode a branch of the state from plain containers. Raises msgspec.ValidationError."""
     return msgspec.convert(values, kind, str_keys=True)

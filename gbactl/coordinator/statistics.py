@@ -1,6 +1,7 @@
-"""What the coordinator counts while a run goes on: staleness, rates, losses, and what trainers told of their exchanges.
+"""Statistics that the coordinator counts during a run: staleness, rates, losses, and the trainers' exchange notes.
 
-Pure; a microsecond a gradient."""
+Pure; a microsecond a gradient.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from gbactl.policies import Member, Step
 
 POINTS = 20
 MOST_DIGITS = 20
-_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # of a trainer's notes
+_COUNTS, _TIMES = ("iterations", "exchanges"), ("seconds", "foreground", "sent")  # fields of a trainer's notes
 DIVERGED = 1000.0  # times the first loss
 ADVICE = "type a smaller optim.lr, or train.on_divergence=continue to train on."
-LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that gives every click one half
+LEAST_FIRST = math.log(2.0)  # nats: the loss of a model that predicts one half for every sample
 
 
 def quantiles(histogram: Counter[int]) -> dict[str, float]:
-    """mean, p50 and p99 of a histogram of integers; zeros where it is empty."""
+    """Compute mean, p50 and p99 of a histogram of integers; zeros where it is empty."""
     if not histogram:
         return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
     values = np.array(sorted(histogram))
@@ -41,13 +42,15 @@ def quantiles(histogram: Counter[int]) -> dict[str, float]:
 
 @dataclass
 class LossLimit:
-    """When a training counts as diverged. A loss is compared with `first`, the run's first one, which is at least
-    LEAST_FIRST: a tiny first loss sets no limit."""
+    """Limit above which a loss counts as divergence.
+
+    A loss is compared with `first`, the run's first one, which is taken as at least LEAST_FIRST: a tiny first loss
+    would set too low a limit."""
 
     first: float | None = None
 
     def passed(self, loss: float) -> bool:
-        """Whether a gradient with this loss is one of a model that has diverged."""
+        """Whether a gradient's loss shows that the model has diverged."""
         if not math.isfinite(loss):
             return True
         if self.first is None:
@@ -55,7 +58,7 @@ class LossLimit:
         return loss > DIVERGED * self.first
 
     def sentence(self, worker: int, step: int, loss: float, rate: float) -> str:
-        """What happened and what to type; `rate`: the learning rate in force."""
+        """Describe the divergence and what to type; `rate`: the current learning rate."""
         first = "" if self.first is None else f", {DIVERGED:,.0f} times the first one is {DIVERGED * self.first:.4g}"
         return (
             f"The model diverged: the loss of W{worker} at step {step} is {loss:.4g}{first}, at a learning rate of "
@@ -65,7 +68,7 @@ class LossLimit:
 
 @dataclass
 class WorkerRate:
-    """What one worker has delivered; `untimed` of the samples nobody knows any more how long they took."""
+    """Rate of one worker: what it has delivered; `untimed`: samples whose compute time is unknown."""
 
     batches: int = 0
     samples: int = 0
@@ -74,13 +77,13 @@ class WorkerRate:
 
     @property
     def compute_eps(self) -> float:
-        """Samples per second of its own computing; what it waits for does not count."""
+        """Samples per second of compute; time spent waiting does not count."""
         return (self.samples - self.untimed) / self.seconds if self.seconds else 0.0
 
 
 @dataclass
 class Counts:
-    """What a checkpoint keeps of the statistics. Staleness is k_apply - k_pull, in steps and in samples."""
+    """Counts that a checkpoint keeps of the statistics. Staleness is k_apply - k_pull, in steps and in samples."""
 
     staleness: dict[int, int] = field(default_factory=dict)
     token_staleness: dict[int, int] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class Counts:
 
 @dataclass
 class Statistics(Counts):
-    """The counts, and what is only of use while this process counts."""
+    """Statistics of a run: the counts, and what only the running process needs."""
 
     staleness: Counter[int] = field(default_factory=Counter)
     token_staleness: Counter[int] = field(default_factory=Counter)
@@ -102,23 +105,23 @@ class Statistics(Counts):
     loss_samples: int = 0
     pulled: dict[int, int] = field(default_factory=dict)
     observed: Observed | None = None
-    heard: Callable[[int, int, float], None] | None = None  # worker, samples, seconds of every gradient
+    heard: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     @property
     def counts(self) -> Counts:
-        """A copy for a checkpoint."""
+        """Copy of the counts for a checkpoint."""
         return copy.deepcopy(Counts(*(getattr(self, each.name) for each in fields(Counts))))
 
     def restore(self, counts: Counts, step: int, finished: int) -> None:
-        """Go on from a checkpoint's counts at a global step, when `finished` samples had a fate."""
+        """Continue from a checkpoint's counts at a global step, when `finished` samples had a fate."""
         vars(self).update(vars(counts))
         self.staleness, self.token_staleness = Counter(counts.staleness), Counter(counts.token_staleness)
         self.gradients = Counter(counts.gradients)
         self.samples_at = [finished] * (step + 1)
 
     def announced(self, worker: int, batch: int, samples: int, pulled: int) -> None:
-        """Count a gradient of `samples`, computed from version `pulled`; `timed` tells of the seconds it took."""
+        """Count a gradient of `samples`, computed from version `pulled`; `timed` adds its seconds."""
         rate = self.workers.setdefault(worker, WorkerRate())
         rate.batches += 1
         rate.samples += samples
@@ -126,7 +129,7 @@ class Statistics(Counts):
         self.pulled[batch] = pulled
 
     def timed(self, worker: int, samples: int, loss: float, seconds: float, slowdown: float = 1.0) -> None:
-        """Add what no event log tells of an announced gradient: its loss, and the seconds that it took."""
+        """Add the loss and the seconds of an announced gradient, which the event log does not contain."""
         rate = self.workers[worker]
         rate.untimed -= samples
         rate.seconds += seconds
@@ -138,31 +141,31 @@ class Statistics(Counts):
             self.heard(worker, samples, seconds)
 
     def stormed(self, places: Collection[int]) -> None:
-        """The fault plan's storms at these places are at work on messages."""
+        """Record that the fault plan's message faults at these places are active."""
         if self.observed is not None:
             self.observed.stormed(places)
 
     @property
     def acted(self) -> list[dict[str, Any]]:
-        """What of the fault plan was at work on workers so far, for who goes on in another's place."""
+        """Faults of the plan that were active on workers so far, for a coordinator failover."""
         return [] if self.observed is None else self.observed.acted.told()
 
     def restore_acted(self, told: list[dict[str, Any]]) -> None:
-        """Add what was at work before this coordinator was there."""
+        """Add the active faults that a failed coordinator recorded."""
         if self.observed is not None:
             self.observed.acted.restore(told)
 
     def usual(self, worker: int, samples: int) -> float:
-        """Seconds that `samples` take undisturbed workers, if the plan slows this one; 0 where that is not known."""
+        """Seconds that undisturbed workers take for `samples`, if the plan slows this worker; 0 if unknown."""
         return 0.0 if self.observed is None else samples * self.observed.usual(worker)
 
     def dropped(self, batch: int) -> None:
-        """A gradient was discarded."""
+        """Count a discarded gradient."""
         del self.pulled[batch]
         self.gradients["dropped"] += 1
 
     def applied(self, step: Step) -> None:
-        """A step was ordered."""
+        """Count an ordered step."""
         before = self.samples_at[step.step]
         for member in step.members:
             self._member(step, member, before)
@@ -176,7 +179,7 @@ class Statistics(Counts):
         self.gradients["applied" if member.weight > 0 else "decayed"] += 1
 
     def rates(self, now: float) -> dict[str, float]:
-        """Samples per second of each worker since the last call; `now` in seconds."""
+        """Compute the samples per second of each worker since the last call; `now` in seconds."""
         before, seconds = self.last_rates
         done = {worker: rate.samples for worker, rate in self.workers.items()}
         self.last_rates = (done, now)
@@ -184,7 +187,7 @@ class Statistics(Counts):
         return {f"W{w}": (n - before.get(w, 0)) / passed for w, n in sorted(done.items())}
 
     def take_loss(self) -> float | None:
-        """Mean loss since the last call."""
+        """Mean loss since the last call; None without a gradient."""
         if not self.loss_samples:
             return None
         mean = self.loss_sum / self.loss_samples
@@ -192,7 +195,7 @@ class Statistics(Counts):
         return mean
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """The part of result.json that this class knows; `counters` are the servers' own."""
+        """Fields of result.json from these statistics; `counters` are the servers' own."""
         gradients = sum(self.staleness.values())
         behind = self.samples_behind / gradients if gradients else 0.0
         return {
@@ -213,7 +216,7 @@ class Statistics(Counts):
 
 
 def check_notes(told: Mapping[str, Any]) -> None:
-    """Raise WireError unless a message carries what `fields` makes."""
+    """Check the form of a trainer's notes. Raises WireError."""
     counts = [told.get(key) for key in _COUNTS]
     times = [told.get(key) for key in _TIMES]
     gaps, distances = told.get("gaps"), told.get("distances")
@@ -243,7 +246,7 @@ def _point(value: Any) -> bool:
 
 
 def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The trainers' notes (or totals of them) together: sums, all gaps, all distances in order of time."""
+    """Combine the trainers' notes (or totals of them): sums, all gaps, all distances in order of time."""
     told = list(found)
     gaps: Counter[str] = Counter()
     for each in told:
@@ -253,7 +256,7 @@ def total_notes(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def notes_summary(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """What result.json says of a total: milliseconds an exchange, bytes, distance over time in at most 20 points."""
+    """Fields of result.json from a total: milliseconds per exchange, bytes, distance over time in at most 20 points."""
     exchanges = notes["exchanges"]
     gaps = Counter({int(gap): count for gap, count in notes["gaps"].items()})
     return {
@@ -267,7 +270,7 @@ def notes_summary(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def curve(points: list[list[float]]) -> list[list[float]]:
-    """(seconds, distance) points in order, thinned to at most 20 means of neighbours."""
+    """Reduce ordered (seconds, distance) points to at most 20 means of neighbours."""
     if not points:
         return []
     parts = np.array_split(np.array(points, np.float64), min(POINTS, len(points)))

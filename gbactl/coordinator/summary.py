@@ -1,4 +1,4 @@
-"""What a run leaves behind: its ledger, its phases, its curve, and the result made of them. No I/O."""
+"""Record of a run: its ledger, phases, curve, and the result made of them. No I/O."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gbactl.wire.messages import Inspected
 METRICS = ("auc", "logloss", "ne", "calibration")
 FATES = ("read", "trained", "decayed", "lost", "effective")
 SUMMED = ("steps", "samples", "decayed", "lost", "seconds", "closing_seconds")
-MOST_POINTS = 1000  # of a curve in a checkpoint
+MOST_POINTS = 1000  # of the curve in a checkpoint
 OF_A_PHASE = ("mode", "first_sample", "first_step", "pause_ms", "fresh_optimizer")
 
 
 def eps(trained: int, seconds: float) -> float:
-    """Samples trained a second; 0 where no time was counted."""
+    """Samples trained per second; 0 where no time was counted."""
     return trained / seconds if seconds > 0 else 0.0
 
 
 def _sum_of(parts: Sequence[Ledger]) -> Ledger:
-    """The sum of what has a fate: nothing else was read."""
+    """Sum ledgers, with `read` set to the samples that have a fate."""
     whole = Ledger()
     for part in parts:
         whole.add(part)
@@ -40,13 +40,13 @@ def _sum_of(parts: Sequence[Ledger]) -> Ledger:
 
 
 def _thinned(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A curve of at most MOST_POINTS points, and its last one."""
+    """Thin a curve to about MOST_POINTS points, including its last one."""
     every = -(-len(curve) // MOST_POINTS)
     return list(curve) if every <= 1 else [*curve[::every], curve[-1]]
 
 
 def by_round(phases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Phases added up to rounds, days or epochs, with the scores of each one's evaluation."""
+    """Sum phases up to rounds (days or epochs), with the scores of each round's evaluation."""
     return [_added_up(list(parts)) for _, parts in groupby(phases, key=lambda phase: phase["day"])]
 
 
@@ -58,57 +58,59 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class RunRecord:
-    """Filled in by the coordinator while the run goes on. Times are seconds since `start`."""
+    """Record that the coordinator fills during the run. Times are seconds since `start`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
         self.now = now
         self.stopping = EarlyStopping(patience)
-        self.results: list[dict[str, Any]] = []  # of each round that is over
+        self.results: list[dict[str, Any]] = []  # of each finished round
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.phases: list[dict[str, Any]] = []
         self.curve: list[dict[str, Any]] = []
-        self.modes = ""  # by which modes it went so far: sync>gba@day2
-        self.round: tuple[Round, int, int, int] | None = None  # its number, of how many, its samples
+        self.modes = ""  # modes so far: sync>gba@day2
+        self.round: tuple[Round, int, int, int] | None = None  # round, its number, number of rounds, its samples
         self.last_gradient: float | None = None  # of the last phase, by `now`
         self._pause: float | None = None
         self._fresh = False
         self.start()
 
     def start(self) -> None:
-        """Everybody is ready."""
+        """Start the run's clock, when every node is ready."""
         self._began = self.now()
 
     def go_on(self, seconds: float) -> None:
-        """It began so long ago, or even before: this run continues another."""
+        """Set the run's start to `seconds` ago or earlier, in a run that continues another."""
         self._began = min(self._began, self.now() - seconds)
 
     @property
     def began(self) -> float:
-        """When everybody was ready, by `now`."""
+        """Time by `now` when every node was ready."""
         return self._began
 
     @property
     def seconds(self) -> float:
-        """Since everybody was ready."""
+        """Seconds since every node was ready."""
         return self.now() - self._began
 
     @property
     def label(self) -> str:
-        """The round that goes on: day 3, epoch 0."""
+        """Label of the current round: day 3, epoch 0."""
         return "" if self.round is None else self.round[0].label
 
     def pause(self, milliseconds: float | None) -> None:
-        """From the last gradient before a switch to the first one of the phase that goes on."""
+        """Record the pause from the last gradient before a switch to the first one after it."""
         self._pause = milliseconds
 
     def afresh(self) -> None:
-        """The optimizer's state begins anew with the next phase."""
+        """Record that the optimizer's state is reset with the next phase."""
         self._fresh = True
 
     def close_phase(self, part: Round, mode: str, training: Training, first_sample: int) -> None:
-        """A phase's last gradient is applied. EPS covers first hand-out to last announced gradient; what it took from
-        there to the last applied step stands beside it."""
+        """Record a phase whose last gradient is applied.
+
+        EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
+        `closing_seconds`."""
         policy, clock = training.policy, training.clock
         self.ledger.add(policy.ledger)
         self.last_gradient = None if clock.gradients is None else clock.gradients[1]
@@ -134,20 +136,21 @@ class RunRecord:
         )
 
     def close_round(self, evaluated: dict[str, dict[str, float]], judged_on: str) -> dict[str, Any]:
-        """Add evaluations by split to the last phase, and return its round: the last one of them is what counts, early
-        stopping looks at that on `judged_on`."""
+        """Add evaluations by split to the last phase, and return its round.
+
+        The last of the evaluations is the round's score; early stopping uses the one on `judged_on`."""
         *_, last = evaluated
         judged = {f"judged_{key}": evaluated[judged_on][key] for key in ("auc", "logloss")}
         self.phases[-1].update(evaluated[last], evaluated_on=last, judged_on=judged_on, **judged)
         return by_round(self.phases)[-1]
 
     def progress(self, training: Training | None, step: int) -> dict[str, Any]:
-        """How far the run is; also a point of the curve if there is a new loss."""
+        """Progress of the run; adds a point to the curve if there is a new loss."""
         ledger = training.policy.ledger if training else Ledger()
         loss, now = self.statistics.take_loss(), self.seconds
         finished = self.ledger.finished + ledger.finished
         last = self.curve[-1] if self.curve else {"samples": 0, "seconds": 0.0}
-        first = training.clock.first if training else None  # what came between two phases is not trained in
+        first = training.clock.first if training else None  # time between two phases is not training
         since = last["seconds"] if first is None else max(last["seconds"], first - self._began)
         rate = (finished - last["samples"]) / max(1e-9, now - since)
         point = {"samples": finished, "seconds": now, "loss": loss, "eps": rate}
@@ -168,7 +171,7 @@ class RunRecord:
         }
 
     def _of_round(self, label: str, training: Training | None) -> dict[str, Any]:
-        """How many samples of a round have a fate, and its EPS so far."""
+        """Samples of a round that have a fate, and its EPS so far."""
         parts = [phase for phase in self.phases if phase["day"] == label]
         ledger = training.policy.ledger if training else Ledger()
         trained = sum(phase["samples"] for phase in parts) + ledger.trained
@@ -180,8 +183,10 @@ class RunRecord:
     def position(
         self, training: Training | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
     ) -> Position:
-        """Where the job stands. `training`: the phase that goes on, whose steps below `step` are ordered; `mode`: its
-        keys; `switches`: entries of the schedule that have come."""
+        """Position of the job in its data and schedule.
+
+        `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
+        the schedule that were taken."""
         parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
         return Position(
             step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
@@ -193,7 +198,7 @@ class RunRecord:
         )  # fmt: skip
 
     def _open_phase(self, training: Training | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
-        """The part of a phase that is done, as a phase of its own."""
+        """Finished part of the current phase, as a phase of its own."""
         if training is None or step == training.policy.phase.first_step:
             return []
         done, seconds = training.finished.ledger, training.clock.seconds
@@ -207,7 +212,7 @@ class RunRecord:
         ]  # fmt: skip
 
     def restore(self, position: Position) -> None:
-        """Go on from a position, in the place of what was recorded so far."""
+        """Continue from a position, replacing what was recorded so far."""
         patience, stopping = self.stopping.patience, position.stopping
         self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)
         self.results = list(position.results)
@@ -216,7 +221,7 @@ class RunRecord:
         self.statistics.restore(copy.deepcopy(position.statistics), position.step, position.ledger.finished)
 
     def result(self, best: dict[str, Any], inspected: dict[str, Inspected]) -> dict[str, Any]:
-        """What result.json says of the training. Raises ClusterError if replicas differ."""
+        """Fields of result.json about the training. Raises ClusterError if replicas differ."""
         seconds = sum(phase["seconds"] for phase in self.phases)
         return {
             **{key: best[key] for key in METRICS},
@@ -234,10 +239,9 @@ class RunRecord:
 
 
 def checksums(inspected: dict[str, Inspected]) -> dict[str, str | None]:
-    """Per node, and `model`: the same for any number of servers; None where tables are too large for it.
+    """Checksums per node, and `model`: the same for any number of servers; None where tables are too large for it.
 
-    Raises ClusterError if the workers' replicas are not the same.
-    """
+    Raises ClusterError if the workers' replicas differ."""
     own = {name: v.checksum for name, v in sorted(inspected.items()) if v.checksum}
     if len({checksum for name, checksum in own.items() if name.startswith("W")}) > 1:
         raise ClusterError("The workers' dense parameters differ after synchronous training; please report this.")

@@ -1,6 +1,6 @@
-"""When a run goes on in which mode: its schedule and what is asked of it from outside. Pure.
+"""Plan of a run's modes: its schedule and the requests from outside. Pure.
 
-Entries are taken in their order; what is asked comes at once and changes nothing of the entries after it.
+Entries are taken in order; a request takes effect at once and does not change the entries after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gbactl.switching.schedule import Entry, located
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: its round (day or epoch), samples handed out, global step, seconds since its start."""
+    """Progress of a run: its round (day or epoch), samples handed out, global step, seconds since its start."""
 
     round: int
     samples: int
@@ -24,24 +24,24 @@ class Position:
 
 
 class Plan:
-    """`rows`: the samples of each round. Raises ConfigError for an entry that can never come."""
+    """Plan of mode switches. `rows`: samples of each round. Raises ConfigError for an entry that is never reached."""
 
     def __init__(self, cfg: RunConfig, rows: Sequence[int]) -> None:
         self.entries, self.phases = cfg.entries, cfg.phases
         self.points = located(self.entries, rows)
         self.asked: RunConfig | None = None
-        self.fresh = False  # whether the optimizer's state begins anew with what was taken last
-        self.point = ""  # the scheduled point of what was taken last; empty if it was asked
+        self.fresh = False  # whether the last switch taken resets the optimizer's state
+        self.point = ""  # scheduled point of the last switch taken; empty if it was requested
         self._next = 0
 
     @property
     def next(self) -> Entry | None:
-        """The entry that comes next."""
+        """Entry that comes next; None after the last."""
         return self.entries[self._next] if self._next < len(self.entries) else None
 
     @property
     def taken(self) -> int:
-        """How many entries have come."""
+        """Number of entries taken."""
         return self._next
 
     @taken.setter
@@ -50,13 +50,13 @@ class Plan:
 
     @property
     def coming(self) -> str:
-        """The mode that comes next."""
+        """Name of the mode that comes next; empty if none."""
         if self.asked is not None:
             return self.asked.mode.name
         return "" if self.next is None else self.next.to
 
     def take(self, at: Position) -> RunConfig | None:
-        """What rules from here on, if anything is due: the last entry, or what was asked."""
+        """Configuration from here on, if a switch is due: the last due entry, or the request."""
         found, self.fresh, self.point = None, False, ""
         while (entry := self.next) is not None and self._due(entry, at):
             self._next, self.point = self._next + 1, entry.point
@@ -76,12 +76,12 @@ class Plan:
         return point is not None and point <= at.samples
 
     def called(self, seconds: float) -> bool:
-        """Whether a phase has to end now, at no point that was known when it began."""
+        """Whether a phase has to end now, at a point that was not known when it began."""
         entry = self.next
         return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
     def last_batch(self, policy: Policy, at: Position) -> int | None:
-        """The batch of a phase that begins at `at` with which the next entry is reached; None if not known."""
+        """Batch before which a phase that begins at `at` reaches the next entry; None if unknown."""
         entry, point = self.next, None if self.next is None else self.points[self._next]
         if entry is None or entry.unit in ("day", "epoch"):
             return None
@@ -90,6 +90,6 @@ class Plan:
         return None if point is None else -(-(point - at.samples) // policy.phase.local_batch)
 
     def last_step(self) -> int | None:
-        """The global step at which the next entry is reached, if that is how it is told."""
+        """Global step at which the next entry is reached, if it is given as a step."""
         entry = self.next
         return int(entry.value) if entry is not None and entry.unit == "step" else None

@@ -1,8 +1,8 @@
-"""Workers that are lost, and those that take their place; and the clock of the fault plan.
+"""Recovery from worker failures, by successors; and the clock of the fault plan.
 
-Tells the launcher what the fault plan does and when, notices who hangs, and keeps successors waiting until every
-server refuses whom they follow; then they get their part in the phase. Costs a comparison a message, and what
-heartbeat.py costs. What follows from a loss, in which order, is in core.py.
+Tells the launcher which faults are due, detects workers that hang, and keeps successors waiting until every
+server refuses their predecessors; then they join the phase. Costs a comparison a message, and what
+heartbeat.py costs. core.py has the order of what follows from a failure.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
 
 log = logging.getLogger(__name__)
 FATES = ("dropped", "duplicated", "reordered", "delayed", "retried")
-UNANSWERED = -1  # request number of a MoveDense whose answer nobody waits for
+UNANSWERED = -1  # request number of a MoveDense whose answer is ignored
 
 
 class WorkerRecovery:
-    """What a dead coordinator's fault plan did before this one was there is done."""
+    """Worker failures and successors. Faults that a failed coordinator's plan has injected are not injected again."""
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
@@ -36,34 +36,34 @@ class WorkerRecovery:
         self.injector = Injector(plan)
         self.injector.due(*run.state.ongoing.failures.struck)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
-        self.begun: BeginPhase | None = None  # what workers were told last
+        self.begun: BeginPhase | None = None  # last phase announced to workers
         self._beats = cfg.place.real or any(isinstance(fault, Hang) for fault in plan.faults)
         self._fails = plan.fails
         self._storms = plan.storms() if plan.stormy else None
-        self._takes: dict[int, int] = {}  # batches that a successor has asked for before it was admitted
+        self._takes: dict[int, int] = {}  # batches that a successor asked for before it was admitted
         self._ready: set[int] = set()
 
     @property
     def replaces(self) -> bool:
-        """Whether a dead worker gets a successor."""
+        """Whether a failed worker gets a successor."""
         return self.run.cfg.cluster.lost_worker == "replace"
 
     @property
     def so_far(self) -> tuple[int, float]:
-        """Global step and seconds of training; both below 0 before it begins."""
+        """Global step and seconds of training so far; both below 0 before it begins."""
         return (self.run.step_now, self.run.record.seconds) if self.run.members.settled else (-1, -1.0)
 
     # -- while the coordinator waits ----------------------------------------------------------------
 
     def left(self, seconds: float) -> float:
-        """At most so many seconds, less if something is due before."""
+        """Limit a wait of `seconds` to the time until a fault or heartbeat is due."""
         if not self.run.members.settled or self.run.stopped:
             return seconds
         least = min(seconds, self.heartbeat.beat_seconds) if self._beats else seconds
         return max(0.0, min(least, self.injector.next_seconds - self.run.record.seconds)) if self._fails else least
 
     def look(self) -> list[int]:
-        """Tell of the faults that are due. Returns the workers that have been silent for too long."""
+        """Order the faults that are due. Returns the workers that have been silent for too long."""
         run = self.run
         if not run.members.settled or run.stopped:
             return []
@@ -86,7 +86,7 @@ class WorkerRecovery:
         run.tell("inject", {"kind": injection.kind, "process": injection.process, **told})
 
     def look_for_successors(self) -> None:
-        """Let successors in, or end the phase so that they can be."""
+        """Admit successors, or end the phase so that they can be admitted."""
         run = self.run
         if not run.members.settled or run.stopped:
             return
@@ -94,7 +94,7 @@ class WorkerRecovery:
         if self._ready and run.home == "servers" and (run.training is not None or run.evaluation is not None):
             self.admit(self.begun)
         elif (self._ready or unequal) and run.training is not None and run.training.stopped is None:
-            run.training.stop()  # a successor gets the dense part between two steps: a new phase begins with it
+            run.training.stop()  # a successor gets the dense parameters between two steps: a new phase begins with it
 
     def _lives(self, process: str) -> bool:
         if process == "C":
@@ -103,11 +103,11 @@ class WorkerRecovery:
         return role is not None and (role, int(process[1:])) in self.run.members.channels
 
     def answered(self, message: Pong) -> None:
-        """Note that a worker is alive."""
+        """Record a worker's answer."""
         self.heartbeat.answered(message)
 
     def hang_error(self, worker: int) -> ClusterError:
-        """The error of a worker that does not answer and that the run cannot do without."""
+        """Error for a worker that does not answer and that the run cannot do without."""
         patience = self.run.cfg.cluster.hang_seconds
         return ClusterError(
             f"W{worker} has not answered for {patience:g} s (is it stopped?); type cluster.hang_seconds="
@@ -115,33 +115,33 @@ class WorkerRecovery:
         )
 
     def server_lost(self) -> None:
-        """A part of a move of the dense parameters may be gone: between two phases the workers get the same again."""
+        """Mark the workers' dense parameters as unequal: a failed server may have lost a part of their move."""
         self.run.state.ongoing.unequal |= self.run.cfg.collects
 
     # -- successors ---------------------------------------------------------------------------------
 
     def lost(self) -> None:
-        """A worker that belonged to the run is gone: where it summed with others, they may differ now."""
+        """Mark the workers' dense parameters as unequal where a failed worker took part in a ring all-reduce."""
         cfg = self.run.cfg
         ring = cfg.collective.name != fault_tolerant.NAME and cfg.place.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:
-        """Whether who asks for a batch is a successor that is not admitted yet; it gets one then."""
+        """Whether a request for a batch comes from a successor not admitted yet, which gets one on admission."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._takes[worker] = self._takes.get(worker, 0) + 1
         return True
 
     def ready(self, channel: Channel, worker: int) -> bool:
-        """Whether who is ready is a successor."""
+        """Whether a ready worker is a successor."""
         if self.run.members.joining.get(worker) is not channel:
             return False
         self._ready.add(worker)
         return True
 
     def joiner_lost(self, channel: Channel) -> bool:
-        """Whether a connection that is lost was a successor's; the launcher starts the next one."""
+        """Whether a lost connection belonged to a successor not admitted yet; the launcher starts the next one."""
         joining = self.run.members.joining
         for worker, known in list(joining.items()):
             if known is channel:
@@ -153,21 +153,22 @@ class WorkerRecovery:
 
     @property
     def survivable(self) -> bool:
-        """Whether the mode at hand goes on when a worker dies, who is no member any more."""
+        """Whether the current mode survives the failure of a worker that is no member any more."""
         now = self.run.current
         trainers = [worker for worker in self.run.members.of("worker") if worker < now.cluster.workers]
         if now.home == "workers" and now.place.real:
-            return not now.place.one_host or available()  # else they have nowhere to sum when their ring breaks
+            return not now.place.one_host or available()  # else they cannot sum once their ring is broken
         return now.home != "replicas" or bool(trainers)
 
     @property
     def waiting(self) -> bool:
-        """Whether a successor can be let in."""
+        """Whether a successor can be admitted."""
         return any(not self.run.fencing.fencing(worker) for worker in self._ready)
 
     def admit(self, begun: BeginPhase | None, home: str | None = None) -> None:
-        """Let successors in that are ready. `begun`: the phase at hand, of which they do not know; `home`: who holds
-        the dense parameters."""
+        """Admit ready successors.
+
+        `begun`: the current phase, which they do not know; `home`: the holder of the dense parameters."""
         for worker in sorted(self._ready):
             if not self.run.fencing.fencing(worker):
                 self._ready.discard(worker)
@@ -191,7 +192,7 @@ class WorkerRecovery:
             run.take(worker)
 
     def summary(self, inspected: Mapping[str, Inspected]) -> dict[str, Any]:
-        """What result.json says of failures, and of messages where a fault plan was at work on them."""
+        """Fields of result.json about failures, and about messages where the fault plan disturbed them."""
         counts: Counter[str] = Counter(getattr(self.run.hub, "counts", None))
         for node in inspected.values():
             counts.update(node.counters)
@@ -200,6 +201,6 @@ class WorkerRecovery:
         return {"fenced_frames": counts["fenced"], "recovery": self.run.failures.told(), **messages}
 
     def dismiss(self) -> None:
-        """The run is over: whoever was to join need not."""
+        """Dismiss the successors not admitted yet, at the end of the run."""
         for channel in self.run.members.joining.values():
             channel.send(Stop("done"))

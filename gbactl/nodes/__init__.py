@@ -1,1 +1,1 @@
-"""The life of a child process: from its bootstrap document to the coordinator, server or worker that it becomes."""
+"""Child processes of a run: from the bootstrap document to the coordinator, server or worker that it describes."""

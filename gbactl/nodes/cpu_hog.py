@@ -1,6 +1,6 @@
-"""`python -m gbactl.nodes.cpu_hog LAUNCHER CORE BEGIN END`: takes one core's CPU for a window of seconds.
+"""Process that uses one core's CPU for a window of seconds: `python -m gbactl.nodes.cpu_hog LAUNCHER CORE BEGIN END`.
 
-Nice 0, pinned, dies with its launcher. It costs exactly what it is for.
+Nice 0, pinned, dies with its launcher. It costs the CPU time that it is to take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gbactl.nodes.process import die_with_parent
 
 
 def main() -> None:
-    """Wait until the window begins, be busy until it ends."""
+    """Wait until the window begins, then compute until it ends."""
     parent, core, begin, end = sys.argv[1:]
     began = time.monotonic()
     die_with_parent(int(parent))

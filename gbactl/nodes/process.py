@@ -1,4 +1,4 @@
-"""The entry of every child process: `python -m gbactl.nodes.process`, its bootstrap on standard input.
+"""Entry point of every child process: `python -m gbactl.nodes.process`, its bootstrap on standard input.
 
 Logs to logs/<node>.log in the run directory, each line prefixed with the node's name. Dies with its launcher.
 With `fork-server` as first argument it imports what nodes need and forks them (see engine/fork_server.py).
@@ -26,11 +26,11 @@ FORK_SERVER, READY = "fork-server", b"ready"
 FAILED_LINE = "failed: "
 NOTICED_LINE = "noticed: "
 IMPORTED = ("gbactl.nodes.worker", "gbactl.coordinator.core", "gbactl.server.core", "sklearn.metrics")
-MOST_BYTES, MOST_FDS = 1 << 20, 16  # of a request to fork
+MOST_BYTES, MOST_FDS = 1 << 20, 16  # limits of a request to fork
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the launcher dies, however it dies (Linux)."""
+    """Have the kernel kill this process when the launcher dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -38,7 +38,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def set_up_log(run_dir: Path, node: str) -> None:
-    """One log file per node; warnings and what the interpreter prints go there too."""
+    """Log to one file per node, with warnings and what the interpreter prints."""
     handler = logging.FileHandler(run_dir / "logs" / f"{node}.log")
     handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {node} %(levelname)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("gbactl")
@@ -49,13 +49,13 @@ def set_up_log(run_dir: Path, node: str) -> None:
 def serve_forks(launcher: int) -> None:
     """Fork a node at each request on standard input until the launcher is gone. Returns in each of the nodes.
 
-    One thread only, which is all that a fork copies: ends at once if an import has started another one."""
+    A fork copies only one thread: exits at once if an import has started another one."""
     line = socket.socket(fileno=os.dup(0))
     for module in IMPORTED:
         importlib.import_module(module)
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit(1)
-    gc.freeze()  # or each node's collections copy the memory that it shares with the others
+    gc.freeze()  # otherwise each node's garbage collections copy the memory that it shares with the others
     line.send(READY)
     while True:
         data, fds, *_ = socket.recv_fds(line, MOST_BYTES, MOST_FDS)
@@ -72,7 +72,7 @@ def serve_forks(launcher: int) -> None:
 
 
 def _fork_orphan(launcher: int) -> int:
-    """Fork a process that the launcher has adopted before this returns: its pid, and 0 in itself."""
+    """Fork a process that the launcher has adopted before this returns: its pid, and 0 in the process itself."""
     read, write = os.pipe()
     between = os.fork()
     if between:
@@ -92,7 +92,7 @@ def _fork_orphan(launcher: int) -> int:
 
 
 def _become(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
-    """Be what a process is that was started for the request."""
+    """Set this process up as if it had been started for the request."""
     os.setsid()
     os.chdir(asked["folder"])
     os.environ.clear()
@@ -102,14 +102,14 @@ def _become(launcher: int, asked: dict[str, Any], fds: list[int]) -> None:
         os.dup2(fd, number)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number not in wanted:
-            with contextlib.suppress(OSError):  # the one by which the folder was listed
+            with contextlib.suppress(OSError):  # the descriptor by which the folder was listed
                 os.close(number)
     sys.argv[1:] = [str(launcher), asked["name"]]
     _show_arguments(f"{FORK_SERVER}\0{launcher}\0", f"{launcher}\0{asked['name']}\0")
 
 
 def _show_arguments(before: str, after: str) -> None:
-    """Change what ps and py-spy show, if the kernel tells where it stands."""
+    """Change the arguments that ps and py-spy show, if the kernel tells where they are."""
     shown = Path("/proc/self/cmdline").read_bytes()
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
@@ -119,7 +119,7 @@ def _show_arguments(before: str, after: str) -> None:
 
 
 def main() -> None:
-    """Read the bootstrap, be that node, exit 0; on failure log one sentence (and the traceback), exit 1."""
+    """Read the bootstrap, run that node, exit 0; on failure log one sentence (and the traceback), exit 1."""
     server = sys.argv[1] == FORK_SERVER
     parent = int(sys.argv[2 if server else 1])
     die_with_parent(parent)

@@ -1,4 +1,4 @@
-"""The roles that a child process can have in a run: coordinator, server, worker. Each gets its bootstrap document."""
+"""Roles of a child process in a run: coordinator, server, worker. Each gets its bootstrap document."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gbactl.wire.startup import await_dense
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
-    """The event log's first record: what a replay needs to know it can have the same bits."""
+    """First record of the event log: what a replay needs to know whether it can reproduce the same bits."""
     from gbactl import __version__
     from gbactl.kernels import load
 
@@ -61,7 +61,7 @@ def _version(package: str) -> str:
 
 
 def run_coordinator(boot: Bootstrap) -> None:
-    """Be the coordinator."""
+    """Run the coordinator."""
     from gbactl.coordinator.shell import Coordinator
     from gbactl.wire.event_loop import SocketHub
 
@@ -81,22 +81,22 @@ def run_coordinator(boot: Bootstrap) -> None:
 
 
 def of_hub(cfg: RunConfig) -> dict[str, Any]:
-    """What a SocketHub takes from the configuration."""
+    """Arguments of a SocketHub from the configuration."""
     return {"encrypt": cfg.transport.encrypt, "silence": cfg.cluster.hang_seconds}
 
 
 def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
-    """A hub for a node of a run; it outlasts the coordinator where that may have a successor."""
+    """Wrap a node's hub so that it reconnects after a coordinator failover, where one is possible."""
     return LastingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
-    """The hub of a server or a worker with all that its configuration does to messages."""
+    """Wrap a server's or worker's hub with all that its configuration does to messages."""
     return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.epoch)
 
 
 def run_server(boot: Bootstrap) -> None:
-    """Be a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
+    """Run a server: say hello, get the dense slice if this mode keeps it here, build the shard, serve."""
     from gbactl.server.core import Server
     from gbactl.wire.event_loop import SocketHub
 
@@ -111,7 +111,7 @@ def run_server(boot: Bootstrap) -> None:
 
 
 def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, server_class: Any) -> None:
-    """A server's life on any kind of hub."""
+    """Run a server on any kind of hub."""
     cfg = boot.cfg
     flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
@@ -123,7 +123,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     saver = saver_of(cfg, dataset.schema, Path(boot.run_dir), shard, coordinator.send, spare)
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
-    server.served_dense = cfg.home != "workers"  # a run that goes on may switch before its first phase
+    server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
     server.slowness = Slowness.of(cfg.fault_plan(), boot.index)
     server.run()
 
@@ -131,7 +131,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
 def _first_shard(
     hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
 ) -> tuple[Shard, Ready | Loaded] | None:
-    """The shard as the run begins, or goes on from a checkpoint. None when it ends before."""
+    """Shard at the start of a run, or as a checkpoint to resume from has it. None when the run ends before."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
     spec = await_dense(hub, coordinator, shard_spec(cfg, dataset, boot.index), momentum)
@@ -146,7 +146,7 @@ def _first_shard(
 
 
 def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Loaded]:
-    """The shard as its newest checkpoint has it, in the place of a server that is gone."""
+    """Shard of a failed server's successor, loaded from its newest checkpoint."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
     spec = shard_spec(cfg, dataset, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
@@ -156,7 +156,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Load
 
 
 def run_worker(boot: Bootstrap) -> None:
-    """Be a worker on sockets."""
+    """Run a worker on sockets."""
     from gbactl.wire.event_loop import SocketHub
 
     cfg = boot.cfg
@@ -164,7 +164,7 @@ def run_worker(boot: Bootstrap) -> None:
     hub.patience = cfg.cluster.start_timeout
     open_hub = dressed(hub, cfg, boot.peer)
     coordinator = open_hub.connect(boot.coordinator)
-    from gbactl.nodes.worker import work  # torch comes with it, which takes a second
+    from gbactl.nodes.worker import work  # it imports torch, which takes a second
 
     work(open_hub, coordinator, boot, cfg, open_dataset(Path(boot.dataset)))
     hub.close()

@@ -1,4 +1,4 @@
-"""A worker's life on any kind of hub: build the model, meet the servers, train until told to stop."""
+"""Worker process on any kind of hub: build the model, connect to the servers, train until stopped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def work(
     hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset, collective: Any = None
 ) -> None:
-    """From hello to stop. `collective`: another one than the environment names."""
+    """Run a worker from hello to stop. `collective` replaces the one that the environment names."""
     _settle(cfg)
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
     life = Life(hub, coordinator, boot, cfg, dataset)
@@ -71,7 +71,7 @@ def work(
 
 
 def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> None:
-    """A successor computes a gradient of nothing before it takes batches: the first one takes far longer."""
+    """Compute a gradient of zeros in a successor before it takes batches: the first one takes far longer."""
     schema, count = dataset.schema, cfg.local_batch
     numeric = np.zeros((count, schema.numeric), np.float32)
     rows = np.zeros((count, schema.fields, row_width(cfg.model)), np.float32)
@@ -79,13 +79,13 @@ def warm_up(computer: GradientComputer, dataset: Dataset, cfg: RunConfig) -> Non
 
 
 def _settle(cfg: RunConfig) -> None:
-    """What a thread that computes needs."""
+    """Prepare a compute thread."""
     torch.set_num_threads(cfg.threads)
     flush()
 
 
 class Life:
-    """What a worker is made of; made once it has said hello. Raises PeerGoneError when the run ends before."""
+    """Parts of a worker process, built once it has said hello. Raises PeerGoneError when the run ends before."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
         self.boot, self.cfg, self.dataset, self.kernels = boot, cfg, dataset, load()
@@ -108,7 +108,7 @@ class Life:
         self.slices = Slices(self.exchange, cuts)
         if cfg.server_returns:
             self.exchange.dial = dial
-            self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator loses its own before
+            self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
 
     def _computer(self) -> GradientComputer:
         schema, cfg = self.dataset.schema, self.cfg
@@ -116,7 +116,7 @@ class Life:
 
     @property
     def flat(self) -> FlatModel:
-        """The dense part of the model."""
+        """Dense parameters of the model."""
         return self.computer.flat
 
     def _block(self, value: Any) -> DenseBlock:
@@ -124,7 +124,7 @@ class Life:
         return DenseBlock(value, self.flat.dense_spec, optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay))
 
     def placements(self, collective: Any) -> tuple[dict[str, DensePlacement], TrainerDense]:
-        """Who holds the dense part in each mode of this run, by the mode's home; and that of trainers."""
+        """Make the dense placements of all modes of this run, by the mode's home; and the trainer's."""
         flat = self.flat
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.summed
@@ -143,14 +143,14 @@ class Life:
         return placements, trainer
 
     def _replica(self) -> DenseBlock:
-        """A trainer's own, as it is at first or the checkpoint has it that a run of trainers goes on from."""
+        """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
         cfg, block = self.cfg, self._block(copied(self.flat.initial()))
         if cfg.resume is not None and cfg.home == "replicas" and self.boot.epoch == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block
 
     def _replicated(self, collective: Any) -> ReplicatedDense:
-        """The dense part where workers hold it, as the checkpoint had it that the run goes on from."""
+        """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
         cfg, flat, exchange = self.cfg, self.flat, self.exchange
         block = self._block(flat.initial() if flat.buffers else flat.vector)
         survives = cfg.cluster.lost_worker != "end" and isinstance(collective, fault_tolerant.Surviving)
@@ -165,18 +165,18 @@ class Life:
         return placement
 
     def share_turns(self) -> None:
-        """Take turns with the other workers on this core, unless a thread may wait for another within its turn."""
+        """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
         place = self.boot.place
         self.turns = join(None if place is None or self.cfg.lanes > 1 else Place(*place))
 
     def worker(self, computer: GradientComputer, dense: Placements) -> Worker:
-        """One that computes on `computer`."""
+        """Make a compute loop on `computer`."""
         cfg = self.cfg
         delay = Delay(cfg.fault_plan(), self.boot.index)
         return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
-        """One more compute thread on the trainer's replica, begun."""
+        """Start another compute thread on the trainer's replica."""
         computer = self._computer()
         made = ComputeThread(computer.flat, thread, trainer)
         worker = self.worker(computer, Placements({"replicas": made}, "replicas"))

@@ -1,8 +1,9 @@
-"""Policies: who may take the next batch, what is applied when and with what weight.
+"""Policies: which worker may take the next batch, and which gradients are applied when, with what weight.
 
 Pure state machines: no I/O, no torch, no clock. A policy costs a few microseconds a decision.
 To add a mode: one file here with a `@register("name", number)` class, one file in conf/mode/, one test, as
-tests/integration/test_additions.py does. What a mode is, its class says (see base.Policy): lists of modes are `names`.
+tests/integration/test_additions.py does. A mode's properties are attributes of its class (see base.Policy); `names`
+lists the modes.
 """
 
 from __future__ import annotations

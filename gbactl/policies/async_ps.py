@@ -1,4 +1,4 @@
-"""`async`: each gradient by itself, on arrival."""
+"""Policy of `async`: each gradient is applied by itself, on arrival."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gbactl.policies.buffered import BufferedPolicy
 
 @register("async", 1)
 class AsyncPolicy(BufferedPolicy):
-    """A buffer of one gradient that always counts in full."""
+    """Policy of `async`: a buffer of one gradient that always counts in full."""
 
     global_step: ClassVar[bool] = False
 
     def buffer_size(self) -> int:
-        """One."""
+        """See BufferedPolicy.buffer_size: 1."""
         return 1
 
     def factor(self, token_staleness: int) -> float:
-        """Always 1."""
+        """See BufferedPolicy.factor: always 1."""
         return 1.0

@@ -1,6 +1,6 @@
-"""What every policy shares: who lives, leases and their re-issue, the ledger, and the table of modes.
+"""Base of all policies: live workers, leases and their re-issue, the ledger, and the registry of modes.
 
-A decision costs a few microseconds, whatever the number of workers; the loss of one costs a look at every
+A decision costs a few microseconds, whatever the number of workers; the loss of a worker costs a look at every
 lease.
 """
 
@@ -25,18 +25,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """What a mode's conf file sets beside the keys all modes have. A policy with options subclasses this."""
+    """Options of a mode: its own keys beside those that all modes have. A policy with options subclasses this."""
 
     def check(self) -> None:
-        """Raise ConfigError, with the key to type, on values that cannot work."""
+        """Check the values. Raises ConfigError, with the key to type, where they cannot work."""
 
     def check_workers(self, workers: int) -> None:
-        """Raise ConfigError, with the key to type, on values that cannot work with so many workers."""
+        """Check the values for a number of workers.
+
+        Raises ConfigError, with the key to type, where they cannot work."""
 
 
 @dataclass
 class Policy(ABC):
-    """A mode's decisions within one phase."""
+    """Policy of a mode: its decisions within one phase."""
 
     phase: Phase
     options: PolicyOptions = field(default_factory=PolicyOptions)
@@ -44,7 +46,7 @@ class Policy(ABC):
 
     #: the type of `options`: its fields are the mode's own keys in conf/mode/
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
-    #: see `register`
+    #: the mode's name, and its number in the metric `mode_id`; set by `register`
     name: ClassVar[str] = ""
     number: ClassVar[int | None] = None
     #: who holds the dense parameters: "servers", "workers" (every worker the same copy), or "replicas" (each its own)
@@ -55,7 +57,7 @@ class Policy(ABC):
     global_step: ClassVar[bool] = True
     #: whether every worker computes one batch of every step
     in_step: ClassVar[bool] = False
-    #: whether the event log tells all that a replay needs, where it tells the order in which gradients are summed
+    #: whether the event log has all that a replay needs, provided that it has the order in which gradients are summed
     replayable: ClassVar[bool] = True
     #: whether rows may be fetched before the batch's turn
     prefetch_rows: ClassVar[bool] = True
@@ -65,52 +67,52 @@ class Policy(ABC):
         self.next_batch = 0
         self.step = self.phase.first_step
         self.live: set[int] = set(self.phase.workers)
-        #: grows when somebody who was refused may be granted now; until then asking again is in vain
+        #: grows when a refused worker may be granted a batch; until then asking again is useless
         self.openings = 0
         self.leases: dict[int, tuple[int, Grant]] = {}
         self.reissue: deque[int] = deque()
-        #: (worker, batch) settled with the last hand-out: what each will get next, so its data can be prepared
+        #: (worker, batch) settled with the last hand-out: the next batch of each, so its data can be prepared
         self.ahead: list[tuple[int, int]] = []
 
     @abstractmethod
     def take(self, worker: int) -> Grant | None:
-        """The worker's next batch; None when it must wait, is not among the living, or nothing is left."""
+        """Grant a worker its next batch; None when it must wait, is not live, or nothing is left."""
 
     @abstractmethod
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """A gradient has reached every shard. Returns what follows from that, in order."""
+        """Decide what follows once a gradient has reached every shard. Returns the decisions in order."""
 
     def poll(self) -> list[Decision]:
-        """What is due without an announcement: to be asked after a loss or a joining of workers."""
+        """Decide what is due without an announcement; called after a worker was lost or joined."""
         return []
 
     def finish(self) -> list[Step]:
-        """Nothing is in flight any more: apply what is left over."""
+        """Apply the rest of the buffer, when nothing is in flight any more."""
         return []
 
     def stop(self, batch: int = 0) -> None:
-        """The phase ends early: hand-out goes on to `batch`, or to where it is, and from there to whole steps.
+        """End the phase early: hand-out goes on to `batch`, or to the current one, and from there to whole steps.
 
-        What has died with its worker is still handed out again."""
+        A failed worker's batches are still handed out again."""
         batches = min(self._last_batch(max(batch, self.next_batch)), self.phase.batches)
         samples = min(self.phase.samples, batches * self.phase.local_batch)
         self.phase = replace(self.phase, samples=samples)
         self.openings += 1
 
     def _last_batch(self, batch: int) -> int:
-        """Where hand-out that is to stop at `batch` stops, so that no step is left partial: a multiple of M."""
+        """Batch at which hand-out stops so that no step is left partial: `batch` rounded up to a multiple of M."""
         size = self.phase.gradients_per_step
         return -(-batch // size) * size
 
     def batches_of(self, steps: int) -> int | None:
-        """Batches that make so many steps; None where that depends on what happens."""
+        """Number of batches that make `steps` steps; None where it is not fixed in advance."""
         return None
 
-    #: whether what is in flight can be given up: nobody waits for it
+    #: whether what is in flight can be given up
     forgoes: ClassVar[bool] = True
 
     def forgo(self) -> list[int]:
-        """Wait no longer for what is in flight: it is decayed, and the phase ends here. Returns its batches."""
+        """Give up what is in flight: it counts as decayed, and the phase ends here. Returns its batches."""
         samples = min(self.phase.samples, self.next_batch * self.phase.local_batch)
         self.phase = replace(self.phase, samples=samples)
         mine = sorted({*self.leases, *self.reissue})
@@ -121,16 +123,16 @@ class Policy(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Nothing is left to hand out."""
+        """Whether nothing is left to hand out."""
         return self.next_batch >= self.phase.batches and not self.reissue
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to hand out and nothing is in flight."""
+        """Whether nothing is left to hand out and nothing is in flight."""
         return self.exhausted and not self.leases
 
     def lost_worker(self, worker: int) -> list[int]:
-        """Take a dead worker's leases back. Returns the batches that will be handed out again."""
+        """Take a failed worker's leases back. Returns the batches that will be handed out again."""
         self.live.discard(worker)
         self.openings += 1
         back = sorted(batch for batch, (owner, _) in self.leases.items() if owner == worker)
@@ -140,16 +142,16 @@ class Policy(ABC):
         return back
 
     def owes(self, worker: int) -> bool:
-        """Whether a worker that does not ask has to be handed a batch: one of a step that it is in already."""
+        """Whether a worker must be handed a batch without asking: one of a step that it already takes part in."""
         return False
 
     def joined_worker(self, worker: int) -> None:
-        """A worker is there (again) and may take batches."""
+        """Let a worker, new or back, take batches."""
         self.live.add(worker)
         self.openings += 1
 
     def _next(self) -> int | None:
-        """The next batch number: re-issued ones first. New ones count as read."""
+        """Take the next batch number: re-issued ones first. New ones count as read."""
         if self.reissue:
             return self.reissue.popleft()
         if self.next_batch >= self.phase.batches:
@@ -164,7 +166,7 @@ class Policy(ABC):
         return grant
 
     def _return(self, worker: int, batch: int) -> Grant | None:
-        """End a lease; None for a gradient that nobody waits for (a duplicate, or a re-issued batch)."""
+        """End a lease; None for a gradient without one (a duplicate, or a re-issued batch)."""
         owner, grant = self.leases.get(batch, (None, None))
         if owner != worker or grant is None:
             return None
@@ -185,8 +187,10 @@ _MODES: dict[str, type[Policy]] = {}
 
 
 def register(name: str, number: int | None = None) -> Callable[[type[Policy]], type[Policy]]:
-    """Class decorator: make a policy known under a mode's name. `number`: what the metric `mode_id` shows in this mode;
-    never another mode's, so that curves of old runs keep their meaning. None: nothing."""
+    """Register a policy under a mode's name, as a class decorator.
+
+    `number`: the value of the metric `mode_id` in this mode, never another mode's, so that curves of old runs keep
+    their meaning. None: no value."""
 
     def wrap(cls: type[Policy]) -> type[Policy]:
         cls.name, cls.number = name, number
@@ -203,13 +207,13 @@ def _discover() -> None:
 
 
 def names(such: Callable[[type[Policy]], bool] = lambda _: True) -> tuple[str, ...]:
-    """Every known mode, or all whose class is such."""
+    """List the names of all modes, or of those whose class satisfies `such`."""
     _discover()
     return tuple(sorted(name for name, mode in _MODES.items() if such(mode)))
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class of a mode. Raises ConfigError that lists the modes."""
+    """Find the class of a mode. Raises ConfigError that lists the modes."""
     if name not in _MODES:
         _discover()
     if name not in _MODES:
@@ -218,6 +222,6 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def make(name: str, phase: Phase, options: PolicyOptions | None = None) -> Policy:
-    """The policy of a mode for one phase; its default options if none are given."""
+    """Make the policy of a mode for one phase, with the mode's default options if none are given."""
     mode = policy_class(name)
     return mode(phase, options or mode.Options())

@@ -9,7 +9,7 @@ from gbactl.policies.records import Decision, Grant, Member, Step
 
 
 class BufferedPolicy(Policy):
-    """Anyone takes the next batch at once; a step closes when `size` gradients were announced."""
+    """Policy with a buffer: any worker takes the next batch at once; a step closes at `size` announced gradients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -18,11 +18,11 @@ class BufferedPolicy(Policy):
 
     @abstractmethod
     def buffer_size(self) -> int:
-        """How many gradients make a step."""
+        """Number of gradients that make a step."""
 
     @abstractmethod
     def factor(self, token_staleness: int) -> float:
-        """f: the weight of a full-sized gradient."""
+        """Weight f(token staleness) of a full-sized gradient."""
 
     @property
     def divides_by_weights(self) -> bool:
@@ -30,11 +30,11 @@ class BufferedPolicy(Policy):
         return False
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """f(0) .. f(token staleness) where rows have a staleness of their own; else nothing."""
+        """Weights f(0) .. f(token staleness) where rows have a staleness of their own; else empty."""
         return ()
 
     def take(self, worker: int) -> Grant | None:
-        """The next batch in data order, re-issued ones first."""
+        """Grant the next batch in data order, re-issued ones first."""
         if worker not in self.live:
             return None
         fresh = not self.reissue
@@ -46,15 +46,15 @@ class BufferedPolicy(Policy):
         return self._lease(worker, Grant(batch, token, start, self.phase.size(batch)))
 
     def batches_of(self, steps: int) -> int:
-        """See Policy: a step is a full buffer."""
+        """See Policy.batches_of: a step is a full buffer."""
         return steps * self.size
 
     def token(self, batch: int) -> int:
-        """The global step for which a batch is handed out: k_0 + i // M."""
+        """Token of a batch, the global step for which it is handed out: k_0 + i // M."""
         return self.phase.first_step + batch // self.size
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Put the gradient into the buffer; a full buffer is a step. Duplicates count once."""
+        """Put the gradient into the buffer; a full buffer makes a step. Duplicates count once."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
@@ -65,7 +65,7 @@ class BufferedPolicy(Policy):
         return [self._close()] if len(self.buffer) == self.size else []
 
     def finish(self) -> list[Step]:
-        """What is left in the buffer is applied as the weighted mean over what is there."""
+        """Apply the rest of the buffer as a weighted mean over its members."""
         return [self._close()] if self.buffer else []
 
     def _close(self) -> Step:
@@ -75,7 +75,7 @@ class BufferedPolicy(Policy):
         return self._emit(Step(self.step, members, divisor, accepted))
 
     def _divisor(self, members: tuple[Member, ...]) -> float:
-        """M; in a step with a short batch what is there."""
+        """Divisor of a step: M; with a short batch the sum of n / B."""
         if all(m.samples == self.phase.local_batch for m in members):
             return float(self.size)
         return sum(m.samples / self.phase.local_batch for m in members)

@@ -1,4 +1,4 @@
-"""Workers' clocks with the slowest one at hand. A tick costs O(1); a loss, what the slowest clock moves on."""
+"""Clocks of the live workers, with the slowest one known. A tick costs O(1); a loss, the slowest clock's advance."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Clocks:
-    """A count of finished batches for each live worker. The slowest clock never goes back."""
+    """Clocks: the number of finished batches of each live worker. The slowest clock never goes back."""
 
     def __init__(self, workers: Iterable[int]) -> None:
         self.slowest = 0
@@ -14,24 +14,24 @@ class Clocks:
         self._at = {0: len(self._of)}
 
     def ahead(self, worker: int) -> int:
-        """Batches that a live worker is ahead of the slowest one."""
+        """Number of batches that a live worker is ahead of the slowest one."""
         return self._of[worker] - self.slowest
 
     def tick(self, worker: int) -> None:
-        """A live worker has finished a batch."""
+        """Count a finished batch of a live worker."""
         clock = self._of[worker] + 1
         self._of[worker] = clock
         self._at[clock] = self._at.get(clock, 0) + 1
         self._leave(clock - 1)
 
     def add(self, worker: int) -> None:
-        """A joiner takes the slowest clock; one that is there already keeps its own."""
+        """Add a worker at the slowest clock; one that is already there keeps its own."""
         if worker not in self._of:
             self._of[worker] = self.slowest
             self._at[self.slowest] = self._at.get(self.slowest, 0) + 1
 
     def remove(self, worker: int) -> None:
-        """Forget a worker; the next slowest one's clock counts then. Without any, the last one stands."""
+        """Remove a worker; the next slowest clock counts then. Without workers, the last one stays."""
         if worker in self._of:
             self._leave(self._of.pop(worker))
 

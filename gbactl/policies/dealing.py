@@ -1,7 +1,7 @@
-"""Who computes which batch of which step where all workers go together: `sync`'s local batches, dealt.
+"""Dealing of `sync`'s local batches: which worker computes which batch of which step.
 
-Turn t has the `width` batches from t * width on. While nobody is lost the worker at position j has batch j of
-every turn; what a dead worker owed is dealt to those left. O(1) a batch; a loss costs what it leaves behind.
+Turn t has the `width` batches from t * width on. Without failures the worker at position j has batch j of
+every turn; a failed worker's batches are dealt to those left. O(1) a batch; a loss costs the batches left behind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Card(NamedTuple):
-    """A batch to compute in a turn; `fresh`: nobody has taken it before."""
+    """Batch to compute in a turn; `fresh`: it was not handed out before."""
 
     batch: int
     turn: int
@@ -19,19 +19,19 @@ class Card(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The workers that share the batches of a turn and of all after it."""
+    """Workers that share the batches of a turn and of all after it."""
 
     turn: int
     places: dict[int, int]
 
 
 class Dealer:
-    """Deals `batches` batches in turns of `width`; `joiners` have every turn too, but no batches."""
+    """Dealer of `batches` batches in turns of `width`; `joiners` also take part in every turn, but get no batches."""
 
     def __init__(self, workers: tuple[int, ...], batches: int, joiners: tuple[int, ...] = ()) -> None:
         self.width, self.batches = len(workers), batches
         self.turns = -(-batches // self.width)
-        self.reached = 0  # turns that somebody has begun
+        self.reached = 0  # turns that some worker has begun
         self._turn = dict.fromkeys((*workers, *joiners), 0)
         self._hands: dict[int, list[Card]] = {worker: [] for worker in self._turn}
         self._orphans: list[Card] = []
@@ -41,11 +41,13 @@ class Dealer:
 
     @property
     def empty(self) -> bool:
-        """Everything was dealt, and every live worker has a card of every turn."""
+        """Whether everything was dealt, and every live worker has a card of every turn."""
         return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
 
     def next(self, worker: int) -> Card | None:
-        """A worker's next card, earlier turns first; its batch lies past the end where it only joins in."""
+        """Deal a worker its next card, earlier turns first.
+
+        Its batch lies past the end where the worker only joins in."""
         turn, hand = self._turn.get(worker), self._hands.get(worker)
         if turn is None or hand is None:
             return None
@@ -68,7 +70,7 @@ class Dealer:
         return bool(hand and hand[0].turn < self._turn[worker])
 
     def lose(self, worker: int, leased: list[int]) -> None:
-        """Deal what a dead worker computed, held or had still to take of turns that others have begun."""
+        """Deal a failed worker's cards again: leased, held, or not yet taken in turns that others have begun."""
         turn = self._turn.pop(worker, None)
         if turn is None:
             return
@@ -80,7 +82,7 @@ class Dealer:
         self._deal(owed)
 
     def join(self, worker: int) -> None:
-        """A joiner shares the turns that nobody has begun."""
+        """Let a worker share the turns that no worker has begun."""
         if worker in self._turn:
             return
         self._turn[worker], self._hands[worker] = self.reached, []
@@ -90,7 +92,7 @@ class Dealer:
         self._deal(orphans)
 
     def end(self, turns: int, batches: int) -> None:
-        """Deal no more than so many turns, of so many batches: at least what somebody has begun."""
+        """Limit the deal to so many turns and batches, but not below the turns that some worker has begun."""
         self.turns, self.batches = min(self.turns, max(turns, self.reached)), min(self.batches, batches)
         self._behind = sum(turn < self.turns for turn in self._turn.values())
 
@@ -100,7 +102,7 @@ class Dealer:
         self.reached = max(self.reached, turn + 1)
 
     def _share(self, worker: int, turn: int) -> list[Card]:
-        """The batches of a turn that are the worker's own, but for those past the end."""
+        """List a worker's own batches of a turn, except for those past the end."""
         places = self._ring(turn).places
         first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
         if worker not in places:
@@ -111,7 +113,7 @@ class Dealer:
         return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
 
     def _deal(self, cards: list[Card]) -> None:
-        """Deal cards to those who live; they share the turns to come."""
+        """Deal cards to the live workers, who also share the turns to come."""
         left = sorted(self._turn)
         if not left:
             self._orphans += cards

@@ -1,7 +1,7 @@
-"""`gba`: global batch gradient aggregation, following the idea of GBA.
+"""Policy of `gba`: global batch gradient aggregation, following the idea of GBA.
 
 Every M announced gradients make one optimizer step of the synchronous global batch size, each weighted
-by how stale its token is.
+by its token's staleness.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gbactl.typed import NumberOrInfinity, Share
 
 @dataclass(frozen=True)
 class GbaOptions(PolicyOptions):
-    """f: `decay` past `iota` steps of staleness, at `decay_rate`; `divisor` M or the accepted weights.
+    """Options of `gba`: `decay` past `iota` steps of staleness, at `decay_rate`; `divisor` M or the accepted weights.
 
-    `row_staleness` token: rows weigh what their gradient does; row: by the steps that touched them meanwhile.
-    """
+    `row_staleness` token: rows have their gradient's weight; row: a weight by the steps that touched them since the
+    pull."""
 
     decay: str = "hard"
     iota: NumberOrInfinity = 3
@@ -30,7 +30,7 @@ class GbaOptions(PolicyOptions):
     row_staleness: str = "token"
 
     def check(self) -> None:
-        """See PolicyOptions."""
+        """See PolicyOptions.check."""
         if self.decay not in DECAYS:
             raise ConfigError(f"mode.decay={self.decay} is not known; type mode.decay= one of: {', '.join(DECAYS)}.")
         if self.divisor not in ("M", "accepted"):
@@ -43,7 +43,7 @@ class GbaOptions(PolicyOptions):
 
 @register("gba", 2)
 class GbaPolicy(BufferedPolicy):
-    """A buffer of M gradients, weighted by f(token staleness)."""
+    """Policy of `gba`: a buffer of M gradients, weighted by f(token staleness)."""
 
     Options: ClassVar[type[PolicyOptions]] = GbaOptions
 
@@ -53,7 +53,7 @@ class GbaPolicy(BufferedPolicy):
 
     @property
     def chosen(self) -> GbaOptions:
-        """The options, by their type."""
+        """Options of the mode, with their own type."""
         return cast(GbaOptions, self.options)
 
     @property
@@ -62,16 +62,16 @@ class GbaPolicy(BufferedPolicy):
         return self.chosen.divisor == "accepted"
 
     def buffer_size(self) -> int:
-        """M = G / B_a."""
+        """See BufferedPolicy.buffer_size: M = G / B_a."""
         return self.phase.gradients_per_step
 
     def factor(self, token_staleness: int) -> float:
-        """f(staleness): hard, inverse or exp."""
+        """Weight f(token staleness): hard, inverse or exp."""
         o = self.chosen
         return weight(o.decay, token_staleness, o.iota, o.decay_rate)
 
     def row_factors(self, token_staleness: int) -> tuple[float, ...]:
-        """f(0) .. f(token staleness) with row_staleness=row."""
+        """Weights f(0) .. f(token staleness) with row_staleness=row; else empty."""
         if self.chosen.row_staleness == "token":
             return ()
         while len(self._factors) <= token_staleness:

@@ -1,6 +1,6 @@
-"""`hop_bs`: bounded staleness, following the idea of Hop: fast workers wait for the slowest one.
+"""Policy of `hop_bs`: bounded staleness, following the idea of Hop. Fast workers wait for the slowest one.
 
-A worker's clock is the number of batches it has finished. The slowest clock is kept up to date, not looked
+A worker's clock is the number of batches it has finished. The slowest clock is kept up to date, not searched
 for: a decision costs the same at any number of workers.
 """
 
@@ -18,14 +18,14 @@ from gbactl.typed import NumberOrInfinity
 
 @dataclass(frozen=True)
 class HopBsOptions(PolicyOptions):
-    """`bound`: batches that a worker may be ahead of the slowest one and still take the next."""
+    """Options of `hop_bs`. `bound`: batches that a worker may be ahead of the slowest one and still take the next."""
 
     bound: NumberOrInfinity = 2
 
 
 @register("hop_bs", 4)
 class HopBsPolicy(AsyncPolicy):
-    """Each gradient by itself, on arrival; the next batch only within the bound."""
+    """Policy of `hop_bs`: each gradient is applied on arrival; the next batch is granted only within the bound."""
 
     Options: ClassVar[type[PolicyOptions]] = HopBsOptions
 
@@ -35,7 +35,7 @@ class HopBsPolicy(AsyncPolicy):
         self._bound = cast(HopBsOptions, self.options).bound
 
     def take(self, worker: int) -> Grant | None:
-        """The next batch, unless the worker is more than `bound` batches ahead of the slowest live one."""
+        """Grant the next batch, unless the worker is more than `bound` batches ahead of the slowest live one."""
         if worker in self.live and self.clocks.ahead(worker) > self._bound:
             return None
         return super().take(worker)
@@ -49,11 +49,11 @@ class HopBsPolicy(AsyncPolicy):
         return grant
 
     def lost_worker(self, worker: int) -> list[int]:
-        """Nobody waits for a dead worker."""
+        """See Policy.lost_worker; no worker waits for a failed one."""
         self.clocks.remove(worker)
         return super().lost_worker(worker)
 
     def joined_worker(self, worker: int) -> None:
-        """A joiner starts at the clock of the slowest live worker."""
+        """See Policy.joined_worker; the worker starts at the clock of the slowest live one."""
         self.clocks.add(worker)
         super().joined_worker(worker)

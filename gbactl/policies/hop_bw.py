@@ -1,8 +1,8 @@
-"""`hop_bw`: backup workers, following the idea of Hop: a step does not wait for the last `backup` workers.
+"""Policy of `hop_bw`: backup workers, following the idea of Hop. A step does not wait for the last `backup` workers.
 
-Step by step on the servers; who comes too late has worked for nothing and goes on with the newest step. Which batch a
-worker gets next is settled ahead where the phase says so, as soon as everybody has one of this step or is late with one
-before; of what step it is, when the worker takes it.
+Steps are applied on the servers; a late gradient is dropped, and its worker goes on with the newest step. Where the
+phase says so, a worker's next batch is settled ahead, as soon as every worker has one of this step or is late with an
+earlier one. The batch's step is decided when the worker takes it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gbactl.typed import Natural
 
 @dataclass(frozen=True)
 class HopBwOptions(PolicyOptions):
-    """`backup`: gradients of a step that are not waited for."""
+    """Options of `hop_bw`. `backup`: gradients of a step that are not waited for."""
 
     backup: Natural = 1
 
     def check_workers(self, workers: int) -> None:
-        """See PolicyOptions."""
+        """See PolicyOptions.check_workers."""
         if self.backup >= workers:
             raise ConfigError(
                 f"mode.backup={self.backup} of cluster.workers={workers} leaves nobody to wait for; "
@@ -33,7 +33,7 @@ class HopBwOptions(PolicyOptions):
 
 @register("hop_bw", 5)
 class HopBwPolicy(Policy):
-    """A step closes at the first W - backup gradients of it, or as many as there are live workers."""
+    """Policy of `hop_bw`: a step closes at its first W - backup gradients, or the number of live workers if smaller."""
 
     Options: ClassVar[type[PolicyOptions]] = HopBwOptions
     prefetch_rows: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class HopBwPolicy(Policy):
         self._took: set[int] = set()
 
     def take(self, worker: int) -> Grant | None:
-        """A batch of the newest step; one lease at a time, and one gradient a step and worker."""
+        """Grant a batch of the newest step; one lease at a time, and one gradient per step and worker."""
         if worker not in self.live or worker in self.busy or worker in self.delivered:
             return None
         batch = self._settled(worker)
@@ -62,7 +62,7 @@ class HopBwPolicy(Policy):
         return self._lease(worker, Grant(batch, self.step, start, self.phase.size(batch), after=self.step))
 
     def _settled(self, worker: int) -> int | None:
-        """The batch that was reserved for a worker, a new one, or, where no other is left, somebody else's."""
+        """Take the batch reserved for a worker, a new one, or, where no other is left, another worker's."""
         if worker in self.reserved:
             return self.reserved.pop(worker)
         batch = self._next()
@@ -71,7 +71,7 @@ class HopBwPolicy(Policy):
         return batch
 
     def _reserve(self) -> list[tuple[int, int]]:
-        """Once nobody is free to take a batch of this step: who gets which of the next ones."""
+        """Reserve the next batches, once no worker is free to take a batch of this step."""
         if len(self.busy) + len(self.delivered) < len(self.live):
             return []
         workers, self._took = sorted((self._took & self.live) - self.reserved.keys()), set()
@@ -81,17 +81,17 @@ class HopBwPolicy(Policy):
 
     @property
     def exhausted(self) -> bool:
-        """See Policy: what is reserved was not handed out."""
+        """See Policy.exhausted: reserved batches are not handed out yet."""
         return super().exhausted and not self.reserved
 
     def forgo(self) -> list[int]:
-        """See Policy; nobody gets what was reserved, either."""
+        """See Policy.forgo; reserved batches are given up, too."""
         self.reissue.extend(self.reserved.values())
         self.reserved.clear()
         return super().forgo()
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """A gradient of the newest step joins it and may close it; a late one is dropped."""
+        """Add a gradient to the newest step and close it if complete; drop a late one."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
@@ -105,17 +105,17 @@ class HopBwPolicy(Policy):
         return self.poll()
 
     def poll(self) -> list[Decision]:
-        """Close the step if fewer live workers make what has arrived enough."""
+        """Close the step if fewer live workers make the arrived gradients sufficient."""
         due = self.live and len(self.arrived) >= min(self.quorum, len(self.live))
         return [self._close()] if due and self.arrived else []
 
     def _last_batch(self, batch: int) -> int:
-        """Between two steps nothing is partial, however many batches were dropped before."""
+        """See Policy._last_batch; between two steps nothing is partial, however many batches were dropped before."""
         begun = self.arrived or self.reserved or any(grant.token == self.step for _, grant in self.leases.values())
         return batch if batch == self.next_batch and not begun else super()._last_batch(batch)
 
     def finish(self) -> list[Step]:
-        """What is left at the end of the data is a partial step."""
+        """Apply the remaining gradients at the end of the data as a partial step."""
         return [self._close()] if self.arrived else []
 
     def _close(self) -> Step:
@@ -125,7 +125,7 @@ class HopBwPolicy(Policy):
         return self._emit(Step(self.step, members, sum(m.weight for m in members)))
 
     def lost_worker(self, worker: int) -> list[int]:
-        """What it delivered counts; what it held is handed out again for the newest step."""
+        """See Policy.lost_worker; delivered gradients count, held batches are handed out again for the newest step."""
         self.busy.discard(worker)
         self.delivered.discard(worker)
         if worker in self.reserved:

@@ -1,4 +1,4 @@
-"""What policies speak of: phases, grants, gradients' places in steps, drops, and the ledger of samples.
+"""Records that policies exchange: phases, grants, members of steps, drops, and the ledger of samples.
 
 Plain frozen records; making one costs about half a microsecond.
 """
@@ -12,11 +12,10 @@ from gbactl.errors import AccountingError
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One mode within one day (or epoch). Batches are numbered in data order; sizes in samples.
+    """Phase: one mode within one day (or epoch). Batches are numbered in data order; sizes in samples.
 
-    `joiners` train in other phases; here they only join what needs everybody, which `sync`'s all-reduce does.
-    `ahead`: a worker is told of its next batch while it computes, where it may not have it yet.
-    """
+    `joiners` train in other phases; here they only join what needs every worker, as `sync`'s all-reduce does.
+    `ahead`: a worker is told its next batch while it computes, where it may not have it yet."""
 
     samples: int
     local_batch: int
@@ -28,27 +27,26 @@ class Phase:
 
     @property
     def batches(self) -> int:
-        """How many local batches the phase has; the last may be short."""
+        """Number of local batches in the phase; the last may be short."""
         return -(-self.samples // self.local_batch)
 
     @property
     def gradients_per_step(self) -> int:
-        """M = G / B_a."""
+        """Gradients per step, M = G / B_a."""
         return self.global_batch // self.local_batch
 
     def size(self, batch: int) -> int:
-        """Samples in a batch; 0 past the end."""
+        """Number of samples in a batch; 0 past the end."""
         return max(0, min(self.local_batch, self.samples - batch * self.local_batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A batch handed to a worker.
+    """Grant of a batch to a worker.
 
-    `after`: the version a shard must have reached before it serves the rows. `divisor`: what the step's
-    sum is divided by where the worker applies the dense part itself (`sync`), else 0. `progress`: samples
-    of the phase finished before the step (`sync`), else 0. A grant of 0 samples only joins the step.
-    """
+    `after`: the version a shard must have reached before it serves the rows. `divisor`: divisor of the step's sum
+    where the worker applies the dense step itself (`sync`), else 0. `progress`: samples
+    of the phase finished before the step (`sync`), else 0. A grant of 0 samples only joins the step."""
 
     batch: int
     token: int
@@ -61,10 +59,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A gradient's place in a step. `weight` = f(token staleness) x n / B.
+    """Gradient as a member of a step. `weight` = f(token staleness) x n / B.
 
-    `row_weights`, where rows have a staleness of their own: f(s) x n / B for s = 0 .. token staleness.
-    """
+    `row_weights`, where rows have a staleness of their own: f(s) x n / B for s = 0 .. token staleness."""
 
     batch: int
     worker: int
@@ -76,10 +73,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step: every shard applies the members in this order, then its version is step + 1.
+    """Optimizer step: every shard applies the members in this order, then its version is step + 1.
 
-    `accepted`: the divisor is the sum of the members' weights, whatever they are.
-    """
+    `accepted`: the divisor is the sum of the members' weights, whatever they are."""
 
     step: int
     members: tuple[Member, ...]
@@ -92,7 +88,7 @@ class Step:
         return sum(m.weight for m in self.members)
 
     def shares(self, local_batch: int) -> tuple[float, ...]:
-        """n / B of each member; nothing where all are whole batches."""
+        """Fractions n / B of the members; empty where all are whole batches."""
         if all(m.samples == local_batch for m in self.members):
             return ()
         return tuple(m.samples / local_batch for m in self.members)
@@ -100,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A gradient that is discarded: its samples are lost."""
+    """Drop of a gradient: it is discarded, and its samples are lost."""
 
     batch: int
     samples: int
@@ -111,7 +107,7 @@ Decision = Step | Drop
 
 @dataclass(slots=True)
 class Ledger:
-    """Samples by their last fate; `effective` is the sum of weight x samples of what was applied."""
+    """Ledger of samples by their last fate; `effective` is the sum of weight x samples of what was applied."""
 
     read: int = 0
     trained: int = 0
@@ -130,11 +126,11 @@ class Ledger:
 
     @property
     def finished(self) -> int:
-        """Samples with a fate: what schedules call progress, in samples."""
+        """Samples with a fate, from which schedules compute their progress."""
         return self.trained + self.decayed + self.lost
 
     def check(self) -> None:
-        """Raise AccountingError unless read = trained + decayed + lost."""
+        """Check that read = trained + decayed + lost. Raises AccountingError."""
         if self.read != self.finished:
             raise AccountingError(
                 f"Samples do not add up: read {self.read} is not trained {self.trained} + decayed "

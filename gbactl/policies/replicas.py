@@ -1,7 +1,7 @@
-"""Modes whose workers are trainers, each with a dense replica of its own, following the idea of ShadowSync.
+"""Policies of the replica modes: workers are trainers with a dense replica each, following the idea of ShadowSync.
 
-Batches go to anyone at once, and embedding gradients are applied one by one as in `async`; the dense step is the
-trainer's own. What keeps the replicas together (gbactl/replicas/) is named here and decided elsewhere.
+Batches go to any worker at once, and embedding gradients are applied one by one as in `async`; the dense step is the
+trainer's own. The rule that averages the replicas (gbactl/replicas/) is only named here.
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from gbactl.typed import Count, NumberOrInfinity, Processes, Share, ShareBelowOn
 
 @dataclass(frozen=True)
 class ReplicaOptions(PolicyOptions):
-    """`hogwild_threads`: compute threads on one replica."""
+    """Options of all replica modes. `hogwild_threads`: compute threads on one replica."""
 
     hogwild_threads: Processes = 1
 
 
 @dataclass(frozen=True)
 class LocalSgdOptions(ReplicaOptions):
-    """`k`: local iterations, of all a trainer's threads, between two averagings."""
+    """Options of `local_sgd`. `k`: local iterations, of all a trainer's threads, between two averagings."""
 
     k: Count = 30
 
 
 @dataclass(frozen=True)
 class AlphaOptions(ReplicaOptions):
-    """`alpha`: how far a replica goes towards the centre or mean at an exchange; 0: not at all, 1: all the way."""
+    """Options with `alpha`: a replica's step towards the centre or mean at an exchange; 0: none, 1: all the way."""
 
     alpha: Share = 0.5
 
 
 @dataclass(frozen=True)
 class ForegroundOptions(AlphaOptions):
-    """`k`: as in LocalSgdOptions."""
+    """Options of foreground modes. `k`: local iterations between two exchanges, as in LocalSgdOptions."""
 
     k: Count = 30
 
 
 @dataclass(frozen=True)
 class ShadowOptions(AlphaOptions):
-    """`shadow_interval`: seconds between two exchanges; 0: without pause, inf: none. With a centre, trainers spread
-    over it: they do not come all at once."""
+    """Options of shadow modes. `shadow_interval`: seconds between two exchanges; 0: without pause, inf: no exchange.
+
+    With a centre, trainers are staggered over the interval."""
 
     shadow_interval: NumberOrInfinity = 0.0
 
 
 @dataclass(frozen=True)
 class BlockOptions(PolicyOptions):
-    """BMUF's own: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
+    """Options of BMUF: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
 
     block_momentum: ShareBelowOne = 0.5
     block_lr: Annotated[float, Within(above=0, at_most=1000)] = 1.0
@@ -62,35 +63,35 @@ class BlockOptions(PolicyOptions):
 
 @dataclass(frozen=True)
 class ForegroundBlockOptions(BlockOptions, ForegroundOptions):
-    """What fr_bmuf has."""
+    """Options of `fr_bmuf`."""
 
 
 @dataclass(frozen=True)
 class ShadowBlockOptions(BlockOptions, ShadowOptions):
-    """What shadow_bmuf has."""
+    """Options of `shadow_bmuf`."""
 
 
 class ReplicaPolicy(AsyncPolicy):
-    """`rule` keeps the replicas together (see gbactl.replicas), in the background if `shadow`."""
+    """Policy of replica modes. `rule` averages the replicas (see gbactl.replicas), in the background if `shadow`."""
 
     home: ClassVar[str] = "replicas"
-    replayable: ClassVar[bool] = False  # replicas meet when they meet
+    replayable: ClassVar[bool] = False  # exchanges happen at no fixed steps
     rule: ClassVar[str] = ""
     shadow: ClassVar[bool] = False
 
     def take(self, worker: int) -> Grant | None:
-        """The next batch; its rows are read after every step ordered so far, so nobody misses its own last one."""
+        """Grant the next batch; its rows include every step ordered so far, and thus the worker's own last one."""
         grant = super().take(worker)
         if grant is None:
             return None
         share = grant.samples / self.phase.local_batch
         full = replace(grant, after=self.step, divisor=share, progress=self.ledger.finished)
-        return self._lease(worker, full)  # whole, for a coordinator that tells of it again
+        return self._lease(worker, full)  # complete, for a new coordinator that sends it again
 
 
 @register("shadow_easgd", 6)
 class ShadowEasgd(ReplicaPolicy):
-    """Elastic averaging with a centre on the servers, in the background."""
+    """Policy of `shadow_easgd`: elastic averaging with a centre on the servers, in the background."""
 
     Options: ClassVar[type[PolicyOptions]] = ShadowOptions
     rule, shadow = "easgd", True
@@ -98,7 +99,7 @@ class ShadowEasgd(ReplicaPolicy):
 
 @register("fr_easgd", 9)
 class ForegroundEasgd(ReplicaPolicy):
-    """The same every k iterations, while the trainer stands still."""
+    """Policy of `fr_easgd`: elastic averaging every k iterations, while the trainer's threads stop."""
 
     Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
     rule = "easgd"
@@ -106,7 +107,7 @@ class ForegroundEasgd(ReplicaPolicy):
 
 @register("shadow_ma", 7)
 class ShadowMa(ReplicaPolicy):
-    """Model averaging in the background."""
+    """Policy of `shadow_ma`: model averaging in the background."""
 
     Options: ClassVar[type[PolicyOptions]] = ShadowOptions
     rule, shadow, collective = "ma", True, True
@@ -114,7 +115,7 @@ class ShadowMa(ReplicaPolicy):
 
 @register("fr_ma", 10)
 class ForegroundMa(ReplicaPolicy):
-    """The same every k iterations."""
+    """Policy of `fr_ma`: model averaging every k iterations."""
 
     Options: ClassVar[type[PolicyOptions]] = ForegroundOptions
     rule, collective = "ma", True
@@ -122,7 +123,7 @@ class ForegroundMa(ReplicaPolicy):
 
 @register("local_sgd", 12)
 class LocalSgd(ReplicaPolicy):
-    """Model averaging every k iterations, all the way to the mean."""
+    """Policy of `local_sgd`: model averaging every k iterations, all the way to the mean."""
 
     Options: ClassVar[type[PolicyOptions]] = LocalSgdOptions
     rule, collective = "ma", True
@@ -130,7 +131,7 @@ class LocalSgd(ReplicaPolicy):
 
 @register("shadow_bmuf", 8)
 class ShadowBmuf(ReplicaPolicy):
-    """Blockwise model update filtering in the background."""
+    """Policy of `shadow_bmuf`: blockwise model update filtering in the background."""
 
     Options: ClassVar[type[PolicyOptions]] = ShadowBlockOptions
     rule, shadow, collective = "bmuf", True, True
@@ -138,7 +139,7 @@ class ShadowBmuf(ReplicaPolicy):
 
 @register("fr_bmuf", 11)
 class ForegroundBmuf(ReplicaPolicy):
-    """The same every k iterations."""
+    """Policy of `fr_bmuf`: blockwise model update filtering every k iterations."""
 
     Options: ClassVar[type[PolicyOptions]] = ForegroundBlockOptions
     rule, collective = "bmuf", True

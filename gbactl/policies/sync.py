@@ -1,4 +1,4 @@
-"""`sync`: all workers together, step by step; dense all-reduce on the workers, rows on the servers."""
+"""Policy of `sync`: all workers step together; dense all-reduce on the workers, rows on the servers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from gbactl.policies.records import Decision, Grant, Member, Step
 
 @register("sync", 0)
 class SyncPolicy(Policy):
-    """Step s gives the worker at position j batch s * N + j; a step closes when all N are in.
+    """Policy of `sync`: step s gives the worker at position j batch s * N + j; it closes when all N have arrived.
 
-    A dead worker's batches are dealt to those left, some of which do two; the divisor stays N.
-    """
+    A failed worker's batches are dealt to those left, some of which do two; the divisor stays N."""
 
     home: ClassVar[str] = "workers"
     collective: ClassVar[bool] = True
     in_step: ClassVar[bool] = True
     prefetch_rows: ClassVar[bool] = False
-    forgoes: ClassVar[bool] = False  # an all-reduce waits for everybody
+    forgoes: ClassVar[bool] = False  # an all-reduce waits for every worker
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,7 +28,7 @@ class SyncPolicy(Policy):
         self.arrived: dict[int, dict[int, Member]] = {}
 
     def take(self, worker: int) -> Grant | None:
-        """The worker's batch of its next step; one of 0 samples where there is none left for it."""
+        """Grant the worker its batch of its next step; one of 0 samples where none is left for it."""
         card = self.dealer.next(worker)
         if card is None:
             return None
@@ -48,7 +47,7 @@ class SyncPolicy(Policy):
         return self._lease(worker, grant) if samples else grant
 
     def stop(self, batch: int = 0) -> None:
-        """The phase ends with the step that `batch` would begin, or with those that somebody has begun."""
+        """End the phase with the step that `batch` would begin, or with those that some worker has begun."""
         turns = max(-(-batch // self.width), self.dealer.reached)
         super().stop(turns * self.width)
         self.dealer.end(turns, self.phase.batches)
@@ -57,16 +56,16 @@ class SyncPolicy(Policy):
         return batch
 
     def batches_of(self, steps: int) -> int:
-        """See Policy: a step is a batch of everybody."""
+        """See Policy.batches_of: a step has a batch of every worker."""
         return steps * self.width
 
     @property
     def exhausted(self) -> bool:
-        """Every live worker has taken its batches of the last step."""
+        """Whether every live worker has taken its batches of the last step."""
         return self.dealer.empty
 
     def announce(self, worker: int, batch: int) -> list[Decision]:
-        """Close the step once every batch of it is in; members stand in batch order."""
+        """Close the step once all its batches have arrived; members are in batch order."""
         grant = self._return(worker, batch)
         if grant is None:
             return []
@@ -81,28 +80,28 @@ class SyncPolicy(Policy):
         return closed
 
     def lost_worker(self, worker: int) -> list[int]:
-        """See Policy; batches that the dead worker had yet to take are dealt, too."""
+        """See Policy.lost_worker; batches that the failed worker had yet to take are dealt, too."""
         back = super().lost_worker(worker)
         self.reissue.clear()
         self.dealer.lose(worker, back)
         return back
 
     def owes(self, worker: int) -> bool:
-        """See Policy: what a dead worker left of the steps that this one has begun."""
+        """See Policy.owes: a failed worker's batches of the steps that this one has begun."""
         return self.dealer.owes(worker)
 
     def joined_worker(self, worker: int) -> None:
-        """A joiner shares the steps that nobody has begun."""
+        """See Policy.joined_worker; the worker shares the steps that no worker has begun."""
         super().joined_worker(worker)
         self.dealer.join(worker)
 
     def _expected(self, turn: int) -> int:
-        """Gradients with samples in a step; past the end no count matches."""
+        """Number of gradients with samples in a step; -1 past the end."""
         first = turn * self.width
         return min(self.width, self.phase.batches - first) if first < self.phase.batches else -1
 
     def _divisor(self, turn: int) -> float:
-        """N_s; in the last, partial step the sum of n / B over what is there."""
+        """Divisor of a step: N_s; in the last, partial step the sum of n / B of its batches."""
         first = turn * self.width
         if (first + self.width) * self.phase.local_batch <= self.phase.samples:
             return float(self.width)

@@ -1,5 +1,7 @@
-"""What every rule shares, and the table of rules. An exchange is three to eight passes over the vector (0.1 ms each
-for 0.5 M values)."""
+"""Base of all averaging rules, and their registry.
+
+An exchange is three to eight passes over the vector (0.1 ms each for 0.5 M values).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from gbactl.kernels.base import Floats
 
 
 class Rule(ABC):
-    """One trainer's side of a rule. `params`: how many of a vector's first values are parameters; what follows are
-    batch-norm statistics, which are averaged and nothing else. `values`: the mode's own keys."""
+    """Averaging rule on one trainer.
+
+    `params`: how many of a vector's first values are parameters; the rest are batch-norm statistics, which are only
+    averaged. `values`: the mode's own keys."""
 
     #: whether `other` is a centre that changes at every exchange (on the servers), or the mean over all trainers
     centralised: ClassVar[bool] = False
-    #: whether an exchange changes nothing where there is one trainer alone
+    #: whether an exchange changes nothing where there is only one trainer
     idle_alone: ClassVar[bool] = False
 
     def __init__(self, params: int, values: Mapping[str, Any]) -> None:
@@ -28,15 +32,17 @@ class Rule(ABC):
         self.alpha = np.float32(values.get("alpha", 1.0))
 
     def start(self, common: Floats) -> None:  # noqa: B027  (most rules remember nothing)
-        """All replicas are equal to f32[n] `common`, which is not kept."""
+        """Start with all replicas equal to f32[n] `common`, which is not kept."""
 
     @abstractmethod
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """In place, both f32[n]: `replica`, as it was when it was sent, becomes the difference that is to be added
-        to the replica as it is by then; `other`, the centre before or the mean, becomes the centre or global model."""
+        """Compute an exchange in place, both f32[n].
+
+        `replica`, as it was sent, becomes the difference to be added to the current replica; `other`, the previous
+        centre or the mean, becomes the centre or global model."""
 
     def towards(self, replica: Floats, target: Floats) -> None:
-        """In place: `replica` becomes alpha x (target - replica)."""
+        """Replace `replica` by alpha x (target - replica), in place."""
         np.subtract(target, replica, out=replica)
         if self.alpha != 1.0:
             np.multiply(replica, self.alpha, out=replica)
@@ -46,7 +52,7 @@ _RULES: dict[str, type[Rule]] = {}
 
 
 def register(name: str) -> Callable[[type[Rule]], type[Rule]]:
-    """Class decorator: make a rule known under a name."""
+    """Register a rule under a name, as a class decorator."""
 
     def wrap(cls: type[Rule]) -> type[Rule]:
         _RULES[name] = cls
@@ -56,7 +62,7 @@ def register(name: str) -> Callable[[type[Rule]], type[Rule]]:
 
 
 def make(name: str, params: int, values: Mapping[str, Any]) -> Rule:
-    """The rule of that name. Raises ValueError for one that is not known."""
+    """Make the rule of a name. Raises ValueError for an unknown one."""
     if name not in _RULES:
         package = importlib.import_module(__package__)
         for module in pkgutil.iter_modules(package.__path__):

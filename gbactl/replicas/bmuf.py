@@ -17,9 +17,9 @@ from gbactl.replicas.base import Rule, register
 
 @register("bmuf")
 class Bmuf(Rule):
-    """d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
+    """Rule of BMUF: d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
 
-    g starts as what all replicas were at the start, or, where that is not known, as the first mean."""
+    g starts as the common initial value of all replicas, or, where that is not known, as the first mean."""
 
     def __init__(self, params: int, values: Mapping[str, Any]) -> None:
         super().__init__(params, values)
@@ -30,12 +30,12 @@ class Bmuf(Rule):
         self._step: Floats = np.empty(params, np.float32)
 
     def start(self, common: Floats) -> None:
-        """See Rule."""
+        """See Rule.start."""
         self.model = common[: self.params].copy()
         self.velocity[:] = 0.0
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See Rule."""
+        """See Rule.exchange."""
         if self.model is None:
             self.start(other)
         assert self.model is not None

@@ -1,4 +1,4 @@
-"""Elastic averaging: replica and centre go alpha of the way towards each other; following the idea of EASGD.
+"""Elastic averaging: replica and centre move alpha of the way towards each other; following the idea of EASGD.
 
 Both move by the same difference with opposite signs, so an exchange keeps their sum. Three passes over the vector.
 """
@@ -15,11 +15,13 @@ from gbactl.replicas.base import Rule, register
 
 @register("easgd")
 class Easgd(Rule):
-    """w <- (1 - alpha) w + alpha c; c <- (1 - alpha) c + alpha w before. Trainer and server compute the same bits."""
+    """Rule of EASGD: w <- (1 - alpha) w + alpha c; c <- (1 - alpha) c + alpha w before.
+
+    Trainer and server compute the same bits."""
 
     centralised: ClassVar[bool] = True
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See Rule."""
+        """See Rule.exchange."""
         self.towards(replica, other)
         np.subtract(other, replica, out=other)

@@ -1,4 +1,4 @@
-"""Model averaging: a replica goes alpha of the way towards the mean of all. Two passes over the vector."""
+"""Model averaging: a replica moves alpha of the way towards the mean of all. Two passes over the vector."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gbactl.replicas.base import Rule, register
 
 @register("ma")
 class ModelAveraging(Rule):
-    """w <- (1 - alpha) w + alpha m; the mean is the global model."""
+    """Rule of model averaging: w <- (1 - alpha) w + alpha m; the mean is the global model."""
 
     idle_alone: ClassVar[bool] = True
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See Rule."""
+        """See Rule.exchange."""
         self.towards(replica, other)

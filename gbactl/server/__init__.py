@@ -1,1 +1,1 @@
-"""A parameter server: one shard of the parameters behind a hub, its checkpoints and its recovery."""
+"""Parameter server: one shard of the parameters behind a hub, its checkpoints and its recovery."""

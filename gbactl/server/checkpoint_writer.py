@@ -1,9 +1,9 @@
-"""A server's part of a checkpoint: which rows, copied piece by piece between its messages, written by a thread.
+"""Writer of a server's checkpoint files: rows are copied piece by piece between messages and written by a thread.
 
-A piece (1 MiB, about 0.2 ms) is copied after each message, and while there is none, as soon as may be: a row that
-changes before it was copied costs more than its copy. Memory: 4 bytes a row, and `most_kept` bytes for pieces that
-wait for the disk and rows that changed before they were copied. Where those rows alone take half of it, the thread
-writes as fast as it can; where they take more than all, the server copies on without serving anybody.
+A piece (1 MiB, about 0.2 ms) is copied after each message, and at once while there is none: a row that
+changes before it was copied costs more than its copy. Memory: 4 bytes per row, and `most_kept` bytes for pieces that
+wait for the disk and rows that changed before they were copied. Where those rows take more than half of it, the thread
+writes as fast as it can; where they take more than all of it, the server finishes copying before it serves again.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from gbactl.wire.messages import Save, Saved
 FORMAT = "1"
 LEAST_WAIT, MOST_WAIT = 0.005, 0.03  # seconds
 COPY = 1 << 20
-PIECES_AHEAD = 4  # pieces that may wait for the disk whatever else is held
+PIECES_AHEAD = 4  # pieces that may wait for the disk in any case
 KINDS = ("whole", "rest", "chosen")
 
 
 class Chooser:
-    """Which rows a save has. `share` (r) of those of the large tables, whose local rows `spans` are, come by
-    priority, and 4 bytes a row count what a loss would undo; without one every save is whole."""
+    """Choice of the rows of a save.
+
+    A `share` (r) of the rows of the large tables, whose local rows are `spans`, is chosen by priority. 4 bytes per row
+    count the updates that a failure would undo. Without a priority every save is whole."""
 
     def __init__(self, shard: Shard, order: Priority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
         self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
         self.updates = None if order is None else RowUpdates(len(self.table))
 
     def touched(self, parts: Sequence[RowPart]) -> None:
-        """A step with these gradients comes."""
+        """Count the rows that a step with these gradients touches."""
         if self.order is None or self.updates is None:
             return
         for index, _, _ in parts:
@@ -56,11 +58,11 @@ class Chooser:
             self.updates.touched(index)
 
     def saving(self, index: NDArray[np.int32] | None) -> int:
-        """These rows are saved (None: all): how many of their updates were not, where rows are chosen."""
+        """Mark rows as saved (None: all). Returns how many of their updates were unsaved, where rows are chosen."""
         return 0 if self.updates is None else self.updates.saved(index)
 
     def rows(self, kind: str) -> NDArray[np.int32] | None:
-        """int32[n] ascending; None: all."""
+        """Choose the rows of a save: int32[n] ascending; None: all."""
         if self.order is None:
             return None
         if kind == "whole":
@@ -70,7 +72,7 @@ class Chooser:
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
     def part(self, kind: str) -> float:
-        """Which part of the rows a save of a kind has, at most."""
+        """Largest fraction of the rows that a save of a kind has."""
         large = priority.size(self.spans)
         if self.order is None or kind == "whole" or not len(self.table):
             return 1.0
@@ -85,7 +87,9 @@ class Chooser:
 
 
 class Saver:
-    """`folder`: the checkpoints of the run; `tell` sends a message to the coordinator; `dtype` of rows and moments in
+    """Saver of one shard's checkpoints.
+
+    `folder`: the checkpoints of the run; `tell` sends a message to the coordinator; `dtype` of rows and moments in
     files: fp32 or bf16; `spare`: bytes that a save leaves free on the disk."""
 
     def __init__(
@@ -110,8 +114,10 @@ class Saver:
 
     @property
     def patience(self) -> float | None:
-        """Seconds that the server may wait for a message: for ever where nothing is being saved, else for half as long
-        as the writing thread needs for what it has. Whoever looks more often takes the processor from the workers."""
+        """Seconds that the server may wait for a message.
+
+        None (no limit) where nothing is being saved, else half the time that the writing thread needs for its queue:
+        shorter waits take the processor from the workers."""
         if self._writing is None:
             return None
         if self.room:
@@ -120,7 +126,7 @@ class Saver:
         return LEAST_WAIT if pace <= 0 else min(MOST_WAIT, max(LEAST_WAIT, PIECES_AHEAD * COPY / pace / 2))
 
     def begin(self, save: Save, with_dense: bool) -> None:
-        """Save the shard as it is now. Raises WireError for an order that cannot be."""
+        """Begin to save the shard as it is now. Raises WireError for an invalid order."""
         right = save.kind in KINDS and CUT.fullmatch(save.name) and save.step == self.shard.version
         if not right:
             raise WireError(f"a {save.kind} checkpoint {save.name} of step {save.step} at version {self.shard.version}")
@@ -153,7 +159,7 @@ class Saver:
         return {"gbactl": FORMAT, **{name: str(number) for name, number in numbers.items()}}
 
     def _watch(self) -> None:
-        """Be told of steps if anything depends on them."""
+        """Subscribe to the shard's steps if a save or the choice of rows depends on them."""
         needed = self._snapshot is not None or self.chooser.order is not None
         self.shard.watcher = self._step_comes if needed else None
 
@@ -172,7 +178,7 @@ class Saver:
             self._copy_all()
 
     def advance(self) -> None:
-        """Between two messages: copy a piece if there is room, tell what has come to its end."""
+        """Copy a piece if there is room, and report a finished save. Called between two messages."""
         writing, snapshot = self._writing, self._snapshot
         if writing is None:
             return
@@ -204,7 +210,7 @@ class Saver:
         self.tell(Saved(self.shard.spec.shard, save.number, *told))
 
     def give_up(self) -> None:
-        """What is still being written is wanted no more."""
+        """Give up the save in progress."""
         if self._writing is not None:
             self._writing.give_up()
         self._writing = self._snapshot = None
@@ -215,8 +221,9 @@ def saver_of(
     cfg: RunConfig, schema: Schema, run_dir: Path, shard: Shard, tell: Callable[[Saved], None], spare: int,
     inline: bool = False,
 ) -> Saver:  # fmt: skip
-    """Also where nothing is saved but at a signal. `spare`: bytes that a save leaves free on the disk; `inline`:
-    written within the calls, in no other thread."""
+    """Make the saver of a shard, also where the run saves only when it is stopped by a signal.
+
+    `spare`: bytes that a save leaves free on the disk; `inline`: write within the calls, without a thread."""
     c = cfg.checkpoint
     chooser = Chooser(shard, None, (), c.share)
     if rhythm_of(c, cfg.cluster.servers).parts > 1:
@@ -229,7 +236,7 @@ def saver_of(
 
 
 def tables(schema: Schema) -> list[tuple[int, int]]:
-    """Each field's rows in the fused table; one for all where they share their ids."""
+    """List each field's rows in the fused table; a single range where the fields share their ids."""
     if schema.shared_ids:
         return [(0, schema.rows)]
     edges = [0, *itertools.accumulate(schema.cardinalities)]

@@ -1,8 +1,8 @@
-"""A parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the work.
+"""Parameter server: one shard behind a hub. Single-threaded; the shard's kernels do the work.
 
-Pulls wait here until the shard has reached the version they ask for, so nobody polls. Parts of gradients
+Pulls wait here until the shard has reached the version they ask for, so nobody polls. Gradient slices
 stay in the sender's shared memory until they are applied, or are copied out when the sender runs short.
-Costs about 0.1 ms of Python a push and pull beside the kernels.
+Costs about 0.1 ms of Python per push and pull beside the kernels.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from gbactl.wire.messages import (
     decode,
 )
 
-HELD_SLOTS = 2  # parts of one worker left in its shared memory before the oldest is copied out
+HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)
-SLOWED = frozenset(KIND[message] for message in (Pull, Push, OrderStep))  # what a fault plan stretches
+SLOWED = frozenset(KIND[message] for message in (Pull, Push, OrderStep))  # messages that a fault plan slows down
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """Serves one shard until the coordinator says stop or is gone."""
+    """Server of one shard, until the coordinator stops it or is gone."""
 
     def __init__(
         self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: Saver | None = None
@@ -83,7 +83,7 @@ class Server:
         self._barriers: list[int] = []
         self._held: dict[int, deque[Part]] = {}
         self._parts = Waiting()
-        self._fenced: dict[int, int] = {}  # worker -> the last of its epochs that is over
+        self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
         centre, self._sums = CentreSide(shard), SumSide(shard, coordinator)
         recovery = RecoverySide(shard, self.stepped, self._give_up_saving)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
@@ -112,14 +112,14 @@ class Server:
             self.saver.advance()
 
     def handle(self, channel: Channel, frame: Frame) -> None:
-        """Act on one frame; a malformed one is refused, counted and logged."""
+        """Handle one frame; a malformed one is refused, counted and logged."""
         if frame.kind == frames.CLOSED:
             self.stopped |= channel is self.coordinator
             return
         if channel.peer.role == "worker" and channel.peer.epoch <= self._fenced.get(channel.peer.index, -1):
             frame.release()
             self.fenced_frames += 1
-            channel.close()  # if it lives, it learns that it is out
+            channel.close()  # a live one learns that it is excluded
             return
         try:
             message = decode(frame)
@@ -140,7 +140,7 @@ class Server:
         if frame.payload.size != 4 * pull.rows or pull.rows < 0:
             raise WireError(f"a pull of {pull.rows} rows with {frame.payload.size} bytes")
         if pull.after > self.shard.version:
-            # served while an order is handled: what is wrong with it must be found now
+            # it is served while an order is handled, so an error must be found now
             index = frame.payload.view(np.int32)
             if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.shard.spec.local_rows:
                 raise WireError("a pull of a row that is not there")
@@ -173,7 +173,7 @@ class Server:
                 return
         else:
             self._stage(channel, push, frame)
-        # one of an earlier phase was given up at a switch: it is told of all the same, its worker wants the next
+        # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
         if push.phase == self.phase:
             self._parts.told(staged, self.shard)
@@ -217,7 +217,7 @@ class Server:
         self.stepped()
 
     def stepped(self) -> None:
-        """The shard is of another version."""
+        """Serve the pulls and sums that waited for the shard's new version."""
         self._sums.stepped()
         self._wake()
 
@@ -238,7 +238,7 @@ class Server:
             self.shard.drop(drop.batch)
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
-        """A worker that the coordinator has given up may still have messages on their way: they come too late."""
+        """Refuse a worker that the coordinator has given up: its messages on the way are too late."""
         self._fenced[fence.worker] = fence.epoch
         self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
@@ -283,7 +283,7 @@ class Server:
         self.coordinator.send(Inspected(f"S{self.index}", checksum, told, self.shard.nbytes, counters, refused))
 
     def _sent(self) -> dict[str, int]:
-        """What this node sent, for its counters."""
+        """Traffic of this node, for its counters."""
         return self.hub.traffic.counters()
 
     def _save(self, _: Channel, save: Save, frame: Frame) -> None:
@@ -296,7 +296,7 @@ class Server:
             self.saver.give_up()
 
     def _revive(self, _: Channel, revive: Revive, frame: Frame) -> None:
-        """Another coordinator: nobody waits any more for what the one before asked for."""
+        """Answer a new coordinator with the server's state; questions of its predecessor are dropped."""
         self._barriers.clear()
         self.coordinator.send(Standing(self.index, revive.epoch, self.shard.version, self.phase))
         self._sums.revive()
@@ -308,7 +308,7 @@ class Server:
 
 
 def _row_weights(message: OrderStep) -> tuple[tuple[float, ...], ...]:
-    """Each member's weights by row staleness. Raises WireError where counts and weights do not match."""
+    """Split an order's weights by row staleness per member. Raises WireError where counts and weights do not match."""
     counts, weights = message.row_counts, iter(message.row_weights)
     if sum(counts) != len(message.row_weights) or min(counts, default=0) < 0:
         raise WireError("an order whose row weights do not fit its members")

@@ -1,7 +1,7 @@
-"""A server's part in keeping replicas together: its slice of the centre, and the mean of what trainers give it.
+"""Server's part in replica averaging: its slice of the centre, and the mean of the replicas that trainers give it.
 
-An exchange costs two passes over the slice, in the server's one thread: where many trainers exchange often, this is
-what saturates. Giving costs a float64 sum of value and moments until it is settled.
+An exchange costs two passes over the slice, in the server's one thread: where many trainers exchange often, this
+saturates first. Giving costs a float64 sum of value and moments until it is settled.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gbactl.wire.messages import Ack, Centre, Elastic, GiveReplica, SettleReplic
 
 
 class CentreSide:
-    """Changes nothing of the shard but its dense slice; what does not fit it is a WireError."""
+    """Handlers of replica messages; they change only the shard's dense slice. Raise WireError for wrong sizes."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self._sum: Any = None
         self._count = self._step = 0
         self._turn = -1
-        #: message -> handler, as the server calls them; those of workers come first
+        #: message -> its handler, called by the server; first those of workers
         self.from_workers: dict[type[Any], Any] = {Elastic: self._elastic, GiveReplica: self._give}
         self.handlers = {**self.from_workers, SettleReplicas: self._settle}
 
     def _elastic(self, channel: Channel, message: Elastic, frame: Frame) -> None:
-        """Answer with the centre, then let it go towards the replica: the very bits that the replica goes."""
+        """Send the centre, then move it towards the replica, bit for bit as the replica moves towards it."""
         value = self.shard.dense_block().value
         if frame.payload.size != value.nbytes or not 0.0 <= message.alpha <= 1.0:
             raise WireError(f"an exchange of {frame.payload.size} bytes by {message.alpha} with {value.nbytes}")
@@ -51,7 +51,7 @@ class CentreSide:
             raise WireError(f"a replica of {frame.payload.size} bytes for a slice of {expected}")
         if message.turn > self._turn:
             self._begin(message.turn)
-        if message.turn == self._turn:  # else all have been asked again since
+        if message.turn == self._turn:  # else all were asked again since
             self._add(frame.payload.view(np.float32), message.step)
         frame.release()
         channel.send(Ack(0, 0))

@@ -1,12 +1,12 @@
-"""Sums that the first server makes where the workers' ring is broken and they have no memory in common.
+"""All-reduce fallback: the first server sums gradients where the workers' ring is broken and they share no memory.
 
-A round's sum is there when all of its parts are, or, where everybody puts in a part of its own, those of all who live;
-or as soon as somebody brings what the ring had still summed. A part that was dealt to a rank which died with it is
-waited for until its step has been ordered: all its batches were announced then, none is handed out again, and who has
-told all that it has brings no more. The sum is without that part then, and the coordinator is told.
+A round's sum is complete when all its parts are there (where every rank contributes one part: those of all live ranks),
+or as soon as a rank sends the sum that the ring had still computed. A part that was dealt to a rank which died with it
+is waited for until its step was ordered: then all its batches were announced, none is handed out again, and ranks that
+have sent all they have send no more. The sum is then made without that part, and the coordinator is told.
 
-A sum is made once, in the order of the parts, and is the same for all. It goes out when everybody who lives has come as
-far as the round before: so nobody is more than one round behind, and two sums are kept. Memory: the parts of two
+A sum is made once, in the order of the parts, and is the same for all. It is sent when all live ranks have reached
+the round before: so no rank is more than one round behind, and two sums are kept. Memory: the parts of two
 rounds, two sums. Costs a pass over every part in the server's one thread.
 """
 
@@ -27,15 +27,15 @@ from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import PartsLost, RingBroken, Sum, SumPart
 
-KEPT = 2  # sums: the newest one, and the one that somebody may still want
-OPEN = 8  # rounds of one name that a server keeps at the most
+KEPT = 2  # sums: the newest one, and the one before, which a rank may still need
+OPEN = 8  # maximum of rounds of one name that a server keeps
 NAMES = 256
-RANKS = 1 << 16  # and parts
+RANKS = 1 << 16  # limit of ranks, and of parts
 log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """For one rank."""
+    """Answer to one rank: the sum of a round."""
 
     rank: int
     message: Sum
@@ -45,18 +45,18 @@ class Answer(NamedTuple):
 @dataclass
 class _Round:
     parts: dict[int, Floats] = field(default_factory=dict)
-    dealt: int = 0  # parts in all; 0: one of every rank
-    after: int = 0  # of a dealt one's step: the first version of rows that has it
+    dealt: int = 0  # number of parts; 0: one part of every rank
+    after: int = 0  # for a dealt one: the first version of rows that includes its step
     total: Floats | None = None
     wanting: set[int] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)  # ranks of which no part is on its way
+    told: set[int] = field(default_factory=set)  # ranks that have no further part on the way
 
     def missing(self, ranks: int) -> set[int]:
-        """Parts that are not there."""
+        """Numbers of the parts that have not arrived."""
         return set(range(self.dealt or ranks)) - set(self.parts)
 
     def complete(self, ranks: int, absent: set[int], version: int) -> bool:
-        """Whether its sum can be made."""
+        """Whether the round's sum can be made."""
         missing = self.missing(ranks)
         if not self.dealt:
             return bool(self.parts) and not missing - absent
@@ -67,29 +67,29 @@ class _Round:
 class _Name:
     length: int
     rounds: dict[int, _Round] = field(default_factory=dict)
-    come: dict[int, int] = field(default_factory=dict)  # rank -> the round as far as which it has come
-    forgotten: int = 0  # rounds up to this one
+    come: dict[int, int] = field(default_factory=dict)  # rank -> the last round that it has reached
+    forgotten: int = 0  # rounds up to this one are forgotten
 
     def forget(self, number: int) -> None:
-        """Nobody wants the rounds up to this one any more."""
+        """Forget the rounds up to `number`, which no rank needs any more."""
         self.forgotten = max(self.forgotten, number)
         for old in [each for each in self.rounds if each <= number]:
             del self.rounds[old]
 
 
 class Sums:
-    """Which sums are there, of one generation of the workers. Pure: what is heard goes in, what is told comes out."""
+    """Sums of one generation of the workers. Pure: messages in, answers out."""
 
     def __init__(self) -> None:
         self.generation = 0
         self.version = 0  # of the rows on this server
-        self.lost: dict[int, set[int]] = {}  # step -> parts that are in no sum of it
+        self.lost: dict[int, set[int]] = {}  # step -> parts that its sum lacks
         self._ranks = 0
         self._absent: set[int] = set()
         self._names: dict[str, _Name] = {}
 
     def part(self, rank: int, message: SumPart, values: Floats | None) -> Iterator[Answer]:
-        """A rank brings a part f32[n], or only asks (part -1). Raises WireError for what cannot be."""
+        """Take a part f32[n] from a rank, or only its request (part -1). Raises WireError for an invalid one."""
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
             raise WireError(f"part {message.part} of {message.parts} from rank {rank} of {message.ranks}")
@@ -108,7 +108,7 @@ class Sums:
         return self._settle()
 
     def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[Answer]:
-        """A rank has this sum from the ring. Raises WireError for what cannot be."""
+        """Take a sum that a rank got from the ring. Raises WireError for an invalid one."""
         if self._of_now(message.generation):
             each = self._round(rank, message, len(total))
             if each is not None and each.total is None:
@@ -116,12 +116,12 @@ class Sums:
         return self._settle()
 
     def reached(self, version: int) -> Iterator[Answer]:
-        """Rows are of this version now."""
+        """Record the new version of the rows."""
         self.version = version
         return self._settle()
 
     def _of_now(self, generation: int) -> bool:
-        """Whether this is of the generation at hand; a new one begins with who speaks of it first."""
+        """Whether a generation is the current one; a newer one replaces it."""
         if generation > self.generation:
             self.generation = generation
             self._absent.clear()
@@ -129,7 +129,7 @@ class Sums:
         return generation == self.generation
 
     def _round(self, rank: int, message: SumPart | Sum, length: int) -> _Round | None:
-        """None for one that everybody has had."""
+        """Find or make a round; None for one that every rank has had."""
         name = self._names.get(message.name)
         if name is None:
             if len(self._names) == NAMES:
@@ -171,14 +171,14 @@ class Sums:
 
 
 class SumSide:
-    """A server's side of it on the wire."""
+    """Handlers of the all-reduce fallback on a server's channels."""
 
     def __init__(self, shard: Shard, coordinator: Channel) -> None:
         self.sums, self.shard, self.coordinator = Sums(), shard, coordinator
         self._channels: dict[int, Channel] = {}
-        self._told: dict[int, int] = {}  # step -> how many lost parts of it the coordinator knows of
-        self._broken = False  # a ring, of which the coordinator knows
-        #: message -> handler, as the server calls them
+        self._told: dict[int, int] = {}  # step -> number of its lost parts that the coordinator knows
+        self._broken = False  # whether a ring is broken, which was reported
+        #: message -> its handler, called by the server
         self.from_workers: dict[type[Any], Any] = {SumPart: self._part, Sum: self._brought}
 
     def _part(self, channel: Channel, message: SumPart, frame: Frame) -> None:
@@ -197,18 +197,18 @@ class SumSide:
         frame.release()
 
     def _heard_of(self, worker: Channel) -> None:
-        """A worker sums here. Others may wait in their ring for one that is broken elsewhere, and not notice."""
+        """Record that a worker sums here, and report the broken ring: others may wait in it without noticing."""
         self._channels[worker.peer.index] = worker
         if not self._broken:
             self._broken = True
             self.coordinator.send(RingBroken())
 
     def stepped(self) -> None:
-        """The shard has taken a step."""
+        """Answer sums that waited for the shard's new version."""
         self._tell(self.sums.reached(self.shard.version))
 
     def revive(self) -> None:
-        """Another coordinator is there, which may know of nothing."""
+        """Report lost parts and a broken ring to a new coordinator, which may know nothing of them."""
         self._told.clear()
         self._report()
         if self._broken:

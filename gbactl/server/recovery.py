@@ -1,6 +1,6 @@
-"""A server's part in coming back: it takes the place of one that is gone, or goes back with all others.
+"""Server's recovery: a successor loads its shard's checkpoint, or the server goes back with all others.
 
-Loading costs what reading the shard's files costs; a beat is answered between two messages.
+Loading costs what reading the shard's files costs; heartbeats are answered between two messages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def load_last(shard: Shard, folder: Folder, resumed: Path | None) -> int:
-    """Put a shard that has just begun where its newest checkpoint is; without one where its run was `resumed`, or
-    leave it. Returns that step, or BEGINNING."""
+    """Load a new shard's newest checkpoint; without one, the checkpoint from which its run `resumed`, if any.
+
+    Returns the step loaded, or BEGINNING."""
     found = load_newest(shard, folder, lambda why: log.warning("%s", why))
     if found is not None:
         return found.step
@@ -33,8 +34,9 @@ def load_last(shard: Shard, folder: Folder, resumed: Path | None) -> int:
 
 
 class RecoverySide:
-    """A server's handlers of messages of recovery. `stepped`: the shard is of another version; `give_up`: what is being
-    saved is not finished."""
+    """Handlers of a server's recovery messages.
+
+    `stepped` is called after a change of the shard's version; `give_up` ends a save in progress."""
 
     def __init__(self, shard: Shard, stepped: Callable[[], None], give_up: Callable[[], None]) -> None:
         self.shard, self.stepped, self.give_up = shard, stepped, give_up

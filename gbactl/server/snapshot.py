@@ -1,7 +1,7 @@
-"""The rows of a shard as they are at one moment, given out in pieces while training changes them.
+"""Snapshot of a shard's rows at one moment, given out in pieces while training changes them.
 
-Rows that are about to change are copied first, once. Memory: 4 bytes a row of the shard, and the rows that changed
-before their piece was given out; time: the copies, and a look at 4 bytes for each row that a step touches.
+Rows that are about to change are copied first, once. Memory: 4 bytes per row of the shard, and the rows that changed
+before their piece was given out. Time: the copies, and a look at 4 bytes for each row that a step touches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_ROOM = 4096
 
 
 class Snapshot:
-    """Rows `index` int32[n], ascending (None: all), of `arrays` [rows, ...], which are held and not copied."""
+    """Snapshot of the rows `index` int32[n], ascending (None: all), of `arrays` [rows, ...], which are not copied."""
 
     def __init__(self, arrays: Arrays, index: Ints | None = None) -> None:
         self.arrays, self.index = arrays, index
@@ -33,21 +33,21 @@ class Snapshot:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row in all arrays."""
+        """Bytes of one row in all arrays."""
         return sum(array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)) for array in self.arrays.values())
 
     @property
     def done(self) -> bool:
-        """Every piece was given out."""
+        """Whether every piece was given out."""
         return self._given >= self.rows
 
     @property
     def kept_bytes(self) -> int:
-        """Held of rows that changed meanwhile."""
+        """Bytes of rows kept because they changed since."""
         return self._count * self.row_bytes
 
     def changing(self, index: Ints | None = None) -> None:
-        """The rows `index`, distinct (None: all), are about to change."""
+        """Keep copies of the rows `index`, distinct (None: all), which are about to change."""
         wanted = self._state == WANTED if index is None else self._state[index] == WANTED
         rows = np.flatnonzero(wanted) if index is None else index[wanted]
         if not len(rows):
@@ -67,7 +67,7 @@ class Snapshot:
         return kept
 
     def piece(self, rows: int) -> dict[str, NDArray[Any]]:
-        """The next `rows` rows, or what is left, as they were; copies."""
+        """Copy the next `rows` rows, or the remaining ones, as of the moment of the snapshot."""
         low, self._given = self._given, min(self.rows, self._given + max(1, rows))
         which: Any = slice(low, self._given) if self.index is None else self.index[low : self._given]
         state = self._state[which]

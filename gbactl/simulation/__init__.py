@@ -1,1 +1,1 @@
-"""The virtual backend: the real coordinator, servers and gradients on a discrete-event clock, in one process."""
+"""Virtual backend: the real coordinator, servers and gradients on a discrete-event clock, in one process."""

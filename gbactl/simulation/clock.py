@@ -1,4 +1,4 @@
-"""The event queue and its clock: what is due next happens next; ties go by (time, sequence).
+"""Event queue and virtual clock: events happen in order of (time, sequence).
 
 Costs about a microsecond an event.
 """
@@ -12,8 +12,9 @@ from typing import Any
 
 
 class Events:
-    """`now` is virtual seconds of work since the start; it moves only in `step` and `wait`. `clock` counts, too, the
-    seconds for which everybody stood still, `stalled` in all."""
+    """Event queue. `now`: virtual seconds of work since the start; it moves only in `step` and `wait`.
+
+    `clock` also counts the seconds for which the whole cluster stood still, `stalled` in all."""
 
     def __init__(self, now: float = 0.0, stalled: float = 0.0) -> None:
         self.now, self.stalled = now, stalled
@@ -24,34 +25,34 @@ class Events:
         return len(self._heap)
 
     def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
-        """Call at a time. Raises ValueError for one that is past, or no number."""
+        """Schedule a call at a time. Raises ValueError for a past or infinite time, or NaN."""
         if not self.now <= time < math.inf:
             raise ValueError(f"an event at {time} was planned at {self.now}")
         self._sequence += 1
         heappush(self._heap, (time, self._sequence, call, args))
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `delay` seconds from now."""
+        """Schedule a call `delay` seconds from now."""
         self.at(self.now + delay, call, *args)
 
     @property
     def clock(self) -> float:
-        """What a clock on the wall shows."""
+        """Virtual wall-clock time in seconds."""
         return self.now + self.stalled
 
     def stall(self, seconds: float) -> None:
-        """Everybody stands still for so long: whatever is due comes as much later. Raises ValueError below 0."""
+        """Stop the whole cluster for `seconds`: all events are delayed by as much. Raises ValueError below 0."""
         if not 0 <= seconds < math.inf:
             raise ValueError(f"nobody stands still for {seconds} seconds")
         self.stalled += seconds
 
     @property
     def next_time(self) -> float:
-        """When the next event is due; infinity if there is none."""
+        """Time of the next event; infinity if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def step(self) -> bool:
-        """Let the next event happen; False if there is none."""
+        """Run the next event; False if there is none."""
         if not self._heap:
             return False
         self.now, _, call, args = heappop(self._heap)
@@ -59,7 +60,7 @@ class Events:
         return True
 
     def wait(self, until: float) -> None:
-        """Move the clock on while nothing is due before `until`. Raises ValueError if something is."""
+        """Advance the clock to `until`, with no event before it. Raises ValueError if there is one."""
         if until < self.now or until > self.next_time:
             raise ValueError(f"the clock cannot be moved from {self.now} to {until}")
         self.now = until

@@ -1,4 +1,4 @@
-"""A whole virtual cluster in this thread: wired up, run to its end, its events told to a launcher.
+"""Virtual cluster in the current thread: connects the nodes, runs to the end, and passes events to a launcher.
 
 Building one takes what building one model and its tables takes; 1,000 workers add 20 ms.
 """
@@ -49,7 +49,7 @@ Listen = Callable[[Event], None]
 
 
 class Launcher:
-    """What the coordinator takes for its channel to the launcher."""
+    """Stand-in for the coordinator's channel to the launcher."""
 
     peer = Peer("launcher", 0)
 
@@ -57,21 +57,21 @@ class Launcher:
         self._listen = listen
 
     def reserve(self, nbytes: int) -> Any:
-        """Fresh memory."""
+        """Allocate memory."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Any = None) -> None:
-        """Hand an event over at once."""
+        """Pass an event on at once."""
         if isinstance(message, Event):
             self._listen(message)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Who runs where."""
+    """Hosts of all nodes."""
 
     workers: list[Host]
     servers: list[Host]
@@ -79,7 +79,9 @@ class Hosts:
 
 
 def place(cfg: RunConfig, events: Events) -> Hosts:
-    """Workers fill the hosts in order; servers and coordinator have hosts of their own, or share the workers'."""
+    """Assign nodes to hosts: workers fill the hosts in order.
+
+    Servers and coordinator have hosts of their own, or share the workers'."""
     cost, workers, servers = cfg.cost, cfg.processes, cfg.cluster.servers
     each = cost.workers_per_host or workers
     hosts = [Host(events, cost.cores) for _ in range(-(-workers // each))]
@@ -91,12 +93,12 @@ def place(cfg: RunConfig, events: Events) -> Hosts:
 
 
 class VirtualCluster:
-    """One run's nodes. `run()` returns when the result has been told."""
+    """Nodes of one run. `run()` returns when the result has been sent to the launcher."""
 
     def __init__(
         self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: Before | None = None
     ) -> None:
-        """`before`: what the cluster leaves in whose place this one is."""
+        """Build the nodes. `before`: the state of the cluster that this one replaces."""
         self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
         self.events = Events() if before is None else Events(before.now, before.stalled)
         self.cost = CostModel(cfg.cost, cfg.seed)
@@ -121,7 +123,7 @@ class VirtualCluster:
         self.failures.servers.begin()
 
     def run(self) -> None:
-        """Train. Raises GbactlError."""
+        """Run the training. Raises GbactlError."""
         for server in self.servers:
             server.coordinator.send(Hello("server", server.index, str(server.peer), 0))
             server.coordinator.send(Ready("server", server.index))
@@ -135,11 +137,11 @@ class VirtualCluster:
         worker.start(max(phase.mode.prefetch for phase in self.cfg.possible))
 
     def lose_worker(self, index: int) -> None:
-        """See failures.Cluster."""
+        """See failures.Cluster.lose_worker."""
         self.sides.left(index)
 
     def replace_worker(self, index: int, epoch: int) -> None:
-        """See failures.Cluster."""
+        """See failures.Cluster.replace_worker."""
         worker = VirtualWorker(index, self.hosts.workers[index], self.workers[index].shared, epoch)
         self._connect(worker)
         self.workers[index] = worker
@@ -149,12 +151,12 @@ class VirtualCluster:
         return self.storms.on(*self.coordinator.core.workers.so_far)
 
     def _heard(self, listen: Listen, event: Event) -> None:
-        if not (self.failures.servers.before is not None and event.fields.get("state") == "planned"):  # that was told
+        if not (self.failures.servers.before is not None and event.fields.get("state") == "planned"):  # shown already
             listen(event)
         self.failures.heard(event)
 
     def _connect(self, worker: VirtualWorker) -> None:
-        """Connect a worker with everybody."""
+        """Connect a worker with all servers and the coordinator."""
         servers = [self.network.connect(worker, server) for server in self.servers]
         worker.connect(self.network.connect(worker, self.hub), servers)
 
@@ -184,7 +186,7 @@ class VirtualCluster:
         return server
 
     def new_shard(self, shard: int) -> Shard:
-        """See failures.Cluster."""
+        """See failures.Cluster.new_shard."""
         return Shard(self._spec(shard))
 
     def _spec(self, shard: int) -> ShardSpec:
@@ -219,13 +221,13 @@ class VirtualCluster:
         return Placements(ServedDense(self.compute), replicated, trainers, cfg.home)
 
     def _ring(self, buckets: int, least: float = 0.0) -> Ring:
-        """All workers': Horovod's agree on every bucket."""
+        """Make the ring of all workers; with Horovod ranks agree on every bucket."""
         name = self.cfg.collective.name
         item, agreed = ring_item(name, self.cfg.transport.wire_dtype), buckets if name == "horovod" else 0
         return Ring(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Makes a trainer's own: see working.Life."""
+        """Return a function that makes a trainer's replica: see Life._replica in nodes/worker.py."""
         cfg, flat = self.cfg, self.compute.flat
         begins = cfg.resume is not None and cfg.home == "replicas"
         state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None
@@ -246,8 +248,10 @@ class VirtualCluster:
 def run_virtual(
     cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, look: Callable[[Listen], None] = lambda tell: None
 ) -> None:
-    """Train as `cfg` says; `listen` gets every event that a launcher gets, `look` is called between two messages with
-    what takes a launcher's wishes. Raises GbactlError."""
+    """Run a training in virtual time as `cfg` says. Raises GbactlError.
+
+    `listen` gets every event that a launcher gets; `look` is called between two messages with a function that takes
+    requests of a launcher."""
     import torch
 
     from gbactl.processor import settle_garbage

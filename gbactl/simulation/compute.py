@@ -1,6 +1,6 @@
-"""All workers' arithmetic, done by one model: what was pulled in, real gradients and predictions out.
+"""Computation of all workers by one model: pulled parameters in, real gradients and predictions out.
 
-A gradient is a function of what was pulled and the batch alone, so it may be computed at any moment between
+A gradient depends only on the pulled parameters and the batch, so it may be computed at any moment between
 the pull and the push. Costs what a worker's gradient costs; a dense vector is copied only if it changed.
 """
 
@@ -19,14 +19,16 @@ from gbactl.worker.loop import dropout_key
 
 
 def answer_of(item: Item, shard: int) -> Answer:
-    """A virtual server's answer for an item."""
+    """Virtual server's answer for an item."""
     frame = item.answers[shard][1]
     assert isinstance(frame, Answer)
     return frame
 
 
 class Compute:
-    """`width` floats a row; `cuts` are the servers' slices of the dense vector, loaded where the servers hold it."""
+    """Model that computes for all workers.
+
+    `width` floats a row; `cuts` are the servers' slices of the dense vector, loaded where the servers hold it."""
 
     def __init__(self, computer: GradientComputer, kernels: Kernels, width: int, cuts: list[Cut], seed: int) -> None:
         self.computer, self.flat = computer, computer.flat
@@ -37,7 +39,7 @@ class Compute:
         self._emb = np.empty((0, width), np.float32)
 
     def load(self, item: Item) -> None:
-        """Put the dense vector that was pulled into the model."""
+        """Load the pulled dense vector into the model."""
         for shard in item.answers:
             values = answer_of(item, shard).dense
             if values is None or values is self._loaded[shard]:
@@ -45,20 +47,22 @@ class Compute:
             self._loaded[shard] = values
             if len(values) < self.flat.size:
                 self.flat.load_slice(self.cuts[shard][0], values)
-            elif self.flat.buffers:  # a forward pass writes a batch's statistics to where the vector lies
+            elif self.flat.buffers:  # a forward pass writes a batch's statistics into the vector
                 self.flat.load(values)
             else:
                 self.flat.use(values)
 
     def come_home(self) -> None:
-        """Compute with the model's own memory from now on; forget what was loaded."""
+        """Return to the model's own memory, and forget the loaded slices."""
         self.flat.come_home()
         self._loaded = [None] * self.servers
 
     def gradient(self, item: Item, out: Floats | None = None) -> Floats:
-        """float32[U, W] (`out`, if given): the gradient of the item's distinct rows; the dense one waits in `flat`.
+        """Compute the gradient of the item's distinct rows, float32[U, W] (`out`, if given).
 
-        Sets `item.loss`, and lets go of what was pulled."""
+        The dense one stays in `flat`.
+
+        Sets `item.loss`, and releases the pulled parameters."""
         batch, phase = item.batch, item.phase
         emb = self._embed(item)
         item.answers.clear()
@@ -69,13 +73,13 @@ class Compute:
         return sums
 
     def predict(self, item: Item) -> Floats:
-        """float32[B]: click probabilities; lets go of what was pulled."""
+        """Compute click probabilities float32[B]; releases the pulled parameters."""
         emb = self._embed(item)
         item.answers.clear()
         return self.computer.predict(item.batch.numeric, emb)
 
     def _embed(self, item: Item) -> Floats:
-        """float32[B, F, W]: the looked-up rows of every id of the batch."""
+        """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
         count, fields = item.batch.ids.shape
         if len(self._emb) < count * fields:
             self._emb = np.empty((count * fields, self.width), np.float32)
@@ -84,7 +88,7 @@ class Compute:
         return emb.reshape(count, fields, self.width)
 
     def _gathered(self, item: Item) -> Floats:
-        """float32[U, W]: the shards' answers in the order of the item's distinct rows."""
+        """Concatenate the shards' answers in the order of the item's distinct rows, float32[U, W]."""
         parts = [answer_of(item, shard).rows for shard in range(self.servers)]
         if len(parts) == 1:
             assert parts[0] is not None

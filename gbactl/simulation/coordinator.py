@@ -1,6 +1,6 @@
-"""The coordinator of a virtual cluster: the real one, which tells how far it is by samples instead of seconds.
+"""Coordinator of a virtual cluster: the real one, which reports progress by samples instead of seconds.
 
-Virtual seconds may be too few or too many to be told by, and real ones would not be the same in every run.
+Virtual seconds may be too few or too many between reports, and real ones would differ from run to run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gbactl.wire.messages import Event
 
 
 class VirtualCoordinator(Coordinator):
-    """`notes`: how often a phase says how far it is."""
+    """Coordinator of a virtual cluster. `notes`: number of progress reports in a phase."""
 
     hub: VirtualHub
     notes = 50
-    look: Callable[[Callable[[Event], None]], None] | None = None  # between two messages: what the launcher wishes
+    look: Callable[[Callable[[Event], None]], None] | None = None  # called between two messages
 
     def _wait(self, until: Until) -> bool:
-        """See Coordinator; for as long as nobody was there, a deadline comes later."""
+        """See Coordinator._wait; a deadline is extended by the time for which the coordinator was absent."""
         away = self.hub.away
         while not super()._wait(until):
             if until.deadline is None or self.hub.away == away:
@@ -34,7 +34,7 @@ class VirtualCoordinator(Coordinator):
         return True
 
     def _handle(self, channel: Channel, frame: Frame) -> None:
-        """See Coordinator."""
+        """See Coordinator._handle."""
         if self.look is not None:
             self.look(self.core.asked)
         super()._handle(channel, frame)
@@ -50,7 +50,7 @@ class VirtualCoordinator(Coordinator):
     _noted = (0, 0)
 
     def spent(self, told: Callable[[float], dict[str, Any]]) -> None:
-        """Have the result tell the virtual time that has passed, and by `told` what of it was spent on checkpoints."""
+        """Add to the result the virtual time that has passed, and by `told` the part of it spent on checkpoints."""
 
         def amend(result: dict[str, Any]) -> None:
             result["virtual_seconds"] = self.hub.now()

@@ -1,7 +1,7 @@
-"""The cost model: seconds of computing, serving and sending. Pure; a microsecond a question.
+"""Cost model: seconds of computing, serving and sending. Pure; a microsecond a call.
 
-A batch's random factor is a function of (seed, worker, the worker's own count of batches) alone, so it does not
-depend on what else happens.
+A batch's random factor depends only on (seed, worker, the worker's own count of batches), not on
+other events.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from gbactl.config.cost import CostConfig
 from gbactl.faults import random_streams
 
 MESSAGE_BYTES = 120  # a frame's header, MAC and descriptor
-BACKWARD_SHARE = 2 / 3  # of a batch's time: what an all-reduce can hide behind
+BACKWARD_SHARE = 2 / 3  # share of a batch's time in which an all-reduce can be hidden
 _US, _NS, _GBIT = 1e-6, 1e-9, 1e9 / 8
-_COMPUTE = 2  # keeps these draws apart from those of the fault plan
+_COMPUTE = 2  # separates these random streams from those of the fault plan
 
 
 class CostModel:
-    """All answers are seconds."""
+    """Costs of a virtual cluster's operations, in seconds."""
 
     def __init__(self, cfg: CostConfig, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
@@ -31,7 +31,7 @@ class CostModel:
         return scales[worker % len(scales)] if scales else 1.0
 
     def factor(self, worker: int, turn: int) -> float:
-        """The random factor of a worker's batch, of mean 1."""
+        """Random factor of a worker's batch, with mean 1."""
         scale = self.cfg.spread_scale
         if self.cfg.spread == "none" or scale == 0:
             return 1.0
@@ -41,39 +41,40 @@ class CostModel:
         return 1.0 - scale + scale * random_streams.exponential(u)
 
     def gradient(self, worker: int, turn: int, samples: int) -> float:
-        """A core's time for the gradient of `samples`."""
+        """Core time for the gradient of `samples`."""
         base = (self.cfg.batch_us + self.cfg.sample_us * samples) * _US
         return base * self._scale(worker) * self.factor(worker, turn)
 
     def predict(self, worker: int, samples: int) -> float:
-        """A core's time for an evaluation batch."""
+        """Core time for an evaluation batch."""
         return self.cfg.predict_us * _US * samples * self._scale(worker)
 
     def pull(self, rows: int, floats: int) -> float:
-        """A server's time to gather rows and copy dense values."""
+        """Server time to gather rows and copy dense values."""
         return (self.cfg.row_pull_ns * rows + self.cfg.dense_pull_ns * floats) * _NS
 
     def apply(self, rows: int, gradients: int, floats: int) -> float:
-        """A server's time for a step: `rows` of all its gradients together, a dense slice of `floats`."""
+        """Server time for a step: `rows` of all its gradients together, a dense slice of `floats`."""
         dense = (self.cfg.dense_apply_ns * gradients + self.cfg.dense_step_ns) * floats
         return (self.cfg.row_apply_ns * rows + dense) * _NS
 
     def replica_step(self, floats: int) -> float:
-        """A worker's time to apply a step to its own copy of the dense vector."""
+        """Worker time to apply a step to its own copy of the dense vector."""
         return (self.cfg.dense_apply_ns + self.cfg.dense_step_ns) * floats * _NS
 
     def meet(self, floats: int) -> float:
-        """A trainer's own passes over its replica in an exchange: a copy, a difference, an addition."""
+        """Trainer time for its passes over the replica in an exchange: a copy, a difference, an addition."""
         return 3 * self.cfg.dense_apply_ns * floats * _NS
 
     def elastic(self, floats: int) -> float:
-        """A server's time to answer with its slice of the centre and to move it."""
+        """Server time to answer with its slice of the centre and to move it."""
         return (self.cfg.dense_pull_ns + 2 * self.cfg.dense_apply_ns) * floats * _NS
 
     def ring_work(self, floats: int, workers: int) -> float:
-        """A worker's own time for an all-reduce: waking up, copying, and its part of the ring's sums.
+        """Worker time for an all-reduce: waking up, copying, and its share of the ring's sums.
 
-        On cores of its own that is little and hides in the ring's time; workers that share cores do it in turn."""
+        On a core of its own that is little and hidden in the ring's time; workers that share cores do it in sequence.
+        """
         if workers == 1:
             return 0.0
         messages = 2 * (workers - 1)
@@ -81,29 +82,30 @@ class CostModel:
         return fixed * _US + self.cfg.allreduce_float_ns * messages / workers * floats * _NS
 
     def ring(self, nbytes: int, workers: int, hosts: int) -> float:
-        """An all-reduce of `nbytes` in a ring: each sends 2 (N-1) messages of bytes / N."""
+        """Time of an all-reduce of `nbytes` in a ring: each worker sends 2 (N-1) messages of bytes / N."""
         if workers == 1:
             return 0.0
         latency = self.local_latency if hosts == 1 else self.latency
         return 2 * (workers - 1) * latency + self.sending(nbytes, workers, hosts)
 
     def sending(self, nbytes: int, workers: int, hosts: int) -> float:
-        """What of a ring is bytes on a rank's way to the next."""
+        """Transmission time of a ring's bytes from a rank to the next."""
         return 2 * (workers - 1) * nbytes / workers / (self.local_bandwidth if hosts == 1 else self.bandwidth)
 
     def agreement(self, workers: int, hosts: int, buckets: int) -> float:
-        """What ranks on several hosts need longer to agree on what to sum than on one, where `allreduce_us` holds it.
+        """Extra time that ranks on several hosts need to agree on what to sum; `allreduce_us` contains one host's.
 
-        Horovod sums two bit vectors in a ring before each bucket, and a bucket waits while those of others are under
-        way: 7.6 and 11.9 times the latency were measured for one and two small buckets of two ranks 5 ms apart."""
+        Horovod sums two bit vectors in a ring before each bucket, and a bucket waits while those of others are in
+        progress: 7.6 and 11.9 times the latency were measured for one and two small buckets of two ranks 5 ms apart."""
         further = self.latency - self.local_latency
         if hosts == 1 or further <= 0:
             return 0.0
         return self.cfg.allreduce_rounds * buckets * 2 * (workers - 1) * further
 
     def all_reduce(self, nbytes: int, workers: int, hosts: int, compute: float, agreed: int = 0) -> float:
-        """From the last worker's arrival, after `compute` seconds, to the sum. `agreed`: how many of its buckets ranks
-        have to agree on first."""
+        """Time from the last worker's arrival, after `compute` seconds, to the sum.
+
+        `agreed`: number of its buckets that ranks have to agree on first."""
         if workers == 1:
             return 0.0
         ring = self.ring(nbytes, workers, hosts) + self.agreement(workers, hosts, agreed)

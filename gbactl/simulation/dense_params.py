@@ -1,9 +1,9 @@
-"""Compute backends of a virtual cluster by dense placement: the servers hold the dense vector, or all workers do.
+"""Compute backends of a virtual cluster by dense placement: on the servers, or replicated on all workers.
 
-Where the servers hold it, a gradient is computed when it is pushed, from what was pulled: until then only the
-pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
-equal by definition, so there is one; gradients are added up in batch order as they come, and only what comes out of
-order is held.
+Where the servers hold the dense vector, a gradient is computed when it is pushed, from what was pulled: until then only
+the pulled rows are held, and dense slices that all pulls of a version share. Where the workers hold it, replicas are
+equal by definition, so there is one. Gradients are added in batch order as they arrive, and only those out of
+order are held.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Payloads = list[tuple[int, Any, int, int]]
 
 
 def _room(item: Item, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats]:
-    """A push's payload uint8[n] with its index written, and a view of its rows float32[high - low, width]."""
+    """Allocate a push's payload uint8[n] with its index written, and a view of its rows float32[high - low, width]."""
     out = np.empty(4 * ((high - low) * (1 + width) + dense), np.uint8)
     return out, push_views(out, item.unique.index[low:high], width)[0]
 
 
 def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
-    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `sizes` of its dense parts."""
+    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `sizes` of its dense slices."""
     shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
     if len(rooms) == 1:
@@ -48,14 +48,14 @@ def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
 
 
 def push(worker: VirtualWorker, item: Item, payloads: Payloads) -> None:
-    """Send every shard its part."""
+    """Push every shard its gradient slice."""
     worker.core.pushed(item)
     for shard, out, rows, dense in payloads:
         worker.servers[shard].send(item.push(shard, rows, dense), out)
 
 
 class ServedDense:
-    """The servers hold it: pulled with the rows, pushed with their gradients."""
+    """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
     def __init__(self, compute: Compute) -> None:
         self.compute, self.flat = compute, compute.flat
@@ -63,10 +63,10 @@ class ServedDense:
         self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.begin."""
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.finish."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
@@ -77,7 +77,7 @@ class ServedDense:
         worker.free()
 
     def _write(self, payloads: Payloads) -> None:
-        """The dense gradient behind each shard's rows."""
+        """Write the dense gradient behind each shard's rows."""
         parts = [out.view(np.float32)[len(out) // 4 - dense :] for _, out, _, dense in payloads]
         if len(self.compute.held) == 1:
             self.flat.gradient_into(parts[next(iter(self.compute.held))])
@@ -87,23 +87,23 @@ class ServedDense:
             part[:] = self._whole[low:high]
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See worker.DensePlacement: nobody waits here."""
+        """See DensePlacement.resume: no worker waits here."""
 
     def checksum(self) -> tuple[str, str]:
-        """See worker.DensePlacement."""
+        """See DensePlacement.checksum."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See worker.DensePlacement: nothing is held here."""
+        """See DensePlacement.packed: nothing is held here."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.leave."""
         self.compute.come_home()
 
 
 class OrderedSum:
-    """A sum of vectors in the order of their ranks, whenever they come: ((v0 + v1) + v2) + ..."""
+    """Sum of vectors in the order of their ranks, whatever the order of arrival: ((v0 + v1) + v2) + ..."""
 
     def __init__(self, size: int) -> None:
         self.total = np.zeros(size, np.float32)
@@ -111,7 +111,7 @@ class OrderedSum:
         self._held: dict[int, Floats] = {}
 
     def add(self, rank: int, vector: Floats) -> None:
-        """Take part, once; the vector is copied if it has to wait for one before it."""
+        """Add a rank's vector, once; it is copied if it has to wait for an earlier rank."""
         if rank < self._next or rank in self._held:
             return
         if rank != self._next:
@@ -129,20 +129,20 @@ class OrderedSum:
         self._next += 1
 
     def complete(self, ranks: int) -> bool:
-        """Whether so many ranks have taken part."""
+        """Whether `ranks` ranks were added."""
         return self._next == ranks
 
     def take(self) -> Floats:
-        """The sum, valid until the next `add`."""
+        """Take the sum, valid until the next `add`."""
         self._next = 0
         return self.total
 
 
 class ReplicatedDense:
-    """All workers hold it: gradients are summed by an all-reduce, everybody applies the same step.
+    """Replicated placement: gradients are summed by an all-reduce, and all workers apply the same step.
 
-    Who dies is not waited for: others are dealt its batches, as in worker/sync_recovery.py. `members`: who takes
-    part."""
+    Failed workers are not waited for: others are dealt their batches, as in worker/sync_recovery.py. `members`: workers
+    that take part."""
 
     def __init__(
         self, compute: Compute, block: DenseBlock, ring: Ring, global_batch: int, norms_every: int = 0,
@@ -153,7 +153,7 @@ class ReplicatedDense:
         self._none = [0] * compute.servers
         self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
         self.members = set(range(len(ring.hosts)))
-        self._before = block.value.copy()  # the parameters that the last step was taken from
+        self._before = block.value.copy()  # parameters before the last step
         self._parts, self._stepping = 0, False
         self._again: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
@@ -162,7 +162,7 @@ class ReplicatedDense:
         self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """Compute now: the vector is this step's until everybody has finished."""
+        """Compute now: the vector is this step's until all workers have finished."""
         place, gradient = self.steps.place(item), self._gradient
         if place is None:
             self._compute_again(worker, item)
@@ -177,7 +177,7 @@ class ReplicatedDense:
         self._sum.add(place.part, gradient)
 
     def _compute_again(self, worker: VirtualWorker, item: Item) -> None:
-        """A dead worker's batch of a step that is taken: its rows are missing."""
+        """Compute a failed worker's batch of a step that is already taken, for its rows."""
         now = self.block.value.copy()
         self.flat.load(self._before)
         self._payloads[worker.index] = computed(self.compute, item, self._none)
@@ -185,7 +185,7 @@ class ReplicatedDense:
         self._again.add(worker.index)
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """Push the rows; the last worker to come starts the all-reduce."""
+        """Push the rows; the last worker to arrive starts the all-reduce."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
@@ -199,7 +199,7 @@ class ReplicatedDense:
         self._look()
 
     def _look(self) -> None:
-        """Begin the all-reduce when everybody who lives is there, and every part."""
+        """Begin the all-reduce when all live workers and all parts have arrived."""
         if self._stepping or not self._there or not self.members <= set(self._there):
             return
         if self._sum.complete(self._parts):
@@ -208,14 +208,14 @@ class ReplicatedDense:
             self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See worker.DensePlacement: it goes on if it waits for a step of which it has another batch now."""
+        """See DensePlacement.resume: a worker goes on if it waits for a step of which it has another batch now."""
         _, item = self._there.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]
             worker.free()
 
     def left(self, index: int) -> None:
-        """A worker is gone."""
+        """Stop waiting for a failed worker."""
         self.members.discard(index)
         self._there.pop(index, None)
         self._look()
@@ -241,18 +241,18 @@ class ReplicatedDense:
             worker.host.cores.run(seconds, worker.free)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.packed."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
-        """See worker.DensePlacement; computed once a step for all."""
+        """See DensePlacement.checksum; computed once per step for all."""
         if self._checksum[0] != self.block.step:
             own = digest([self.block.value, *self.block.moments.values()])
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
     def leave(self) -> None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.leave."""

@@ -1,4 +1,4 @@
-"""A virtual worker's part in moving dense state: asking the servers for theirs, or giving them some; one at a time."""
+"""Transfer of dense state between a virtual worker and the servers, fetched or given; one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ State = tuple[int, Floats]
 
 
 class Moves:
-    """(optimizer steps, float32) of every shard that has a slice, in shard order; `servers` are theirs."""
+    """Transfer of (optimizer steps, float32) of every shard that has a slice, in shard order.
+
+    `servers`: their channels."""
 
     def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
         self.servers = servers
@@ -25,7 +27,7 @@ class Moves:
         self._then: Callable[[], None] = lambda: None
 
     def fetch(self, then: Callable[[list[State]], None]) -> None:
-        """Ask all of them; call `then` with what they hold."""
+        """Fetch the state of all shards; call `then` with it."""
 
         def all_here() -> None:
             found = self._transfer.taken().values()
@@ -36,7 +38,7 @@ class Moves:
     def give(
         self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | GiveReplica] = PutDense
     ) -> None:
-        """Give each its state (or none of them any); call `then` when all have it."""
+        """Give each shard its state (or nothing, if empty); call `then` when all have it."""
         each = zip(self.servers, states, strict=False)
         self._begin({shard: (how(step), values.view(np.uint8)) for shard, (step, values) in each}, then)
         if not states:
@@ -49,11 +51,11 @@ class Moves:
             self.servers[shard].send(*told)
 
     def came(self, shard: int, message: DenseState, frame: Frame) -> None:
-        """A server's state."""
+        """Take a server's state."""
         self._answered(shard, (message, frame))
 
     def acked(self, shard: int) -> None:
-        """A server has what it was given."""
+        """Record that a server has what it was given."""
         self._answered(shard, None)
 
     def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:

@@ -1,18 +1,17 @@
-"""Failures of virtual processes: the fault plan's kills and hangs, and what follows from them. Nothing here costs
-anything while nobody fails.
+"""Failures of virtual processes: the fault plan's kills and hangs, and what follows from them.
 
-A worker disappears, or stands still, at its moment. What a killed one had sent arrives; what it was computing never
-does. A worker in its place is ready after `cost.restart_us`.
+Costs nothing while no process fails. A worker disappears, or stands still, at the planned time. Messages that a killed
+one had sent arrive; its current computation is lost. Its successor is ready after `cost.restart_us`.
 
-Of lost servers the lost one alone goes back to its newest checkpoint, or everybody does. Rows, dense slice and
-optimizer really go back; the time that saving, loading and finding a new place take is that of the configuration, and
-everybody stands still for it. Where everybody goes back, the cluster ends with EverybodyBack and another one is built
-from the checkpoint, as `resume` does.
+A failed server alone goes back to its newest checkpoint, or all nodes do. Rows, dense slice and
+optimizer state are really restored; the time for saving, loading and rescheduling is configured, and
+the whole cluster stands still for it. Where all nodes go back, the cluster ends with EverybodyBack and another one is
+built from the checkpoint, as `resume` does.
 
-Until another coordinator is ready in the place of a lost one, whatever is sent to it waits. It would hold what the
-journal says, which is what the lost one holds, so the same objects go on; a checkpoint under way will not be, as in
-coordinator/failover.py. Workers and servers do meanwhile what they have been given. Not modelled: the messages by which
-nodes tell what they have, and that an evaluation begins anew.
+Messages to a failed coordinator wait until its successor is ready. The successor would hold what the
+journal says, which is what the failed one holds, so the same objects go on; a checkpoint in progress is given up, as in
+coordinator/failover.py. Workers and servers meanwhile do the work that they have. Not modelled: the messages by which
+nodes report their state, and that an evaluation begins anew.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from gbactl.wire.messages import Event, Save
 
 
 class Cluster(Protocol):
-    """What failures need of a cluster (cluster.py)."""
+    """Cluster as failures see it (cluster.py)."""
 
     cfg: RunConfig
     run_dir: Path
@@ -58,27 +57,27 @@ class Cluster(Protocol):
     workers: Sequence[VirtualWorker]
 
     def new_shard(self, shard: int) -> Shard:
-        """What a server holds that has begun just now."""
+        """Make the shard of a server that has just started."""
 
     def lose_worker(self, index: int) -> None:
-        """Go on without what it had of the dense part."""
+        """Drop a failed worker's contribution to the dense step."""
 
     def replace_worker(self, index: int, epoch: int) -> None:
-        """Start another worker in its place, the `epoch`-th."""
+        """Start a failed worker's successor, with incarnation `epoch`."""
 
 
 class Failures:
-    """Listens to the coordinator as a launcher does, and carries out what is injected and what follows."""
+    """Injected failures and their consequences; listens to the coordinator as a launcher does."""
 
     def __init__(self, cluster: Cluster, before: Before | None = None) -> None:
-        """`before`: what the cluster leaves in whose place this one is."""
+        """Watch a cluster. `before`: the state of the cluster that this one replaces."""
         self.cluster = cluster
         self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
         self._epochs: Counter[int] = Counter()
         self._over = False
 
     def heard(self, event: Event) -> None:
-        """Act on what concerns who dies or is to be replaced."""
+        """Handle an event about failures and successors."""
         self.servers.heard(event)
         if event.name == "inject":
             self._inject(event.fields)
@@ -89,13 +88,13 @@ class Failures:
 
     def _lost(self, index: int, fields: dict[str, Any]) -> None:
         if fields["shared"]:
-            self.cluster.workers[index].die()  # it could still write into what is shared, as one that hangs
+            self.cluster.workers[index].die()  # it could still write to shared state, as a hanging one could
         self.cluster.lose_worker(index)
         if fields["replaced"]:
             self.cluster.events.after(self.cluster.cost.restart, self._replace, index)
 
     def _replace(self, index: int) -> None:
-        """Another worker in the place of one that is gone."""
+        """Start a failed worker's successor."""
         if self._over:
             return
         self._epochs[index] += 1
@@ -119,7 +118,7 @@ class Failures:
             self.cluster.events.after(seconds, worker.wake)
 
     def _at_server(self, shard: int, kind: str, seconds: float | None) -> None:
-        """A server disappears, or stands still: that counts as its death when it lasts too long."""
+        """Kill or stop a server; a hang that is too long counts as its failure."""
         cluster, patience = self.cluster, self.cluster.cfg.cluster.hang_seconds
         if not cluster.coordinator.core.checkpoints.on:
             why = f"The fault plan hit S{shard} ({kind})"
@@ -137,14 +136,14 @@ class Failures:
 
 
 class CoordinatorFailures:
-    """Losses of the coordinator, and another one in its place. `server_lost`: the server killed last, and when."""
+    """Coordinator failures and failovers. `server_lost`: the server killed last, and when."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.server_lost = (-1, -1.0)
 
     def inject(self, kind: str, seconds: float | None) -> None:
-        """It disappears, or stands still: that counts as its death when it lasts too long.
+        """Kill or stop the coordinator; a hang that is too long counts as its failure.
 
         Raises ClusterError where the run ends with it."""
         cluster, cfg = self.cluster, self.cluster.cfg.cluster
@@ -163,20 +162,20 @@ class CoordinatorFailures:
         cluster.events.after(cluster.cost.local_latency if kind == "kill" else cfg.hang_seconds, self._missed)
 
     def _check_servers(self) -> None:
-        """Another coordinator needs everything that the servers have: see Failover.gather."""
+        """Check that no server failed at the same time: a failover needs all servers, see Failover.gather."""
         shard, when = self.server_lost
         if when == self.cluster.events.now:
             raise ClusterError(f"S{shard} did not come back when another coordinator took over.")
 
     def _missed(self) -> None:
-        """The launcher starts another one, which waits for workers as long as one may say nothing."""
+        """Start the failover, which waits for silent workers for `hang_seconds`."""
         cluster, seconds = self.cluster, self.cluster.cost.restart
         if any(cluster.workers[index].dead for index in cluster.coordinator.context.members.of("worker")):
             seconds += cluster.cfg.cluster.hang_seconds
         cluster.events.after(seconds, self._back, cluster.events.clock)
 
     def _back(self, missed: float) -> None:
-        """It goes on."""
+        """Complete the failover."""
         c = self.cluster.coordinator
         c.core.checkpoints.taken_over()
         if c.core.switch.auto is not None and c.context.training is not None:
@@ -186,13 +185,15 @@ class CoordinatorFailures:
 
 
 class EverybodyBack(Exception):
-    """A server is gone, and everybody goes back."""
+    """Signal that a server failed, and all nodes go back to a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """What a cluster leaves to the one that takes its place. `began`: when training did; `now`, `stalled`: of its
-    events; `cuts`: what its checkpoints were and cost; `resumed_at`: the step that the whole run went on from."""
+    """State that a cluster leaves to the one that replaces it.
+
+    `began`: start of training; `now`, `stalled`: of its events; `cuts`: counts and costs of its checkpoints;
+    `resumed_at`: the step from which the whole run resumed."""
 
     cfg: RunConfig
     began: float
@@ -212,7 +213,7 @@ COUNTED = ("done", "failed", "bytes", "seconds")
 
 
 class ServerFailures:
-    """Losses of servers, and the way back; `spent` so far."""
+    """Server failures and recoveries; `spent`: time spent on them so far."""
 
     def __init__(self, cluster: Cluster, before: Before | None) -> None:
         self.cluster, self.before = cluster, before
@@ -222,7 +223,7 @@ class ServerFailures:
         self._safe = (0.0, 0.0, 0)
 
     def begin(self) -> None:
-        """The cluster is built: go on where the one before it ended."""
+        """Continue where the replaced cluster ended."""
         before, c = self.before, self.cluster.coordinator
         if before is None:
             return
@@ -237,13 +238,15 @@ class ServerFailures:
     # -- saving -------------------------------------------------------------------------------------
 
     def saves(self, save: Save, part: float) -> None:
-        """A server saves a part of what it has, as all do now; the end of training is no time for training."""
+        """Charge the time of a save, of which a server saves `part`, once for all servers.
+
+        Not after the end of training."""
         if save.number != self._paid and self.cluster.coordinator.context.training is not None:
             self._paid = save.number
             self.cluster.events.stall(self.spent.save(self.costs, part))
 
     def heard(self, event: Event) -> None:
-        """Note what is safe: when it was so, what had been spent by then, and how many samples it holds."""
+        """Record the last checkpoint: its time, the overhead spent until then, and its samples."""
         if event.name == "checkpoint" and event.fields["state"] in ("planned", "saved"):
             c = self.cluster.coordinator
             record = c.context.record
@@ -252,7 +255,7 @@ class ServerFailures:
     # -- going back ---------------------------------------------------------------------------------
 
     def lost(self, shard: int) -> None:
-        """A server is gone. Raises EverybodyBack where it does not come back alone."""
+        """Handle a server failure. Raises EverybodyBack where all nodes go back."""
         c = self.cluster.coordinator
         c.context.failures.detected(f"S{shard}", "death")
         if c.core.checkpoints.estimate.recovery == "partial":
@@ -262,7 +265,7 @@ class ServerFailures:
 
     @property
     def _finished(self) -> int:
-        """Samples of the job that have a fate."""
+        """Number of samples of the job that have a fate."""
         return self.cluster.coordinator.context.finished
 
     def _alone(self, shard: int) -> None:
@@ -280,8 +283,9 @@ class ServerFailures:
         self._tell(f"{process} was lost at step {c.context.step_now}: {back}")
 
     def _count_lost(self, shard: int) -> Loss:
-        """What is lost. Unless a checkpoint was under way, the next one can rest on the newest, as its shards all have
-        what that says."""
+        """Count the work lost with a server.
+
+        Unless a checkpoint was in progress, the next one can build on the newest, since all shards have its state."""
         cuts = self.cluster.coordinator.core.checkpoints
         idle, base = cuts._open is None, cuts._base
         cuts.server_gone(shard)
@@ -290,7 +294,7 @@ class ServerFailures:
         return cuts.unsaved.lost(shard, self._finished)
 
     def _state(self, shard: int) -> Shard:
-        """What a new process would hold."""
+        """Make the shard that a new process would hold."""
         state = self.cluster.new_shard(shard)
         chain, resumed = self._newest(), self.cluster.cfg.resume
         if chain is None and resumed is not None:
@@ -300,7 +304,7 @@ class ServerFailures:
         return state
 
     def _newest(self) -> Chain | None:
-        """The newest good checkpoint that this run has made."""
+        """Newest good checkpoint of this run; None if there is none."""
         try:
             return self.cluster.coordinator.core.checkpoints.folder.newest()
         except CheckpointError:
@@ -319,10 +323,10 @@ class ServerFailures:
     def _tell(self, sentence: str) -> None:
         self.cluster.coordinator.context.tell("checkpoint", {"state": "back", "sentence": sentence})
 
-    # -- another cluster in the place of this one ---------------------------------------------------
+    # -- the next cluster ---------------------------------------------------------------------------
 
     def leave(self) -> Before:
-        """What the next cluster goes on from; the log of this one is put aside."""
+        """Make the state for the next cluster; this one's log is renamed."""
         cluster, c, chain = self.cluster, self.cluster.coordinator, self._newest()
         cfg = cluster.cfg
         if chain is not None:
@@ -340,25 +344,25 @@ class ServerFailures:
 
     @property
     def _resumed_at(self) -> int | None:
-        """The step that the whole run went on from."""
+        """Step from which the whole run resumed."""
         position = self.cluster.coordinator.core.checkpoints.resumed
         if self.before is not None:
             return self.before.resumed_at
         return None if position is None else position.step
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """For result.json, beside what the checkpoints say; `seconds`: of the whole run."""
+        """Fields of result.json beside those of the checkpoints; `seconds`: of the whole run."""
         overhead = self.spent.told(seconds)
         return {"overhead": overhead, "resumed_at": self._resumed_at, "row_updates": self._row_updates}
 
     @property
     def _row_updates(self) -> int:
-        """Of the whole run, those that were done again counted once."""
+        """Row updates of the whole run; repeated ones count once."""
         before = 0 if self.before is None else self.before.row_updates
         return before + self.cluster.coordinator.core.checkpoints.unsaved.updates.total
 
 
 def aside(run_dir: Path) -> None:
-    """Keep the event log of a part of a run under a number, as a run that is continued does."""
+    """Rename the event log of a part of a run with a number, as a continued run does."""
     part = 1 + sum(1 for _ in run_dir.glob("events.*.log"))
     (run_dir / "events.log").replace(run_dir / f"events.{part}.log")

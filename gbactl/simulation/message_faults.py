@@ -1,7 +1,7 @@
-"""A virtual connection that loses, delays, doubles and reorders, and what wire/reliable.py makes of it, modelled.
+"""Model of connections that lose, delay, duplicate and reorder messages, and of wire/reliable.py on top.
 
-A lost transmission is repeated after as long; the receiver takes each message once, in order. Doubled ones travel
-twice. Not modelled: the confirmations, and repetitions of what is only late.
+A lost transmission is repeated after RETRY_SECONDS; the receiver takes each message once, in order. Duplicates are sent
+twice. Not modelled: the acknowledgements, and repetitions of messages that are only delayed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gbactl.wire.reliable import RETRY_SECONDS, weather_of
 
 
 class LossyChannel(VirtualChannel):
-    """One end: its outgoing transmissions meet `weather` while storms are `on`."""
+    """End of a lossy connection. `weather` decides its transmissions' faults; `on`: the active message faults."""
 
     def __init__(
         self, network: Network, near: Node, far: Node, weather: Weather, on: Callable[[], frozenset[int]],
@@ -30,7 +30,7 @@ class LossyChannel(VirtualChannel):
         self._early: dict[int, Frame] = {}
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """See VirtualChannel; that a connection breaks is told as it is."""
+        """See VirtualChannel.carry; a closed connection is reported without faults."""
         if frame.kind == CLOSED:
             super().carry(frame, nbytes)
             return
@@ -63,15 +63,16 @@ class LossyChannel(VirtualChannel):
 
 @dataclass(frozen=True)
 class LossyNetwork(Network):
-    """A network whose connections are as a fault plan has them. `on`: the storms that are; `counts`: what happened to
-    transmissions."""
+    """Network whose connections have a fault plan's message faults.
+
+    `on`: the message faults that are active; `counts`: what happened to transmissions."""
 
     plan: FaultPlan
     on: Callable[[], frozenset[int]]
     counts: Counter[str]
 
     def connect(self, near: Node, far: Node) -> VirtualChannel:
-        """See Network."""
+        """See Network.connect."""
         here, there = self._end(near, far), self._end(far, near)
         here.other, there.other = there, here
         return here

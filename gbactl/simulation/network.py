@@ -1,7 +1,7 @@
 """Hosts, network interfaces and channels of a virtual cluster: the protocols of wire/channel.py on a clock.
 
-Nothing is packed: a frame carries its message, and its payload is handed over, not copied; what is sent must
-not be written to afterwards. A message costs an event, between hosts four if it is more than a packet: 5 or 20 us.
+Nothing is serialized: a frame carries its message, and its payload is passed on, not copied; a sent payload must
+not be written to afterwards. A message costs one event, or four between hosts if it exceeds a packet: 5 or 20 us.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKET_BYTES = 1500
 
 
 class Host:
-    """A machine: its cores, and the two directions of its network interface."""
+    """Host: its cores, and the two directions of its network interface."""
 
     def __init__(self, events: Events, cores: int) -> None:
         self.cores = SharedCores(events, cores)
@@ -39,49 +39,50 @@ class Host:
 
 
 class Node(Protocol):
-    """What a channel can end at."""
+    """Endpoint of a channel."""
 
     peer: Peer
     host: Host
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """A frame has arrived."""
+        """Take a frame that has arrived."""
 
 
 class Wire(Protocol):
-    """One direction of a connection."""
+    """Direction of a connection."""
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """Move so many bytes after those that are on their way, then call `arrive`."""
+        """Send `nbytes` after those already under way, then call `arrive`."""
 
 
 class Within:
-    """Inside a host: every connection has its own pipe."""
+    """Connection within a host: each has its own pipe."""
 
     def __init__(self, events: Events, cost: CostModel) -> None:
         self.cost, self._pipe = cost, Fifo(events)
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See Wire."""
+        """See Wire.carry."""
         pipe = self._pipe
         pipe.reserve(nbytes / self.cost.local_bandwidth)
         pipe.events.at(pipe.free + self.cost.local_latency, arrive)
 
 
 class Between:
-    """From a host to another one: through both interfaces, which it shares with what else goes there. A message flows
-    through, it is not stored between: it comes when all of it has left and all of it is in. One of a packet waits for
-    other packets alone, and for what this connection sends before it."""
+    """Connection between hosts: through both network interfaces, shared with their other traffic.
+
+    A message flows through without being stored: it arrives when all of it has left and all of it is in. One of at most
+    a packet waits only for other packets, and for earlier messages of this connection."""
 
     def __init__(self, events: Events, cost: CostModel, source: Host, target: Host) -> None:
         self.events, self.latency, self.bandwidth = events, cost.latency, cost.bandwidth
         self.leaving, self.entering = Process(source.outward), Process(target.inward)
         self._ends = source.outward, target.inward
         self.under_way = 0  # messages of more than a packet, and those behind them
-        self.packets_until = 0.0  # when the last packet before them is there
+        self.packets_until = 0.0  # arrival of the last packet before them
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See Wire."""
+        """See Wire.carry."""
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
             self.packets_until = max(end.slip_in(seconds) for end in self._ends) + self.latency
@@ -93,22 +94,22 @@ class Between:
 
 
 class _Passing:
-    """A message between two hosts."""
+    """Message in transit between two hosts."""
 
     __slots__ = ("arrive", "last", "seconds", "there", "wire")
 
     def __init__(self, wire: Between, seconds: float, arrive: Callable[[], None]) -> None:
         self.wire, self.seconds, self.arrive = wire, seconds, arrive
         self.there = math.inf  # when its last bytes are at the target
-        self.last = False  # whether all of it went through the target's interface while they were not
+        self.last = False  # whether it passed the target's interface completely before that
 
     def begins(self) -> float:
-        """Its first bytes leave."""
+        """Begin sending the first bytes."""
         self.wire.events.after(self.wire.latency, self._enters)
         return self.seconds
 
     def left(self) -> None:
-        """Its last bytes have left."""
+        """Record that the last bytes have left."""
         self.there = self.wire.events.now + self.wire.latency
         if self.last:
             self.wire.events.at(self.there, self._whole)
@@ -137,7 +138,7 @@ class _Passing:
 
 @dataclass(frozen=True)
 class Network:
-    """What all channels of a cluster share."""
+    """Network of a cluster: what all its channels share."""
 
     events: Events
     cost: CostModel
@@ -148,28 +149,28 @@ class Network:
         self.traffic.item = 4 if self.codec is None else 2
 
     def arrived(self, values: Floats) -> Floats:
-        """Values as they are after their way between a worker and a server."""
+        """Values as they arrive after transmission between a worker and a server."""
         return rounded(self.codec, values)
 
     def wire_bytes(self, frame: Frame, nbytes: int, within: bool = False) -> int:
-        """What a frame that goes, `within` a host, takes with a payload of `nbytes` before it is narrowed."""
+        """Bytes on the wire of a frame, `within` a host or not, with a payload of `nbytes` before compression."""
         nbytes = nbytes if self.codec is None else narrowed_bytes(frame.message, nbytes)
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
         return MESSAGE_BYTES + nbytes
 
     def connect(self, near: Node, far: Node) -> VirtualChannel:
-        """Two nodes' connection; returns the near end."""
+        """Connect two nodes; returns the near end."""
         here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
         here.other, there.other = there, here
         return here
 
     def wire(self, source: Host, target: Host) -> Wire:
-        """What a new connection sends goes over this, one way, and keeps its order."""
+        """Make one direction of a new connection, which keeps the order of messages."""
         return Within(self.events, self.cost) if source is target else Between(self.events, self.cost, source, target)
 
 
 class VirtualChannel:
-    """One end of a connection."""
+    """End of a connection."""
 
     def __init__(self, network: Network, near: Node, far: Node) -> None:
         self.network, self.near, self.far = network, near, far
@@ -178,11 +179,11 @@ class VirtualChannel:
         self.wire = network.wire(near.host, far.host)
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Fresh memory."""
+        """Allocate memory."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See channel.Channel; the payload is the receiver's from here on."""
+        """See Channel.send; the payload belongs to the receiver from here on."""
         data = NO_BYTES if payload is None else payload
         if self.network.codec is not None and isinstance(message, VALUES):
             ids = ids_of(message)
@@ -191,7 +192,7 @@ class VirtualChannel:
         self.carry(Frame(kind_of(message), b"", data, None, message), data.nbytes)
 
     def carry(self, frame: Frame, nbytes: int) -> None:
-        """Send a frame that counts as one with a payload of `nbytes`, before it is narrowed."""
+        """Send a frame that counts as one with a payload of `nbytes` before compression."""
         if self.other is not None:
             nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
             self.wire.carry(nbytes, lambda: self._arrive(frame))
@@ -201,46 +202,46 @@ class VirtualChannel:
             self.far.receive(self.other, frame)
 
     def close(self) -> None:
-        """The peer learns of it after what was sent before."""
+        """Close the connection; the peer is told after all earlier messages."""
         if self.other is not None:
             self.carry(Frame(CLOSED, b"", NO_BYTES), 0)
 
 
 class VirtualHub:
-    """The coordinator's end: its `poll` is what moves virtual time on."""
+    """Hub of the coordinator: its `poll` advances virtual time."""
 
     address = "C"
 
     def __init__(self, events: Events, host: Host, seconds: float) -> None:
-        """`seconds` of its process are needed for every message."""
+        """Make the hub. `seconds`: process time for every message."""
         self.events, self.host, self.peer = events, host, COORDINATOR
         self.process = Process(host.cores)
         self.refused: Counter[str] = Counter()
         self.traffic = Traffic()  # of the whole cluster
-        self.counts: Counter[str] = Counter()  # what a fault plan did to messages
-        self.waits = 0.0  # seconds in which nothing happens that are waited for, where somebody may hang
+        self.counts: Counter[str] = Counter()  # message faults that the fault plan caused
+        self.waits = 0.0  # seconds without events to wait for, where a node may hang
         self._waited = 0.0
-        self.away = 0.0  # seconds for which nobody was there
+        self.away = 0.0  # seconds for which the coordinator was absent
         self._left: float | None = None
         self._seconds = seconds
         self._inbox: deque[tuple[Channel, Frame]] = deque()
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Node."""
+        """See Node.receive."""
         self.process.submit(self._cost, self._inbox.append, (channel, frame))
 
     def _cost(self) -> float:
         return self._seconds
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See channel.Hub; one frame at a time. Raises ClusterError when nothing can happen any more."""
+        """See Hub.poll; one frame at a time. Raises ClusterError when no event is left."""
         events = self.events
         if self.absent:
             while self.absent:
                 events.step()
             return []
         deadline = float("inf") if timeout is None else events.now + timeout
-        if timeout and deadline == events.now:  # shorter than the clock can tell; it would stand still for ever
+        if timeout and deadline == events.now:  # shorter than the clock's resolution: the clock would never advance
             deadline = math.nextafter(deadline, math.inf)
         while not self._inbox:
             if not len(events) and self._waited < self.waits and deadline < float("inf"):
@@ -258,29 +259,29 @@ class VirtualHub:
 
     @property
     def absent(self) -> bool:
-        """Whether nobody is there."""
+        """Whether the coordinator is absent."""
         return self._left is not None
 
     def leave(self) -> None:
-        """Nobody is there from now on: what comes waits."""
+        """Make the coordinator absent: messages wait from now on."""
         self._left = self.now()
         self.process.hold()
 
     def come_back(self) -> None:
-        """Somebody is there again."""
+        """Make the coordinator present again."""
         assert self._left is not None
         self.away, self._left = self.away + self.now() - self._left, None
         self.process.release()
 
     def now(self) -> float:
-        """Virtual seconds, by the clock."""
+        """Virtual wall-clock time in seconds."""
         return self.events.clock
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> Channel:
-        """The coordinator is connected to, it does not connect."""
+        """Raise WireError: nodes connect to the coordinator, it does not connect."""
         raise WireError(f"The virtual coordinator cannot connect to {address}.")
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""

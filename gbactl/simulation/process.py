@@ -1,4 +1,4 @@
-"""A virtual process that can die or stand still: what comes due then never happens, or happens when it wakes up."""
+"""Virtual process that can die or hang: its events are dropped, or deferred until it wakes up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gbactl.simulation.network import VirtualChannel
 
 
 class VirtualProcess:
-    """`connections`: its channels, which break when it dies."""
+    """Virtual process. `connections`: its channels, which break when it dies."""
 
     def __init__(self) -> None:
         self.connections: list[VirtualChannel] = []
@@ -18,28 +18,28 @@ class VirtualProcess:
 
     @property
     def dead(self) -> bool:
-        """Whether it is gone."""
+        """Whether the process is dead."""
         return self._stopped
 
     def die(self) -> None:
-        """Nothing that it was about to do happens any more; what it has sent arrives."""
+        """Kill the process: its pending events are dropped; what it has sent arrives."""
         self._stopped = True
         for each in self.connections:
             each.close()
 
     def freeze(self) -> None:
-        """It stands still: whatever comes due waits for `wake`."""
+        """Stop the process: its events wait for `wake`."""
         self._frozen = True
 
     def wake(self) -> None:
-        """It goes on where it was."""
+        """Resume the process with its deferred events."""
         self._frozen = False
         held, self._held = self._held, []
         for call, args in held:
             call(*args)
 
     def holds(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether this is not the time for something: it is dead, or will do it when it wakes up."""
+        """Whether a call must not be made now: the process is dead, or makes it when it wakes up."""
         if self._frozen:
             self._held.append((call, args))
         return self._frozen or self._stopped

@@ -1,4 +1,4 @@
-"""The all-reduce of replicas on a virtual clock: a round is summed when everybody who lives has come to it."""
+"""All-reduce of replicas on a virtual clock: a round is summed when all live ranks have joined it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICK = 1e-5  # seconds a round takes at least
 
 
 class Rounds:
-    """All ranks of a ring take part. Sums are in rank order; one that dies counts if it had come."""
+    """Rounds of all ranks of a ring. Sums are in rank order; a rank that fails counts if it had joined the round."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -23,21 +23,21 @@ class Rounds:
 
     @property
     def ranks(self) -> int:
-        """How many take part."""
+        """Number of live ranks."""
         return len(self._living)
 
     def meet(self, rank: int, vector: Floats, done: Callable[[], None]) -> None:
-        """Take part with f32[n]; when `done` is called it is the sum."""
+        """Join a round with f32[n], which holds the sum when `done` is called."""
         self._there[rank] = (vector, done)
         self._look()
 
     def left(self, rank: int) -> None:
-        """A rank is gone: nobody waits for it."""
+        """Stop waiting for a failed rank."""
         self._living.discard(rank)
         self._look()
 
     def joined(self, rank: int) -> None:
-        """Nothing is in flight: a rank takes part from now on, perhaps in the place of one that is gone."""
+        """Add a rank, perhaps a successor, while nothing is in flight."""
         self._living.add(rank)
 
     def _look(self) -> None:

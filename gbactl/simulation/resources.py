@@ -1,5 +1,4 @@
-"""What jobs queue for in virtual time: a pipe served in order, cores shared equally, a process on such cores, and a
-direction of a network interface, which those who send share as processes do cores.
+"""Resources in virtual time: a FIFO pipe, shared cores, a process on such cores, a network interface's direction.
 
 An arrival or a departure costs O(log n), about 3 us.
 """
@@ -17,7 +16,7 @@ Done = Callable[..., None]
 
 
 class Fifo:
-    """One server, first come first served: a connection within a host."""
+    """Pipe, served first come first served: a connection within a host."""
 
     def __init__(self, events: Events) -> None:
         self.events = events
@@ -25,7 +24,7 @@ class Fifo:
         self.busy_seconds = 0.0
 
     def reserve(self, seconds: float) -> float:
-        """Join the line with a job of `seconds`; returns when it will begin."""
+        """Queue a job of `seconds`; returns when it will begin."""
         begins = max(self.events.now, self.free)
         self.free = begins + seconds
         self.busy_seconds += seconds
@@ -33,11 +32,10 @@ class Fifo:
 
 
 class SharedCores:
-    """`cores` shared equally: each of n runnable jobs runs at min(1, cores / n).
+    """Shared cores: each of n runnable jobs runs at rate min(1, cores / n).
 
     All jobs run at one rate, so a job ends when the service that each has attained since the cores were last
-    idle reaches a mark that is known on its arrival.
-    """
+    idle reaches a mark that is known on its arrival."""
 
     def __init__(self, events: Events, cores: int) -> None:
         self.events, self.cores = events, cores
@@ -51,11 +49,11 @@ class SharedCores:
 
     @property
     def rate(self) -> float:
-        """The speed of every job now, 1 being a core of its own."""
+        """Current speed of every job; 1 is a core of its own."""
         return min(1.0, self.cores / max(1, len(self._jobs)))
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
-        """Run a job of `seconds` of a core's time, then call `done`."""
+        """Run a job of `seconds` of core time, then call `done`."""
         if not seconds >= 0:
             raise ValueError(f"a job of {seconds} seconds")
         self._advance()
@@ -64,13 +62,13 @@ class SharedCores:
         self._plan()
 
     def _advance(self) -> None:
-        """Bring the attained service up to now; it starts from 0 again whenever the cores are idle."""
+        """Bring the attained service up to now; it restarts from 0 whenever the cores are idle."""
         now = self.events.now
         self._attained = self._attained + (now - self._since) * self.rate if self._jobs else 0.0
         self._since = now
 
     def _plan(self) -> None:
-        """Have the first job's end in the event queue; a plan that still holds is left there."""
+        """Schedule the end of the first job; an entry that is still right stays."""
         if not self._jobs:
             self._planned = (-1, 0.0)
             return
@@ -95,8 +93,9 @@ class SharedCores:
 
 
 class Line(SharedCores):
-    """A direction of a network interface: of n connections that send at one time each gets an n-th of it, as TCP's do
-    on the whole. A job's seconds are those that it takes alone."""
+    """Direction of a network interface: n connections that send at once get an n-th of it each, as TCP roughly does.
+
+    A job's seconds are those that it takes alone."""
 
     def __init__(self, events: Events) -> None:
         super().__init__(events, 1)
@@ -104,15 +103,15 @@ class Line(SharedCores):
         self._packets = Fifo(events)
 
     def run(self, seconds: float, done: Done, *args: Any) -> None:
-        """See SharedCores."""
+        """See SharedCores.run."""
         self._taken += seconds
         owed, self._owed = self._owed, 0.0
         super().run(seconds + owed, done, *args)
 
     def slip_in(self, seconds: float) -> float:
-        """A packet, which waits for other packets alone. If somebody sends more now, who does so next pays for it.
+        """Send a packet, which waits only for other packets.
 
-        Returns when it is through."""
+        While a large message is in transit, a packet's time is charged to the next one. Returns when it is through."""
         self._packets.reserve(seconds)
         self._taken += seconds
         if len(self):
@@ -121,15 +120,14 @@ class Line(SharedCores):
 
     @property
     def busy_seconds(self) -> float:
-        """How long it has been in use so far."""
+        """Seconds of use so far."""
         self._advance()
         waiting = sum(mark - self._attained for mark, *_ in self._jobs) + self._owed
         return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
 
 
 class Process:
-    """Does one job after the other, each on its host's shared cores: a parameter server, the coordinator. Or on a
-    line: a connection."""
+    """Process that does one job after the other, each on shared cores: a server, the coordinator, or a connection."""
 
     def __init__(self, cores: SharedCores) -> None:
         self.cores = cores
@@ -141,21 +139,21 @@ class Process:
         self.stretch: Callable[[float], float] | None = None  # seconds a job took -> seconds to wait after it
 
     def submit(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
-        """Do a job after those that are here; `cost()` is asked for when its turn comes."""
+        """Queue a job; `cost()` is called when it begins."""
         self._queue.append((cost, done, args))
         self._next()
 
     def first(self, cost: Callable[[], float], done: Done, *args: Any) -> None:
-        """Do a job, a part of the one just done, before all that wait; several of these keep their order."""
+        """Queue a job that belongs to the last one before all waiting jobs; several of these keep their order."""
         self._urgent.append((cost, done, args))
         self._next()
 
     def hold(self) -> None:
-        """Begin no job before `release`: nobody is there to do it."""
+        """Begin no job before `release`, since the process is absent."""
         self._held = True
 
     def release(self) -> None:
-        """Go on with those that wait."""
+        """Continue with the waiting jobs."""
         self._held = False
         self._next()
 

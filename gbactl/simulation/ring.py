@@ -1,4 +1,4 @@
-"""An all-reduce on a virtual clock: gradients of `sync` or replicas, summed by ranks in a ring."""
+"""All-reduce on a virtual clock: gradients of `sync` or replicas, summed by ranks in a ring."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from gbactl.wire.traffic import Traffic
 
 
 class Ring:
-    """One rank on each of `hosts` (several may be on one); values have `item` bytes on their way. Between hosts its
-    bytes share the lines with what else goes there. `agreed`: how many buckets ranks agree on before they sum; `least`:
-    seconds that a sum takes at least."""
+    """Ring with one rank on each of `hosts` (several may be on one); values take `item` bytes on the wire.
+
+    Between hosts its bytes share the interfaces with other traffic. `agreed`: number of buckets that ranks agree on
+    before they sum; `least`: minimum seconds of a sum."""
 
     def __init__(
         self, events: Events, cost: CostModel, hosts: Sequence[Host], traffic: Traffic | None = None, agreed: int = 0,
@@ -24,7 +25,9 @@ class Ring:
         self.agreed, self.item, self.least = agreed, item, least
 
     def sum(self, floats: int, ranks: Sequence[int], compute: float, done: Callable[[], None]) -> None:
-        """These ranks are there, the last one after `compute` seconds: call `done` when they have the sum."""
+        """Sum over these ranks, the last of which arrives after `compute` seconds.
+
+        Call `done` when they have the sum."""
         hosts = [self.hosts[rank] for rank in ranks]
         links = [(here, there) for here, there in zip(hosts, [*hosts[1:], hosts[0]], strict=True) if here is not there]
         nbytes, over = self.item * floats, len(set(map(id, hosts)))
@@ -38,7 +41,7 @@ class Ring:
         self.events.after(max(self.least, seconds - sending), self._send, links, sending, summed)
 
     def _send(self, links: list[tuple[Host, Host]], seconds: float, summed: Callable[[], None]) -> None:
-        """Every rank's bytes go to the one behind it, for so many seconds if nobody else is on the lines."""
+        """Send every rank's bytes to the next, for `seconds` without other traffic on the interfaces."""
         left = 2 * len(links)
 
         def sent() -> None:

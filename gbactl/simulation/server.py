@@ -1,7 +1,7 @@
-"""A parameter server on the virtual network: the real one, whose every job waits for its turn and its host's cores.
+"""Parameter server on the virtual network: the real one, whose jobs queue for its process and its host's cores.
 
 Frames are handled in order of arrival; the rows of a pull are read at the moment it is served. Pulls that a
-step sets free are served before anything else, as the real server does.
+step makes ready are served before anything else, as on the real server.
 """
 
 from __future__ import annotations
@@ -46,31 +46,30 @@ ALIGNMENT = 64
 
 @dataclass(slots=True)
 class Answer(Frame):
-    """A server's answer to a pull: `rows` float32[n, width], and `dense`, the slice of that version.
+    """Answer to a pull: `rows` float32[n, width], and `dense`, the slice of that version.
 
-    The slice is there even where the message says that it need not travel: all pulls of one version share it.
-    """
+    The slice is there even where the message says that it is not sent: all pulls of one version share it."""
 
     rows: Floats | None = None
     dense: Floats | None = None
 
 
 def aligned(floats: int) -> Floats:
-    """Uninitialised float32[floats] that a model can compute with where it lies."""
+    """Allocate uninitialised float32[floats], aligned so that a model can compute with it in place."""
     raw = np.empty(4 * floats + ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT
     return raw[skip : skip + 4 * floats].view(np.float32)
 
 
 class VirtualServer(Server):
-    """One shard; also a Node of the network."""
+    """Virtual server of one shard; also a Node of the network."""
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
         saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
         saves: Callable[[Save, float], None] = lambda save, part: None,
     ) -> None:  # fmt: skip
-        """`saves` hears of what is saved, and of how much of all it is."""
+        """Make a server. `saves` is called with each save, and the fraction of all rows that it has."""
         self._saves = saves
         self.useful: Callable[[], None] | None = None
         self.host, self.cost, self.peer = host, network.cost, Peer("server", shard.spec.shard)
@@ -86,7 +85,7 @@ class VirtualServer(Server):
         self._stretched = False
 
     def slow(self, slowness: Slowness | None) -> None:
-        """Stretch pulls, pushes and orders as a fault plan says; waiting takes no core."""
+        """Slow pulls, pushes and orders down as a fault plan says; the added time takes no core."""
         self.slowness = slowness
         self.process.stretch = None if slowness is None else self._stretch
 
@@ -99,11 +98,11 @@ class VirtualServer(Server):
         return (factor - 1.0) * busy
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See network.Node."""
+        """See Node.receive."""
         self.process.submit(lambda: self._seconds(frame.message), self.handle, channel, frame)
 
     def _seconds(self, message: Any) -> float:
-        """What handling a message costs, but for serving a pull that has to wait; asked for when its turn has come."""
+        """Cost of handling a message, without serving a pull that has to wait; computed when its job begins."""
         seconds = self.cost.server_message
         self._stretched = isinstance(message, Pull | Push | OrderStep)
         if isinstance(message, Pull):
@@ -122,7 +121,7 @@ class VirtualServer(Server):
         elif isinstance(message, OrderStep):
             found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
             live = [size for size, weight in zip(found, message.weights, strict=True) if weight > 0]
-            if live:  # without a dense part where workers or replicas hold it: there is no dense step then
+            if live:  # no dense gradients, and no step, where workers or replicas hold the parameters
                 dense = max(dense for _, dense in live)
                 seconds += self.cost.apply(sum(rows for rows, _ in live), len(live), dense)
         return seconds
@@ -130,14 +129,14 @@ class VirtualServer(Server):
     def _begin_phase(self, channel: Any, phase: BeginPhase, frame: Frame) -> None:
         super()._begin_phase(channel, phase, frame)
         self._sizes.clear()
-        self._dense = self._packed = None  # it may have been moved
+        self._dense = self._packed = None  # the dense slice may have been moved
 
     def _afresh(self, channel: Any, afresh: Afresh, frame: Frame) -> None:
         super()._afresh(channel, afresh, frame)
         self._packed = None
 
     def _sent(self) -> dict[str, int]:
-        """See cluster.Server: the network counts for all."""
+        """See Server._sent: the network counts for all."""
         return {}
 
     def _save(self, channel: Any, save: Save, frame: Frame) -> None:
@@ -146,21 +145,22 @@ class VirtualServer(Server):
         super()._save(channel, save, frame)
 
     def go_back(self, state: Shard, with_dense: bool, useful: Callable[[], None]) -> None:
-        """Hold what another process would in its place: `state`, and of a priority nothing. What is in flight would be
-        sent again, so it is kept. `useful` is called when this one works again."""
+        """Load what a successor would hold: `state`, and no priorities.
+
+        Messages in flight are kept, since they would be sent again. `useful` is called when this server works again."""
         take_over(self.shard, state, with_dense)
         self._dense = self._packed = None
         self.saver, self.useful = self._make_saver(), useful
 
     def handle(self, channel: Any, frame: Frame) -> None:
-        """See cluster.Server."""
+        """See Server.handle."""
         super().handle(channel, frame)
         if self.useful is not None and isinstance(frame.message, Pull | Push | OrderStep):
             useful, self.useful = self.useful, None
             useful()
 
     def _get_dense(self, channel: Any, _: GetDense, frame: Frame) -> None:
-        """All workers get the same copy."""
+        """Send the dense slice; all workers get the same copy."""
         block, version = self.shard.dense_block(), self.shard.version
         if self._packed is None or self._packed[0] != version:
             self._packed = (version, block.packed(*self.shard.dense_range))
@@ -173,12 +173,12 @@ class VirtualServer(Server):
             self.process.first(lambda: self._late(pull), self._answer, channel, pull, frame)
 
     def _late(self, pull: Pull) -> float:
-        """What serving a pull costs that had to wait."""
+        """Cost of serving a pull that had to wait."""
         self._stretched = True
         return self.cost.pull(pull.rows, self._dense_floats(pull))
 
     def _dense_floats(self, pull: Pull) -> int:
-        """How much of the dense slice has to travel."""
+        """Number of floats of the dense slice to send."""
         return self.dense_size if pull.dense and pull.have_dense != self.shard.version else 0
 
     def _answer(self, channel: VirtualChannel, pull: Pull, frame: Frame) -> None:
@@ -193,7 +193,7 @@ class VirtualServer(Server):
         channel.carry(Answer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
 
     def _snapshot(self) -> Floats:
-        """The dense slice as it is now; copied once a version."""
+        """Copy of the dense slice as it is now, made once per version."""
         if self._dense is None or self._dense[0] != self.shard.version:
             values = aligned(self.dense_size)
             self.shard.pull_dense(values)

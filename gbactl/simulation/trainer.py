@@ -1,8 +1,8 @@
-"""A trainer of a virtual cluster: its replica, its shadow as a chain of events of its own, its foreground exchanges.
+"""Trainer of a virtual cluster: its replica, its shadow exchanges as a chain of events, its foreground exchanges.
 
 The arithmetic and the notes are those of gbactl/replicas/; the centre is on the real servers, behind their queues and
-network interfaces, and rounds take what an all-reduce takes. A trainer's own passes over the vector are a job on its
-host's cores. Memory: replica, moments and two or three vectors a trainer, and a gradient for every compute thread.
+network interfaces, and rounds take the time of an all-reduce. A trainer's own passes over the vector are a job on its
+host's cores. Memory: replica, moments and two or three vectors per trainer, and a gradient for every compute thread.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gbactl.wire.messages import (
     SaveReplica,
 )
 
-TICK = 1e-5  # seconds that a shadow thread needs at least to wake up
+TICK = 1e-5  # minimum seconds for a shadow thread to wake up
 Done = Callable[[bool], None]
 
 
 class VirtualTrainer:
-    """One worker's; `cuts` are the servers' slices, of those that have one."""
+    """Trainer of one worker; `cuts` are the non-empty slices of the servers."""
 
     def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: Rounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds
@@ -50,13 +50,13 @@ class VirtualTrainer:
 
     @property
     def replica(self) -> Replica:
-        """The trainer's own."""
+        """Dense replica of this trainer."""
         return self.core.replica
 
     # -- phases -------------------------------------------------------------------------------------
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
-        """A phase begins; `then` when the replica is there."""
+        """Begin a phase; call `then` when the replica is there."""
         behind = self.core.open(message)
         self._leaving = self._pausing = self._due = self._begun = False
 
@@ -105,7 +105,7 @@ class VirtualTrainer:
         self.worker.answered()
 
     def close(self, message: CloseReplicas) -> None:
-        """No batch comes any more: answer the others until all leave."""
+        """Answer the others until all leave, when no batch comes any more."""
         self._leaving, self._turn = True, message.turn
         if not self._pace.shadow:
             self._exchange(self._closing)
@@ -120,7 +120,7 @@ class VirtualTrainer:
             self._exchange(self._closing)
 
     def _parted(self) -> None:
-        """Give the servers what is theirs from now on."""
+        """Give the servers this trainer's replica."""
         block = self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
         self.worker.moves.give(states, self._told, lambda step: GiveReplica(step, self._turn))
@@ -130,14 +130,14 @@ class VirtualTrainer:
         self.worker.answered()
 
     def save(self, message: SaveReplica) -> None:
-        """Tell the replica as it is now."""
+        """Send the coordinator the replica as it is now."""
         told, values = self.core.saved(message.number, self.core.trains and self._begun)
         self.worker.coordinator.send(told, None if values is None else values.view(np.uint8))
 
     # -- steps --------------------------------------------------------------------------------------
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float) -> None:
-        """A compute thread's local step; it is free for its next batch, or stands still for an exchange."""
+        """Take a compute thread's local step; the thread then begins its next batch, or stops for an exchange."""
         if self.worker.holds(self.step, gradient, divisor, lr_scale):
             return
         self.replica.step(gradient, divisor, lr_scale)
@@ -159,7 +159,7 @@ class VirtualTrainer:
 
     @property
     def standing(self) -> bool:
-        """Whether no compute thread may begin a batch: an exchange in the foreground is due or goes on."""
+        """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
         return self._due
 
     # -- the shadow ---------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class VirtualTrainer:
     # -- one exchange -------------------------------------------------------------------------------
 
     def _exchange(self, done: Done) -> None:
-        """Begin one now; `done(whether it was the last)`."""
+        """Begin an exchange now; calls `done(whether it was the last)`."""
         began = self.worker.shared.events.now
         if self._leaving and not isinstance(self._encounter, RoundEncounter):
             done(True)
@@ -194,7 +194,7 @@ class VirtualTrainer:
             self._work(self._offer, began, done)
 
     def _work(self, call: Callable[..., None], *args: Any) -> None:
-        """Half of an exchange's own work, passes over the vector and what a ring takes of this core, then `call`."""
+        """Run half of an exchange's own work on the host's cores (vector passes, share of a ring), then `call`."""
         self.worker.host.cores.run(self._own_work() / 2 if self.core.trains else 0.0, self._worked, call, *args)
 
     def _own_work(self) -> float:
@@ -217,7 +217,7 @@ class VirtualTrainer:
             self.worker.servers[shard].send(told, values.copy().view(np.uint8))
 
     def centre(self, shard: int, message: Centre, frame: Frame) -> None:
-        """A server's slice of the centre."""
+        """Take a server's slice of the centre."""
         self._slices.arrived(shard, message, frame.payload)
         if not self._slices.missing:
             self._arrived()

@@ -1,4 +1,4 @@
-"""The compute backend of trainers, who hold a replica each, and all dense placements that a run uses."""
+"""Compute backend with a replica per trainer, and all dense placements of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gbactl.worker.dense_params import NOT_HERE
 
 
 class TrainerDense:
-    """Every worker holds its own: a gradient is computed from the replica at a batch's begin and applied at its end."""
+    """Placement with a replica per worker: gradients are computed at a batch's start and applied at its end."""
 
     def __init__(self, compute: Compute, make_block: Callable[[], DenseBlock], rounds: Rounds) -> None:
         self.compute, self.flat = compute, compute.flat
@@ -28,7 +28,7 @@ class TrainerDense:
         self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """See worker.Placements."""
+        """See Placements.trainer."""
         known = self._trainers.get(worker.index)
         if known is None or known.worker is not worker:  # a successor has a replica of its own
             made = VirtualTrainer(worker, self._make_block(), self.compute.held, self._rounds)
@@ -36,11 +36,11 @@ class TrainerDense:
         return self._trainers[worker.index]
 
     def left(self, index: int) -> None:
-        """A worker is gone: it is in no mean any more."""
+        """Exclude a failed worker from further means."""
         self._rounds.left(index)
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.begin."""
         value = self.trainer(worker).replica.value
         if self.flat.buffers:
             self.flat.load(value)
@@ -52,7 +52,7 @@ class TrainerDense:
         self._computed[worker.index, item.grant.batch] = (payloads, gradient)
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """Push the rows; then the local step, which takes its time."""
+        """Push the rows; then take the local step, which takes its time."""
         grant = item.grant
         payloads, gradient = self._computed.pop((worker.index, grant.batch))
         push(worker, item, payloads)
@@ -60,23 +60,23 @@ class TrainerDense:
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See worker.DensePlacement: nobody waits for others."""
+        """See DensePlacement.resume: no worker waits for others."""
 
     def checksum(self) -> tuple[str, str]:
-        """Replicas differ; what is judged is what the servers hold."""
+        """Return empty checksums: replicas differ, and the servers' parameters are evaluated."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See trainer/hogwild.py."""
+        """See ComputeThread.packed in trainer/hogwild.py."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See worker.DensePlacement."""
+        """See DensePlacement.leave."""
         self.compute.come_home()
 
 
 class Placements:
-    """The dense placements that a run uses, by home, and the one in use."""
+    """Dense placements that a run uses, by home, and the current one."""
 
     def __init__(
         self, served: ServedDense, replicated: ReplicatedDense | None, trainers: TrainerDense, first: str
@@ -88,23 +88,23 @@ class Placements:
 
     @property
     def now(self) -> DensePlacement:
-        """The one in use."""
+        """Current placement."""
         placement = self._placements[self._home]
         assert placement is not None
         return placement
 
     def trainer(self, worker: VirtualWorker) -> VirtualTrainer:
-        """See worker.Placements."""
+        """See Placements.trainer."""
         return self._trainers.trainer(worker)
 
     def left(self, index: int) -> None:
-        """A worker is gone."""
+        """Remove a failed worker from all placements."""
         self._trainers.left(index)
         if self._replicated is not None:
             self._replicated.left(index)
 
     def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
-        """See worker.Placements."""
+        """See Placements.move."""
         replicas = self._replicated
         if home == self._home:
             if replicas is not None and home == "workers":
@@ -120,7 +120,7 @@ class Placements:
         return [(replicas.block.step, replicas.block.packed(*cut)) for cut in replicas.compute.held.values()]
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """See worker.Placements; the same comes to every worker, for all of which there is one copy."""
+        """See Placements.take_over; all workers get the same state, of which there is one copy."""
         replicas = self._replicated
         assert replicas is not None
         if not self._due:

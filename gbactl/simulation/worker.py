@@ -1,8 +1,8 @@
-"""A worker as a chain of events around the worker's core: what worker/client.py and worker/loop.py do with threads.
+"""Worker as a chain of events around the worker's core: what worker/client.py and worker/loop.py do with threads.
 
 The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
-cores, and what the fault plan adds is a delay after it; what is computed, and where dense gradients go, is behind
-DensePlacement. Costs about 0.1 ms a batch beside the gradient.
+cores, and the fault plan's slowdown is a delay after it; DensePlacement hides what is computed, and where dense
+gradients go. Costs about 0.1 ms a batch beside the gradient.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gbactl.worker.core import Ahead, Ask, Command, Complete, Drop, Item, Questi
 
 @dataclass(frozen=True)
 class Shared:
-    """What all workers of a cluster share."""
+    """Objects that all workers of a cluster share."""
 
     events: Events
     cost: CostModel
@@ -61,73 +61,75 @@ class Shared:
 
 
 class DensePlacement(Protocol):
-    """A compute backend for one placement of the dense parameters (see dense_params.py)."""
+    """Compute backend for one placement of the dense parameters (see dense_params.py)."""
 
     def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """A worker begins to compute."""
+        """Begin a worker's computation of a batch."""
 
     def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """A worker has computed: push, and free the worker when it may go on."""
+        """Push a computed gradient, and free the worker when it may go on."""
 
     def resume(self, worker: VirtualWorker) -> None:
-        """A worker has a batch: if it waits, and the batch is one of the same step, it goes on."""
+        """Let a waiting worker go on if it has another batch of the same step."""
 
     def checksum(self) -> tuple[str, str]:
-        """(checksum, model sum) of what a worker holds."""
+        """Compute (checksum, model sum) of the parameters that a worker holds."""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacement in worker/dense_params.py."""
+        """See DensePlacement.packed in worker/dense_params.py."""
 
     def leave(self) -> None:
-        """Somebody else holds the dense vector from now on."""
+        """Release the dense vector, which moves elsewhere."""
 
 
 class Placements(Protocol):
-    """The placements of the dense vector that a run uses (see trainer_params.py)."""
+    """Placements of the dense vector that a run uses (see trainer_params.py)."""
 
     @property
     def now(self) -> DensePlacement:
-        """The one in use."""
+        """Current placement."""
 
     def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
-        """Nothing is in flight: worker `index` uses another. What the first to call it has to give to the servers:
-        (optimizer steps, float32) for every shard; nothing where they have it, or were given it."""
+        """Move worker `index` to another placement, while nothing is in flight.
+
+        The first call returns what that worker has to give to the servers: (optimizer steps, float32) for every shard;
+        nothing where they have it, or were given it."""
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
-        """(optimizer steps, float32) of every shard have come from the servers."""
+        """Load (optimizer steps, float32) of every shard, fetched from the servers."""
 
     def trainer(self, worker: VirtualWorker) -> Trainer:
-        """A worker as a trainer; made when first asked for."""
+        """Return a worker as a trainer, made at the first call."""
 
 
 class Trainer(Protocol):
-    """A worker with a replica of its own (see trainer.py)."""
+    """Worker with a replica of its own (see trainer.py)."""
 
     @property
     def standing(self) -> bool:
-        """Whether no compute thread may begin a batch: an exchange in the foreground is due or goes on."""
+        """Whether no compute thread may begin a batch: a foreground exchange is due or in progress."""
 
     def open(self, message: OpenReplicas, then: Callable[[], None]) -> None:
-        """A phase begins; `then` when the replica is there."""
+        """Begin a phase; call `then` when the replica is there."""
 
     def idle(self) -> None:
-        """Nothing is left to hand out: answer the others, who may still compute."""
+        """Answer the others, who may still compute, when no batches are left to hand out."""
 
     def close(self, message: CloseReplicas) -> None:
-        """No batch comes any more: answer the others until all leave."""
+        """Answer the others until all leave, when no batch comes any more."""
 
     def save(self, message: SaveReplica) -> None:
-        """Tell the replica as it is now."""
+        """Send the coordinator the replica as it is now."""
 
     def centre(self, shard: int, message: Centre, frame: Frame) -> None:
-        """A server's slice of the centre."""
+        """Take a server's slice of the centre."""
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
         """Begin with what the servers hold."""
 
 
 class VirtualWorker(VirtualProcess):
-    """One worker; a Node of the network."""
+    """Virtual worker; a Node of the network."""
 
     def __init__(self, index: int, host: Host, shared: Shared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
@@ -137,11 +139,11 @@ class VirtualWorker(VirtualProcess):
         self.servers: list[VirtualChannel] = []
         self.moves = Moves({})
         self._shard: dict[int, int] = {}
-        self._batches = 0  # that were computed
+        self._batches = 0  # number of computed batches
         self._first: float | None = None
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
-        """The channels to the coordinator and, in shard order, to the servers."""
+        """Set the channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
         self.core = WorkerCore(self.index, len(servers))
         self.moves = Moves({shard: servers[shard] for shard in self.shared.compute.held})
@@ -149,22 +151,22 @@ class VirtualWorker(VirtualProcess):
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
     def start(self, ahead: int) -> None:
-        """Ask for `ahead` batches more than the one to compute."""
+        """Ask for `ahead` batches beyond the one to compute."""
         self._carry_out(self.core.start(ahead))
 
     def take(self, item: Item) -> None:
-        """Ask for another batch in the place of `item`; after a push the announcement does that."""
+        """Ask for another batch in place of `item`; after a push the announcement does that."""
         self._carry_out(self.core.give_back(item))
 
     @property
     def trainer(self) -> Trainer:
-        """This worker as a trainer."""
+        """Trainer of this worker."""
         return self.shared.placements.trainer(self)
 
     # -- messages -----------------------------------------------------------------------------------
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See network.Node."""
+        """See Node.receive."""
         if self.holds(self.receive, channel, frame):
             return
         message = frame.message
@@ -195,7 +197,7 @@ class VirtualWorker(VirtualProcess):
             source.begin(message)
         self._carry_out(self.core.told(message))
         early = self.core.to_prepare
-        if early is not None:  # that takes no virtual time
+        if early is not None:  # preparing takes no virtual time
             self.core.prepared(early, *source.prepare(early))
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
@@ -217,19 +219,19 @@ class VirtualWorker(VirtualProcess):
     # -- computing ----------------------------------------------------------------------------------
 
     def free(self) -> None:
-        """A compute thread can begin its next batch."""
+        """Free a compute thread for its next batch."""
         if not self.holds(self.free):
             self._carry_out(self.core.done())
             self._go_on()
 
     def answered(self) -> None:
-        """The question that took time is answered."""
+        """Finish the current question, which took time."""
         if not self.holds(self.answered):
             self._carry_out(self.core.answered())
             self._go_on()
 
     def pull_ahead(self) -> None:
-        """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
+        """Pull the next batch's rows now if it is known; a shard answers once the step is applied."""
         self._carry_out(self.core.pull_ahead())
 
     def _go_on(self) -> None:
@@ -242,11 +244,11 @@ class VirtualWorker(VirtualProcess):
 
     @property
     def _standing(self) -> bool:
-        """Whether compute threads stand still for an exchange in the foreground."""
+        """Whether compute threads are stopped for a foreground exchange."""
         return self.core.threads > 1 and self.trainer.standing
 
     def _answer(self, question: Question) -> None:
-        """Do what is asked; what takes time keeps the worker busy until it is done."""
+        """Answer a question; one that takes time keeps the worker busy until it is answered."""
         if isinstance(question, Inspect):
             self.coordinator.send(self._inspected())
             self._carry_out(self.core.answered())
@@ -320,7 +322,7 @@ class VirtualWorker(VirtualProcess):
         self.free()
 
     def _computed(self, item: Item, began: float) -> None:
-        """The job is done; what the fault plan adds comes now."""
+        """Finish a computation, after the delay that the fault plan adds."""
         if self.holds(self._computed, item, began):
             return
         events = self.shared.events

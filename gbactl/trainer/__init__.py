@@ -1,1 +1,1 @@
-"""A trainer: a worker with a dense replica of its own, and its exchanges with other replicas."""
+"""Trainer: a worker with its own dense replica, and its exchanges with other replicas."""

@@ -1,8 +1,8 @@
-"""A trainer's phases without threads, clock or connections: what it trains with, what it reports, what is saved of it.
+"""Core of a trainer's phases without threads, clock or connections: its replica, its notes, its checkpoint data.
 
 A shell carries it out: threads and connections in a real worker (dense_params.py, easgd_exchange.py), events on a
-virtual clock in a simulated one (simulation/trainer.py). When exchanges happen is up to the shell, what one does is in
-exchange.py.
+virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
+what one does.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gbactl.wire.messages import Centre, ClosedReplicas, DenseSaved, Elastic, Op
 
 
 class TrainerCore:
-    """One trainer's. `make_block` builds its replica at the first use, equal on all trainers."""
+    """Core of one trainer. `make_block` builds its replica at the first use, equal on all trainers."""
 
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block
         self.trains = False
         self.notes, self.pace = Notes(), Pace()
-        self.opened = -1  # the turn of the last OpenReplicas
+        self.opened = -1  # request number of the last OpenReplicas
         self._replica: Replica | None = None
         self._rule: tuple[tuple[str, int, dict[str, Any]], Rule] | None = None
-        self._fresh = True  # equal to all others, or trained last: not left behind as one who did not train
-        self._common = True  # all replicas are equal
+        self._fresh = True  # equal to all others, or trained in the last phase: need not be fetched
+        self._common = True  # whether all replicas are equal
         self._first = 0
 
     @property
     def replica(self) -> Replica:
-        """The trainer's own."""
+        """Dense replica of this trainer."""
         if self._replica is None:
             self._replica = Replica(self._make_block())
         return self._replica
@@ -50,23 +50,23 @@ class TrainerCore:
         return self.replica.iterations - self._first
 
     def open(self, message: OpenReplicas) -> bool:
-        """A phase begins. Whether the replica is to be fetched from the servers first, because others trained on.
+        """Open a phase. Returns whether the replica must be fetched from the servers first, because others trained on.
 
-        A worker that is no trainer in it only answers the others."""
+        A worker that is no trainer in the phase only answers the others."""
         self.opened, self.trains = message.turn, self.index < message.trainers
         behind, self._fresh = self.trains and not self._fresh, self.trains
         self.notes, self._first = Notes(), self.replica.iterations
         return behind
 
     def begin(self, message: OpenReplicas) -> Rule:
-        """The replica is there: the phase's rule. `pace` says when exchanges happen."""
+        """Begin a phase once the replica is there. Returns the phase's rule; `pace` says when exchanges happen."""
         rule = self._rule_of(message)
         self.pace = Pace.of(rule, message.shadow, message.trainers, self.index, message.values)
         self._common = False
         return rule
 
     def _rule_of(self, message: OpenReplicas) -> Rule:
-        """The one of the phase before if it is the same: it may remember something, on all trainers the same."""
+        """Rule of a phase: the previous phase's if it is the same, since it may have state, equal on all trainers."""
         key = (message.rule, message.trainers, message.values)
         if self._common or self._rule is None or self._rule[0] != key:
             block = self.replica.block
@@ -76,16 +76,16 @@ class TrainerCore:
         return self._rule[1]
 
     def took_over(self) -> None:
-        """The replica is what the servers held, as every trainer's is."""
+        """Record that the replica was loaded from the servers, as every trainer's is."""
         self._fresh = self._common = True
 
     def closed(self, turn: int) -> ClosedReplicas:
-        """The phase is over: what the coordinator is told of it."""
+        """Report of a finished phase to the coordinator."""
         self.notes.iterations = self.iterations
         return ClosedReplicas(self.index, turn, self.notes.fields())
 
     def saved(self, number: int, trains: bool) -> tuple[DenseSaved, Floats | None]:
-        """The replica as it is now, for a checkpoint; nothing of one that does not train."""
+        """Replica as it is now, for a checkpoint; empty for a worker that does not train."""
         if not trains:
             return DenseSaved(number, 0, -1), None
         block = self.replica.block
@@ -95,17 +95,19 @@ class TrainerCore:
 
 
 class CentreSlices:
-    """What the servers answer to an exchange with the centre, f32[size], cut into a slice of every shard in `cuts`."""
+    """Centre f32[size], assembled from the servers' answers to an exchange: one slice of every shard in `cuts`."""
 
     def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
         self.cuts = cuts
         self.centre: Floats = np.empty(size, np.float32)
-        self.missing: set[int] = set()  # shards that have yet to answer
+        self.missing: set[int] = set()  # shards that have not answered yet
         self._sent = self.centre
         self._request = 0
 
     def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, Elastic, Floats]]:
-        """Begin one: (shard, message, slice of the replica) for those that are served. Others keep what they are."""
+        """Begin an exchange: (shard, message, slice of the replica) for the connected servers.
+
+        Slices of other servers keep the replica's values."""
         self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
         for shard in self.cuts.keys() - self.missing:
             self._keep(shard)
@@ -113,7 +115,7 @@ class CentreSlices:
         return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
 
     def arrived(self, shard: int, message: Centre, payload: Bytes) -> None:
-        """A server's slice. Raises WireError for one that was not asked for."""
+        """Store a server's slice. Raises WireError for one that was not requested."""
         low, high = self.cuts[shard]
         if message.ticket != self._request or payload.size != 4 * (high - low):
             raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
@@ -121,7 +123,7 @@ class CentreSlices:
         self.missing.discard(shard)
 
     def lost(self, shard: int) -> None:
-        """Nobody answers for a shard any more."""
+        """Stop waiting for a failed server's slice, which keeps the replica's values."""
         if shard in self.missing:
             self._keep(shard)
             self.missing.discard(shard)

@@ -1,8 +1,8 @@
-"""The dense side of a trainer: its own replica, stepped locally, kept together with the others' by a drive.
+"""Dense placement of a trainer: its own replica, stepped locally, and exchanged with the others' on a schedule.
 
-Nothing is allocated before a phase needs it; then: the replica with its optimizer, a gradient a thread, two vectors
-for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or the
-mean of the replicas that they settled at the end of the phase.
+Nothing is allocated before a phase needs it; then: the replica with its optimizer state, a gradient per thread, two
+vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or
+the mean of the replicas, settled at the end of the phase.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from gbactl.worker.dense_slices import Slices
 
 
 class TrainerDense(ComputeThread):
-    """`make_block` builds the replica at its first use, equal on all trainers; `collective` is None without one.
+    """Dense placement with a replica per trainer.
 
-    `codec`: values go in two bytes, and have `ring_item` in a ring. It is the first compute thread itself;
-    `more_threads(thread)` starts another."""
+    `make_block` builds the replica at its first use, equal on all trainers; `collective` is None without all-reduce.
+    `codec`: values are sent in two bytes, and take `ring_item` bytes in a ring. This object is the first compute
+    thread; `more_threads(thread)` starts another."""
 
     def __init__(
         self, flat: FlatModel, slices: Slices, served: ServedDense, make_block: Callable[[], DenseBlock],
@@ -58,13 +59,13 @@ class TrainerDense(ComputeThread):
 
     @property
     def replica(self) -> Replica:
-        """The trainer's own."""
+        """Dense replica of this trainer."""
         return self.core.replica
 
     def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
         if isinstance(message, OpenReplicas):
-            if message.turn != self.core.opened:  # another coordinator says again what it finds no trace of
+            if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
                 self.open(message)
         elif message.last:
             return self.close(message)
@@ -75,7 +76,7 @@ class TrainerDense(ComputeThread):
     # -- phases -------------------------------------------------------------------------------------
 
     def open(self, message: OpenReplicas) -> None:
-        """A phase begins."""
+        """Begin a phase: fetch the replica if it is outdated, and start the exchanges."""
         if self.core.open(message):
             self._fetch()
         rule = self.core.begin(message)
@@ -93,7 +94,7 @@ class TrainerDense(ComputeThread):
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
-        """No thread computes inside."""
+        """Stop all compute threads within the context."""
         with ExitStack() as held:
             for each in self._threads if self.stands else []:
                 held.enter_context(each.computing)
@@ -114,12 +115,12 @@ class TrainerDense(ComputeThread):
         return RoundMeeting(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
 
     def stepped(self) -> None:
-        """See hogwild.Trainer."""
+        """See Trainer.stepped."""
         assert self._drive is not None
         self._drive.stepped(self.core.iterations)
 
     def close(self, message: CloseReplicas) -> ClosedReplicas:
-        """Answer the others until all leave, then give the servers what is theirs from now on; perhaps once more."""
+        """Answer the others until all leave, then give the servers this trainer's replica; may be repeated."""
         if self._drive is not None:
             self._drive.close()
             self._drive, self.exchange.core.threads = None, 1
@@ -130,7 +131,7 @@ class TrainerDense(ComputeThread):
     # -- saving -------------------------------------------------------------------------------------
 
     def _save(self, message: SaveReplica) -> None:
-        """The reading thread asks: tell the replica from a thread that nobody waits for."""
+        """Send the replica to the coordinator in a separate thread, so that the reading thread does not wait."""
         trains = self._drive is not None and self.core.trains
         threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
 
@@ -141,10 +142,10 @@ class TrainerDense(ComputeThread):
     # -- batches ------------------------------------------------------------------------------------
 
     def load(self, item: Item) -> None:
-        """The replica to train with; what the servers hold to evaluate."""
+        """Load the replica for training, or the servers' vector for evaluation."""
         if not item.phase.training:
             if not self._evaluating:
-                self.flat.come_home()  # the servers' slices are copied to where the model computes
+                self.flat.come_home()  # the servers' slices are copied to the model's own memory
             self._evaluating = True
             self.served.load(item)
             return
@@ -156,14 +157,14 @@ class TrainerDense(ComputeThread):
     # -- moving -------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.leave."""
         self.served.leave()
         self._evaluating = False
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacement: every trainer begins with what the servers hold."""
+        """See DensePlacement.take_over: every trainer begins with the servers' parameters."""
         if isinstance(self.collective, Surviving):
-            self.collective.renew(turn)  # others may have come since it was formed, or parts been dealt
+            self.collective.renew(turn)  # workers may have joined since it was formed, or parts been dealt
         self._fetch()
         self.core.took_over()
 

@@ -1,8 +1,8 @@
-"""A replica's exchange with the centre, seen from a trainer: its slice to every server that has one, and back those of
-before.
+"""EASGD exchange of a trainer with the servers: its replica's slices out, the centre's previous slices back.
 
-One exchange at a time, from any thread but the one that reads. A dense vector each way; what is sent is copied once.
-The slice of a server that is away, or goes while it is asked, stays as it is: nobody waits until another one has come.
+One exchange at a time, from any thread but the reading one. A dense vector each way; what is sent is copied once.
+The slice of a server that is disconnected, or fails during the exchange, stays unchanged: nobody waits for its
+successor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Centre
 from gbactl.worker.dense_slices import Slices
 
-AWAY_SECONDS = 0.05  # how long an exchange waits where no server is there: it would be tried again at once
+AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connected: else it would be retried at once
 
 
 class ElasticExchange:
-    """`size` floats in all."""
+    """EASGD exchange of a vector of `size` floats."""
 
     def __init__(self, slices: Slices, size: int) -> None:
         self.exchange, self.cuts = slices.exchange, slices.held
@@ -29,10 +29,10 @@ class ElasticExchange:
         self.exchange.on_lost = self._lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
-        """f32[size], valid until the next call: the centre before it went `alpha` of the way towards the replica, and
-        the replica itself where no server answers; None where none does.
+        """Exchange f32[size] with the servers: returns the centre before it moved by `alpha` towards the replica.
 
-        Raises GbactlError when the run is over, or a server gone for good."""
+        The result is valid until the next call. It has the replica's own values where a server does not answer, and is
+        None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
         self.exchange.until(self._anybody, AWAY_SECONDS)
         with self.exchange.steady() as served:
             asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
@@ -54,5 +54,5 @@ class ElasticExchange:
         frame.release()
 
     def _lost(self, shard: int) -> None:
-        """Nobody answers for a shard any more."""
+        """Stop waiting for a failed server's slice."""
         self._slices.lost(shard)

@@ -1,18 +1,19 @@
-"""One exchange of a trainer with a centre, or with all other trainers: snapshot, ask, write the difference.
+"""Exchange of a trainer with a centre, or with all other trainers: snapshot, ask, add the difference.
 
-How trainers part (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a
-vector of the round says how many of them are leaving: those who the coordinator told that the phase is closed. A rank
+Leaving (decentralised). Every exchange is a round of one all-reduce that all ranks take part in, and a
+vector of the round says how many of them are leaving: those that the coordinator told that the phase is closed. A rank
 that is leaving goes on answering rounds. All ranks see the same sum in the same round, so all leave after the same
-round, the first in which everybody is leaving: nobody waits for one that has gone. That round changes nothing.
-Everybody comes to it: the coordinator tells every rank, one that computes takes part in rounds (in the background
+round, the first in which every rank is leaving: no rank waits for one that has left. That round changes nothing.
+Every rank reaches it: the coordinator tells every rank, one that computes takes part in rounds (in the background
 always, in the foreground after k iterations and, out of data, in the background too), and one that never trains (weight
-0) does nothing else. With a centre nobody waits for anybody, and there is nothing to part from.
+0) does nothing else. With a centre no rank waits for another, and no such agreement is needed.
 
-Who computes. A round counts those, too: when all are out of data, or leaving, there is nothing to be brought together,
-and how many rounds there are until all have parted must change nothing (momentum would go on).
+Computing ranks. A round also counts the ranks that compute: when all are out of data, or leaving, there is nothing to
+average, and the number of rounds until all have left must change nothing (momentum would go on).
 
-Who dies. A round also counts who is there: the mean is over those, and all leave when all of those are leaving. Whether
-the one that died was still there is the same for all ranks (see collective/fault_tolerant.py), so they go on together.
+Failures. A round also counts the ranks that are there: the mean is over those, and all leave when all of those are
+leaving. All ranks agree on whether a failed one was still there (see collective/fault_tolerant.py), so they go on
+together.
 
 Memory: two vectors. Costs three passes over the replica beside the exchange itself.
 """
@@ -36,20 +37,20 @@ Now = Callable[[], float]
 
 
 class Meeting(Protocol):
-    """What a trainer takes part in."""
+    """Kind of exchange that a trainer takes part in: with a centre, or in rounds."""
 
     notes: Notes
 
     def once(self, leaving: bool) -> bool:
-        """One exchange; whether it was the last. Raises GbactlError when the others are gone."""
+        """Do one exchange; returns whether it was the last. Raises GbactlError when the others are gone."""
 
 
 class Encounter:
-    """What both kinds share. `ask` turns what was sent, f32[n], into the centre before or the mean.
+    """Common part of both kinds of exchange: take a snapshot of the replica, and add the difference.
 
-    `codec`: values are rounded to two bytes, and have `item` of them on their way. What comes back is compared with
-    what was sent, as it arrived there: else every exchange would round the replica itself, and steps smaller than that
-    be lost."""
+    `codec`: values are rounded to two bytes, and take `item` bytes each on the wire. The answer is compared with
+    the values as they arrived there: otherwise every exchange would round the replica itself, and smaller steps
+    would be lost."""
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter, codec: Codec | None = None,
@@ -61,13 +62,13 @@ class Encounter:
         self._sent: Floats = np.empty_like(replica.value)
 
     def send(self) -> Floats:
-        """The replica as it is now, or arrives where it is sent: f32[n], the memory of this exchange."""
+        """Copy the replica as it is now, rounded as on the wire: f32[n], the memory of this exchange."""
         self.replica.snapshot(self._sent)
         round_here(self.codec, self._sent)
         return self._sent
 
     def receive(self, other: Floats, began: float, values: float) -> None:
-        """What came back for what `send` gave: move the replica as it is now. So many values went each way."""
+        """Move the current replica by the answer to what `send` returned; `values` were sent each way."""
         self.notes.distance(self._now() - self._began, self._sent, other)
         self.rule.exchange(self._sent, other)
         if self.rule.alpha:
@@ -76,8 +77,10 @@ class Encounter:
 
 
 class CentreMeeting(Encounter):
-    """`ask(replica, alpha)` has the servers do their half, and returns f32[n], the centre before; None where nobody
-    is there, which is no exchange."""
+    """Exchange with the centre.
+
+    `ask(replica, alpha)` has the servers do their half, and returns f32[n], the previous centre; None where no server
+    answers, which counts as no exchange."""
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats | None],
@@ -87,7 +90,7 @@ class CentreMeeting(Encounter):
         self._ask = ask
 
     def once(self, leaving: bool) -> bool:
-        """See Meeting."""
+        """See Meeting.once."""
         if leaving:
             return True
         began = self._now()
@@ -99,8 +102,9 @@ class CentreMeeting(Encounter):
 
 
 class RoundEncounter(Encounter):
-    """`weight` 0: takes part for the others' sake. A round sums
-    [replica | weight | leaving | there | computing]."""
+    """Averaging round. `weight` 0: takes part only to answer the others.
+
+    A round sums [replica | weight | leaving | there | computing]."""
 
     def __init__(
         self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter,
@@ -111,14 +115,14 @@ class RoundEncounter(Encounter):
         self._round: Floats = np.zeros(len(self._sent) + 4, np.float32)
 
     def offer(self, leaving: bool) -> Floats:
-        """f32[n + 4] to be summed in place."""
+        """Fill the round's vector f32[n + 4], to be summed in place."""
         total = self._round
         np.multiply(self.send(), self.weight, out=total[:-4])
         total[-4:] = self.weight, leaving, 1.0, self.weight > 0 and not (leaving or self.notes.idle)
         return total
 
     def accept(self, began: float) -> bool:
-        """What was offered is summed over all who are there. Whether all leave."""
+        """Apply the sum of the round over all ranks that are there. Returns whether all leave."""
         total = self._round
         round_here(self.codec, total)
         weights, leaving, there, computing = (float(count) for count in total[-4:])
@@ -131,7 +135,7 @@ class RoundEncounter(Encounter):
 
 
 class RoundMeeting(RoundEncounter):
-    """Rounds of a collective, which nothing else uses at that time."""
+    """Averaging rounds over a collective, which nothing else uses meanwhile."""
 
     NAME = "replicas"
 
@@ -143,7 +147,7 @@ class RoundMeeting(RoundEncounter):
         self.collective = collective
 
     def once(self, leaving: bool) -> bool:
-        """See Meeting."""
+        """See Meeting.once."""
         began = self._now()
         all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
         return self.accept(began)

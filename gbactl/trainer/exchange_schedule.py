@@ -1,9 +1,9 @@
-"""When a trainer's exchanges happen: without end in a thread of their own, or every k iterations in the foreground.
+"""Schedule of a trainer's exchanges: continuously in a thread, or every k iterations in the foreground.
 
 The shadow thread costs a core for the time of its passes over the vector and sleeps while it waits for others; the
 compute loop never waits for it. It has the scheduling of the compute thread that starts it: where workers share cores,
-the same one. A trainer in the foreground that is out of data answers the others from such a thread, too: a batch that a
-dead trainer had may still come, and is computed meanwhile.
+the same one. A foreground trainer out of data also answers the others from such a thread: a failed
+trainer's batch may still come, and is computed meanwhile.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from typing import Any, Protocol
 from gbactl.replicas.base import Rule
 from gbactl.trainer.exchange import Meeting
 
-IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data, who would do nothing else
+IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
 Stopped = Callable[[], AbstractContextManager[None]]
 
 
 class Drive(Protocol):
-    """What the compute loop sees."""
+    """Driver of a phase's exchanges, as the compute loop sees it."""
 
     def stepped(self, iterations: int) -> None:
-        """The trainer has done so many iterations in this phase. Raises what ended the exchanges."""
+        """Record the number of iterations done in this phase. Raises the error that ended the exchanges."""
 
     def idle(self) -> None:
-        """Nothing is left to hand out: answer the others, who may still compute."""
+        """Answer the others, who may still compute, when no batches are left to hand out."""
 
     def close(self) -> None:
-        """The phase is closed: answer the others until all leave. Raises what ended the exchanges."""
+        """Answer the others until all leave, when the phase is closed. Raises the error that ended the exchanges."""
 
 
 class Foreground:
-    """Every k iterations; the trainer stands still meanwhile: within `stopped()` none of its threads computes."""
+    """Foreground exchanges every k iterations; within `stopped()` none of the trainer's threads computes."""
 
     def __init__(self, meeting: Meeting, k: float, stopped: Stopped = nullcontext) -> None:
         self.meeting, self.k, self.stopped = meeting, k, stopped
         self._next = k
-        self._lock = threading.Lock()  # whoever comes while another exchanges stands still here
+        self._lock = threading.Lock()  # threads that arrive during an exchange wait here
         self._answers: Shadow | None = None
 
     def stepped(self, iterations: int) -> None:
-        """See Drive."""
+        """See Drive.stepped."""
         with self._lock:
             if self._answers is not None:
                 self._answers.stepped(iterations)
@@ -59,13 +59,13 @@ class Foreground:
             self.meeting.notes.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
-        """See Drive; what is exchanged from now on is no gap."""
+        """See Drive.idle; later exchanges do not count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
             self.meeting.notes.idle = True
             self._answers = Shadow(self.meeting, IDLE_SECONDS)
 
     def close(self) -> None:
-        """See Drive."""
+        """See Drive.close."""
         if self._answers is not None:
             self._answers.close()
             return
@@ -74,7 +74,7 @@ class Foreground:
 
 
 class Shadow:
-    """In the background, `interval` seconds after each other, `part` of them before the first; infinity: never."""
+    """Background exchanges, `interval` seconds apart, the first after `part` of that; infinity: never."""
 
     def __init__(self, meeting: Meeting, interval: float, part: float = 1.0) -> None:
         self.meeting = meeting
@@ -90,19 +90,19 @@ class Shadow:
             self._leaving.wait(self._first)
             while not self.meeting.once(self._leaving.is_set()):
                 self._leaving.wait(self._pause)
-        except BaseException as error:  # handed to the compute thread
+        except BaseException as error:  # raised in the compute thread
             self._error = error
 
     def stepped(self, iterations: int) -> None:
-        """See Drive."""
+        """See Drive.stepped."""
         if self._error is not None:
             raise self._error
 
     def idle(self) -> None:
-        """See Drive: as ever."""
+        """See Drive.idle: nothing changes."""
 
     def close(self) -> None:
-        """See Drive."""
+        """See Drive.close."""
         self._leaving.set()
         self._thread.join()
         self.stepped(0)
@@ -110,8 +110,9 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Pace:
-    """In the background `interval` seconds after each other (the first after `part` of them), or in the foreground
-    every `k` iterations."""
+    """Pace of exchanges: in the background every `interval` seconds, or in the foreground every `k` iterations.
+
+    The first one in the background comes after `part` of the interval."""
 
     shadow: bool = False
     interval: float = math.inf
@@ -120,11 +121,10 @@ class Pace:
 
     @classmethod
     def of(cls, rule: Rule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]) -> Pace:
-        """What a mode's own keys ask for of worker `index`: one of the trainers, or who only answers them.
+        """Pace that a mode's own keys set for worker `index`: one of the trainers, or a worker that only answers them.
 
-        Trainers that come to a centre in the background come one after the other: who shares its line from the
-        first exchange on ends together with the others, pauses as long as they do, and meets them there ever after.
-        """
+        Trainers that exchange with a centre in the background are staggered: those that queue together from the
+        first exchange on end together, pause equally long, and queue together ever after."""
         if index >= trainers or (trainers == 1 and rule.idle_alone):
             return cls()
         if not shadow:
@@ -132,5 +132,5 @@ class Pace:
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
     def drive(self, meeting: Meeting, stopped: Stopped = nullcontext) -> Drive:
-        """One for a phase."""
+        """Make the driver of a phase."""
         return Shadow(meeting, self.interval, self.part) if self.shadow else Foreground(meeting, self.k, stopped)

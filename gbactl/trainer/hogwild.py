@@ -1,7 +1,7 @@
-"""A compute thread on a trainer's replica (Hogwild): its own model over the same memory, its own gradient.
+"""Compute thread on a trainer's replica (Hogwild), with its own model over the same memory and its own gradient.
 
-Threads never wait for each other's steps. An exchange in the foreground stops them all: each holds a lock from the
-beginning of a batch to its local step, and the exchange takes every lock. Memory: a gradient a thread, and, with
+Threads never wait for each other's steps. A foreground exchange stops them all: each holds a lock from the
+start of a batch to its local step, and the exchange takes every lock. Memory: a gradient per thread, and, with
 batch norm, a copy of the vector, because a forward pass writes a batch's statistics there.
 """
 
@@ -22,21 +22,21 @@ from gbactl.worker.dense_params import NOT_HERE
 
 
 class Trainer(Protocol):
-    """What the threads share."""
+    """Trainer as its compute threads see it."""
 
     exchange: Exchange
     stands: bool
 
     @property
     def replica(self) -> Replica:
-        """The vector and its optimizer."""
+        """Dense replica, with its optimizer state."""
 
     def stepped(self) -> None:
-        """A thread has done an iteration. Raises what ended the exchanges."""
+        """Record an iteration of a thread. Raises the error that ended the exchanges."""
 
 
 class ComputeThread:
-    """Thread number `thread`; a DensePlacement."""
+    """Compute thread number `thread`; a DensePlacement."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: Trainer | None = None) -> None:
         self.flat, self.thread, self._trainer = flat, thread, trainer
@@ -45,12 +45,12 @@ class ComputeThread:
 
     @property
     def trainer(self) -> Trainer:
-        """What this thread is one of."""
+        """Trainer that this thread belongs to."""
         assert self._trainer is not None
         return self._trainer
 
     def load(self, item: Item) -> None:
-        """Compute with the replica where it lies; with batch norm with a copy of it."""
+        """Load the replica for a batch: in place, or as a copy with batch norm."""
         if self.trainer.stands:
             self.computing.acquire()
         value = self.trainer.replica.value
@@ -60,7 +60,7 @@ class ComputeThread:
             self.flat.use(value)
 
     def finish(self, item: Item, row_gradient: Any) -> None:
-        """Push the rows, take the local step, and exchange if it is time."""
+        """Push the rows, take the local step, and exchange if it is due."""
         trainer, grant = self.trainer, item.grant
         if len(self._gradient) != self.flat.size:
             self._gradient = np.empty(self.flat.size, np.float32)
@@ -73,25 +73,25 @@ class ComputeThread:
         trainer.stepped()
 
     def checksum(self) -> tuple[str, str]:
-        """Replicas differ; what is judged and summed up is what the servers hold."""
+        """Return empty checksums: replicas differ, and the servers' parameters are evaluated and checked."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacement: a replica is no part of a step of all (see TrainerDense for what is saved of it)."""
+        """See DensePlacement.packed: replicas take no common steps (see TrainerDense for their checkpoint)."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.leave."""
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.take_over."""
 
     def hand_over(self) -> None:
-        """See DensePlacement: the servers have it."""
+        """See DensePlacement.hand_over: the servers have the parameters."""
 
 
 def start(each: ComputeThread, work: Callable[[], None], exchange: Exchange) -> None:
-    """Run another compute loop in a thread; what goes wrong there ends the worker's."""
+    """Run a compute loop in a new thread; an error there ends the worker's own loop."""
 
     def run() -> None:
         try:

@@ -1,8 +1,8 @@
-"""One trainer's dense replica, on which compute threads step while something else adds differences.
+"""Dense replica of one trainer: compute threads step on it while exchanges add differences.
 
-A compute thread holds only its own lock during its step, so threads never wait for each other (Hogwild); an exchange
+A compute thread holds only its own lock during its step, so threads never wait for each other (Hogwild). An exchange
 takes all of them, for as long as one copy or one addition takes (0.1 ms for 0.5 M values) and never while it waits for
-anybody else. So no local step is lost: what is added is a difference, to the replica as it is by then.
+others. So no local step is lost: a difference is added to the replica as it is by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gbactl.store.dense import DenseBlock
 
 
 class Replica:
-    """`block` is the vector with its optimizer; `threads` compute on it."""
+    """Dense replica: `block` is the vector with its optimizer state; `threads` compute on it."""
 
     def __init__(self, block: DenseBlock, threads: int = 1) -> None:
         self.block = block
@@ -27,30 +27,30 @@ class Replica:
         self.grow(threads)
 
     def grow(self, count: int) -> None:
-        """Nobody computes: so many threads may from now on."""
+        """Allow `count` compute threads. No thread may be computing."""
         more = max(0, count - len(self._locks))
         self._locks += [threading.Lock() for _ in range(more)]
         self._steps += [0] * more
 
     @property
     def value(self) -> Floats:
-        """f32[P + Q], which others may be writing to."""
+        """Vector f32[P + Q], which other threads may be writing to."""
         return self.block.value
 
     @property
     def iterations(self) -> int:
-        """Steps of all threads."""
+        """Number of steps of all threads."""
         return sum(self._steps)
 
     def step(self, gradient: Floats, divisor: float, lr_scale: float, thread: int = 0) -> None:
-        """A compute thread's optimizer step with f32[P + Q] gradient / divisor."""
+        """Take a compute thread's optimizer step with f32[P + Q] gradient / divisor."""
         with self._locks[thread]:
             self.block.apply(gradient, divisor, divisor, lr_scale)
             self._steps[thread] += 1
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """No thread steps inside."""
+        """Block all threads' steps within the context."""
         with ExitStack() as held:
             for lock in self._locks:
                 held.enter_context(lock)

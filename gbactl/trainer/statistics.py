@@ -1,4 +1,4 @@
-"""What a trainer notes of its exchanges in one phase. Pure."""
+"""Notes of a trainer about its exchanges in one phase. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ SPACING = 1.1  # distances are taken at exchanges 1, 2, 3, ... 10, 12, 14, ...: 
 
 @dataclass
 class Notes:
-    """One trainer's. Times are seconds, `gaps` counts local iterations between two exchanges; those that it only
-    answers, because it is `idle`, make no gap."""
+    """Notes of one trainer. Times are seconds; `gaps` counts local iterations between two exchanges.
+
+    Exchanges that it only answers, because it is `idle`, make no gap."""
 
     iterations: int = 0
     exchanges: int = 0
@@ -30,13 +31,15 @@ class Notes:
     _next: float = 1.0
 
     def distance(self, at: float, replica: Floats, other: Floats) -> None:
-        """At `at` seconds of the phase f32[n] replica is so far (L2) from the mean or centre; not always taken."""
+        """Record the L2 distance of f32[n] replica from the mean or centre, `at` seconds into the phase.
+
+        Not every time."""
         if self.exchanges + 1 >= self._next:
             self._next = max(self._next + 1, self._next * SPACING)
             self.distances.append((at, float(np.linalg.norm(replica - other))))
 
     def met(self, iterations: int, seconds: float, sent: float) -> None:
-        """An exchange that took so many seconds and bytes, when the trainer has done so many iterations."""
+        """Record an exchange: its seconds and bytes, and the iterations that the trainer had done by then."""
         self.exchanges += 1
         if iterations > self._last or not self.idle:
             self.gaps[iterations - self._last] += 1
@@ -45,7 +48,7 @@ class Notes:
         self.sent += sent
 
     def fields(self) -> dict[str, Any]:
-        """As a message carries them."""
+        """Convert to the fields of a message."""
         return {
             "iterations": self.iterations, "exchanges": self.exchanges, "seconds": self.seconds,
             "foreground": self.foreground, "sent": self.sent,

@@ -1,1 +1,1 @@
-"""A worker: takes batches, pulls parameters, computes gradients, pushes them."""
+"""Worker: takes batches, pulls parameters, computes gradients, pushes them."""

@@ -1,9 +1,9 @@
-"""A worker's connections: takes batches, fetches rows, pushes gradients, announces them.
+"""Client side of a worker's connections: takes batches, pulls rows, pushes and announces gradients.
 
 A lock, a reading thread and compute threads around the worker's core (core.py). The reading thread reads the network
-while a compute thread computes, so the next batch's data and rows are there when they are wanted. A push does not
-block; the shards tell the coordinator that they have it. Costs about 0.3 ms of CPU a batch, most of it deduplicating
-ids.
+while a compute thread computes, so the next batch's data and rows are there when they are needed. A push does not
+block; the shards tell the coordinator that they have staged it. Costs about 0.3 ms of CPU a batch, most of it for
+deduplicating ids.
 """
 
 from __future__ import annotations
@@ -53,55 +53,55 @@ from gbactl.worker.core import (
 )
 from gbactl.worker.routing import Dial, Parked, Routes
 
-LATER = object()  # a question that cannot be answered yet
+LATER = object()  # marks a question that cannot be answered yet
 
 
 class DenseParts(Protocol):
-    """The dense gradient, cut for the shards."""
+    """Dense gradient, split into one slice per shard."""
 
     def size(self, shard: int) -> int:
-        """Floats of one shard's slice."""
+        """Number of floats in one shard's slice."""
 
     def write(self, shard: int, out: Floats) -> None:
         """Copy one shard's slice into float32[size]."""
 
 
 class Source(Protocol):
-    """Where a worker's batches come from: phases, data and deduplication (see worker.DataSource)."""
+    """Source of a worker's batches: phases, data and deduplication (see loop.DataSource)."""
 
     def begin(self, phase: BeginPhase) -> None:
-        """A phase starts."""
+        """Begin a phase."""
 
     def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
-        """The batch of a grant and its distinct rows."""
+        """Read the batch of a grant and its distinct rows."""
 
 
 class Exchange:
-    """See the module."""
+    """Connections of one worker, with a reading thread and compute threads."""
 
     def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
         self.error: BaseException | None = None
         self.routes = Routes(servers)
-        #: connects to a server in the place of one that is gone; None where the run ends with it
+        #: connects to a server's successor; None where the run ends with a failed server
         self.dial: Dial | None = None
-        self.patience = 60.0  # seconds in which it comes
+        self.patience = 60.0  # seconds to wait for a server's successor
         self._overdue: dict[int, threading.Timer] = {}
         self._cv = threading.Condition()
         self.core = WorkerCore(index, len(servers))
-        self._busy: set[int] = set()  # compute threads with a batch
-        #: what else servers send: message -> (its shard, message, frame), called by the reading thread
+        self._busy: set[int] = set()  # compute threads that have a batch
+        #: handlers of other messages of servers: message -> (its shard, message, frame), called by the reading thread
         self.more: dict[type[Any], Callable[[int, Any, Frame], None]] = {}
         self._dense = DenseTransfer()
-        #: called by the reading thread: a batch of this step is next; another worker is gone
+        #: called by the reading thread: a batch of this step is next; another worker failed
         self.on_more: Callable[[int], None] = lambda _: None
         self.on_absent: Callable[[int], None] = lambda _: None
-        #: the same: another worker's ring is broken
+        #: called by the reading thread: another worker's ring is broken
         self.on_ring_broken: Callable[[], None] = lambda: None
-        #: the same: a server is gone, and what it was asked for is asked again, but for what `more` is the answer to
+        #: called by the reading thread: a server failed; requests are repeated, except those answered by `more`
         self.on_lost: Callable[[int], None] = lambda _: None
-        #: the same: another server is there in its place
+        #: called by the reading thread: a server's successor is connected
         self.on_back: Callable[[int], None] = lambda _: None
         self.on_save: Callable[[SaveReplica], None] = lambda _: None
         self._thread = threading.Thread(target=self._read, name="exchange", daemon=True)
@@ -109,17 +109,16 @@ class Exchange:
     # -- the compute thread -------------------------------------------------------------------------
 
     def start(self, ahead: int) -> None:
-        """Begin reading, and ask for `ahead` batches more than the one to compute."""
+        """Begin reading, and ask for `ahead` batches beyond the one to compute."""
         self._thread.start()
         self._carry_out(self.core.start(ahead))
 
     def next(self, answer: Callable[[Any], Any], thread: int = 0) -> Item | None:
-        """The next batch with its rows there; None when the run is over.
+        """Wait for the next batch with its rows; None when the run is over.
 
-        Between batches the coordinator's questions are answered with `answer(question)`, a message or a (message,
-        payload), each when every batch that was granted before it is done (a batch of no samples may be among them,
-        for which nobody waits), and once more after the next one where that is LATER.
-        """
+        Between batches the coordinator's questions are answered with `answer(question)`, which returns a message or a
+        (message, payload). Each is answered when every batch granted before it is done (which may include batches of no
+        samples, for which nobody waits), and again after the next one where the answer is LATER."""
         with self._cv:
             self._done(thread)
             self._cv.wait_for(lambda: self._due(thread))
@@ -134,16 +133,18 @@ class Exchange:
             return self.core.begin()
 
     def _done(self, thread: int) -> None:
-        """A compute thread asks for a batch: it is done with the one before."""
+        """Record that a compute thread has finished its batch, as it asks for the next one."""
         if thread in self._busy:
             self._busy.remove(thread)
             self._carry_out(self.core.done())
-        if self.core.threads > 1:  # others may have nothing to compute, either
+        if self.core.threads > 1:  # the other threads may also be waiting for a batch
             self._carry_out(self.core.pull_ahead(self.core.threads - self.core.computing))
             self._cv.notify_all()
 
     def _reply(self, answer: Callable[[Any], Any], question: Question) -> None:
-        """Nobody computes; let the reading thread in, which may bring what the answer needs."""
+        """Answer a question while nothing is computed.
+
+        The lock is released, since the answer may need the reading thread."""
         told: Any = None
         self._cv.release()
         try:
@@ -172,15 +173,14 @@ class Exchange:
                 self._cv.notify_all()
 
     def take(self, item: Item) -> None:
-        """Ask for another batch in the place of `item`; after a push the announcement does that."""
+        """Ask for another batch in place of `item`; after a push the announcement does that."""
         with self._cv:
             self._carry_out(self.core.give_back(item))
 
     def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:
-        """Send each shard its part: row_gradient float32[U, W] in the order of the item's distinct rows.
+        """Push each shard its gradient slice: row_gradient float32[U, W] in the order of the item's distinct rows.
 
-        Does not wait: no more than 1 + prefetch batches are out at a time, so no more gradients are.
-        """
+        Does not wait: at most 1 + prefetch batches are in flight at a time, and so are gradients."""
         width = row_gradient.shape[1]
         self.core.pushed(item)
         for s, low, high in item.unique.shares():
@@ -195,7 +195,9 @@ class Exchange:
             channel.send(told, out)
 
     def get_dense(self, shards: Collection[int]) -> dict[int, tuple[DenseState, Floats]]:
-        """The dense slices of some shards with their optimizer, copied. Raises what ended the run meanwhile."""
+        """Fetch the dense slices of some shards with their optimizer state, copied.
+
+        Raises the error that ended the run."""
         self._transfer({shard: (GetDense(), None) for shard in shards})
         found = self._dense.taken()
         values = {shard: found[shard][1].payload.view(np.float32).copy() for shard in shards}
@@ -204,11 +206,11 @@ class Exchange:
         return {shard: (found[shard][0], values[shard]) for shard in shards}
 
     def put_dense(self, message: PutDense | GiveReplica, parts: Mapping[int, Floats]) -> None:
-        """Give some shards their dense slice with its optimizer, and wait until all have it."""
+        """Send some shards their dense slice with its optimizer state, and wait until all have it."""
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
     def _transfer(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Send shards a message and wait until all have answered; whoever takes one's place meanwhile gets it, too."""
+        """Send shards a message and wait for all answers; the successor of one that fails meanwhile also gets it."""
         with self._cv:
             self._dense.begin(asked)
             for shard, told in asked.items():
@@ -217,24 +219,24 @@ class Exchange:
 
     @contextmanager
     def steady(self) -> Iterator[dict[int, Channel]]:
-        """shard -> channel of those that are served; none is lost or comes back inside."""
+        """Channels of the connected servers by shard; no connection is lost or replaced within the context."""
         with self._cv:
             yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, Parked)}
 
     def until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait for a condition, no longer than `seconds`, or for the end of the run. Raises what ended it."""
+        """Wait for a condition, for `seconds` at most, or for the end of the run. Raises the error that ended it."""
         with self._cv:
             self._cv.wait_for(lambda: condition() or self.over(), seconds)
             if self.error is not None:
                 raise self.error
 
     def look(self) -> None:
-        """Whoever waits looks again at what it waits for."""
+        """Wake all waiting threads to check their conditions again."""
         with self._cv:
             self._cv.notify_all()
 
     def pull_ahead(self) -> None:
-        """Ask for the next batch's rows now if it is known; a shard answers once the step is applied."""
+        """Pull the next batch's rows now if it is known; a shard answers once the step is applied."""
         with self._cv:
             self._carry_out(self.core.pull_ahead())
 
@@ -245,7 +247,7 @@ class Exchange:
         self.coordinator.send(message, np.ascontiguousarray(probabilities, np.float32).view(np.uint8))
 
     def fail(self, error: BaseException) -> None:
-        """What goes wrong in another thread ends the compute loop."""
+        """End the compute loop with another thread's error."""
         with self._cv:
             self.error = self.error or error
             self._cv.notify_all()
@@ -253,7 +255,7 @@ class Exchange:
     # -- the reading thread -------------------------------------------------------------------------
 
     def over(self) -> bool:
-        """Whether nothing is to be waited for any more."""
+        """Whether the run is over for this worker: stopped or failed."""
         return self.core.stopped or self.error is not None
 
     def _read(self) -> None:
@@ -263,11 +265,11 @@ class Exchange:
                     with self._cv:
                         self._handle(channel, frame)
                     self._prepare()
-        except BaseException as error:  # handed to the compute thread
+        except BaseException as error:  # raised in the compute thread
             self.fail(error)
 
     def _prepare(self) -> None:
-        """Get a batch to come ready while the one at hand is computed: not before its rows are there."""
+        """Prepare an announced batch's data during the current computation, once no pull is open."""
         message = self.core.to_prepare
         if message is not None and not self.core.pulls:
             self.core.prepared(message, *self.source.prepare(message))
@@ -275,7 +277,7 @@ class Exchange:
     def _handle(self, channel: Channel, frame: Frame) -> None:
         shard = self.routes.shard_of(channel)
         if shard is None and channel is not self.coordinator:
-            frame.release()  # of a server that another one has taken the place of
+            frame.release()  # from a server that was replaced
             return
         if frame.kind == frames.CLOSED:
             self._closed(shard)
@@ -310,13 +312,13 @@ class Exchange:
             self._cv.notify_all()
 
     def _of(self, shard: int | None) -> int:
-        """The shard that a server's answer is from. Raises WireError where it was none's."""
+        """Shard that a server's answer came from. Raises WireError where the coordinator sent it."""
         if shard is None:
             raise WireError("The coordinator answers for a server.")
         return shard
 
     def _closed(self, shard: int | None) -> None:
-        """A connection is lost: that to a server may come back."""
+        """Handle a lost connection: a server's successor is waited for."""
         name = "the coordinator" if shard is None else f"S{shard}"
         error = PeerGoneError(f"W{self.index} lost its connection to {name}.")
         if shard is None or self.dial is None:
@@ -332,15 +334,15 @@ class Exchange:
         self._cv.notify_all()
 
     def _relocated(self, message: Relocated) -> None:
-        """Ask whoever serves a shard now for all that was not answered."""
+        """Connect to a shard's new server and repeat all unanswered requests."""
         shard = message.shard
         if shard < 0:
             self.core.forget_dense(shard)
             return
-        if self.routes.serves(shard, message.epoch):  # told again by another coordinator
+        if self.routes.serves(shard, message.epoch):  # repeated by a new coordinator
             return
         self.core.forget_dense(shard)
-        self._forsaken(shard)  # by one that hung, and whose connection still is
+        self._forsaken(shard)  # given up with a server that hung and is still connected
         if shard in self._overdue:
             self._overdue.pop(shard).cancel()
         if self.dial is None or self.routes.renew(message, self.dial) is None:

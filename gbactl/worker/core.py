@@ -1,4 +1,4 @@
-"""What a worker does, without threads, clock or connections: events in, commands out.
+"""Core of a worker without threads, clock or connections: events in, commands out.
 
 A worker asks for batches, pulls their rows, computes them in the order in which they were granted, and answers the
 coordinator's questions between two of them. This module decides when each of these may happen. A shell carries the
@@ -47,9 +47,9 @@ Told = Question | BeginPhase | Abandon | Prepare | Ping | Revive | Stop
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A granted batch on its way: its data, its distinct rows, the shards' answers, and what is said of its gradient.
+    """Granted batch in progress: its data, its distinct rows, the shards' answers, and facts about its gradient.
 
-    `kept`: the frame among the answers that the model computes with."""
+    `kept`: the frame among the answers whose memory the model computes with."""
 
     grant: Granted
     phase: BeginPhase
@@ -67,29 +67,31 @@ class Item:
 
     @property
     def weight(self) -> float:
-        """What its gradient counts, compared with that of a whole batch."""
+        """Weight of its gradient relative to a whole batch's."""
         return self.grant.samples / self.phase.local_batch
 
     def push(self, shard: int, rows: int, dense: int) -> Push:
-        """What a shard, and through it the coordinator, learns of the gradient."""
+        """Push message for a shard, which also tells the coordinator about the gradient."""
         grant, versions = self.grant, (self.row_versions[shard], self.dense_versions[shard])
         return Push(grant.phase, grant.batch, rows, dense, self.loss, self.seconds, self.slowdown, *versions)
 
     def release(self) -> None:
-        """Give the answers' memory back, but for what the model computes with."""
+        """Release the frames of the answers, except for the one that the model computes with."""
         for _, frame in self.answers.values():
             if frame is not self.kept:
                 frame.release()
 
 
 def weigh(gradient: Floats, weight: float) -> None:
-    """Scale a gradient in place; that of a whole batch keeps its bits."""
+    """Scale a gradient in place; a whole batch's gradient keeps its bits."""
     if weight != 1.0:
         gradient *= np.float32(weight)
 
 
 def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
-    """Write int32[n] row numbers to a Push's payload; (float32[n, width], float32[dense]), where its values belong."""
+    """Write int32[n] row numbers into a Push's payload.
+
+    Returns views for its values: (float32[n, width], float32[dense])."""
     count = len(index)
     out[: 4 * count].view(np.int32)[:] = index
     values, cut = out.view(np.float32), count * (1 + width)
@@ -97,13 +99,13 @@ def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
 
 
 class Tell(NamedTuple):
-    """Send the coordinator a message."""
+    """Command: send the coordinator a message."""
 
     message: Any
 
 
 class Ask(NamedTuple):
-    """Send a shard a Pull for these rows."""
+    """Command: send a shard a Pull for these rows."""
 
     shard: int
     pull: Pull
@@ -111,46 +113,46 @@ class Ask(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Give back what an abandoned item holds."""
+    """Command: release the frames of an abandoned item."""
 
     item: Item
 
 
 class Ahead(NamedTuple):
-    """Another batch is the next one to compute. Whoever waits for other workers may have to compute it first."""
+    """Command: another batch is the next one to compute. A thread waiting for a sum may have to compute it first."""
 
     item: Item
 
 
 class Complete(NamedTuple):
-    """All shards have answered for an item. Compute threads look for work."""
+    """Command: all shards have answered for an item, so compute threads check for work."""
 
     item: Item
 
 
 class Look(NamedTuple):
-    """Compute threads look for work: a question has come, batches were given up, or the run is over."""
+    """Command: compute threads check for work: a question arrived, batches were given up, or the run is over."""
 
 
 Command = Tell | Ask | Drop | Ahead | Complete | Look
 
 
 class WorkerCore:
-    """One worker's. `servers`: how many shards have to answer for a batch.
+    """Core of one worker. `servers`: number of shards that answer for a batch.
 
-    `threads` compute threads may have a batch each at a time: 0 to threads - 1, of which 0 alone evaluates and
-    answers questions. Answering takes the place of one batch."""
+    Each of `threads` compute threads (0 to threads - 1) may have one batch at a time; only thread 0 evaluates and
+    answers questions. Answering counts as one batch."""
 
     def __init__(self, index: int, servers: int) -> None:
         self.index, self.servers, self.threads = index, servers, 1
         self.phase: BeginPhase | None = None
         self.stopped = False
         self.answering: Question | None = None
-        self.queue: deque[Item] = deque()  # what is not begun, in the order in which it is computed
-        self.pulls: dict[int, Item] = {}  # request id -> item, where shards have yet to answer
-        self.questions: deque[tuple[Question, int]] = deque()  # each with the number of batches to be done before it
-        self.to_prepare: Prepare | None = None  # a batch to come whose data may be got ready
-        self.have_dense = [-1] * servers  # the version of each shard's dense slice that is here; -1: none
+        self.queue: deque[Item] = deque()  # batches not begun, in the order of computation
+        self.pulls: dict[int, Item] = {}  # request id -> item with unanswered pulls
+        self.questions: deque[tuple[Question, int]] = deque()  # each with the number of batches to finish before it
+        self.to_prepare: Prepare | None = None  # announced batch whose data may be prepared
+        self.have_dense = [-1] * servers  # version of each shard's dense slice held here; -1: none
         self.computing = 0
         self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}
         self._requests = self._granted = self._begun = 0
@@ -159,11 +161,11 @@ class WorkerCore:
     # -- messages -----------------------------------------------------------------------------------
 
     def start(self, ahead: int) -> list[Command]:
-        """Ask for `ahead` batches more than the one to compute."""
+        """Ask for `ahead` batches beyond the one to compute."""
         return [Tell(Take(self.index)) for _ in range(1 + ahead)]
 
     def told(self, message: Told) -> list[Command]:
-        """The coordinator says something that needs no data."""
+        """Handle a message of the coordinator that needs no data."""
         if isinstance(message, Question):
             self.questions.append((message, self._granted))
             return [Look()]
@@ -188,13 +190,16 @@ class WorkerCore:
         self.phase = phase
 
     def _revive(self, message: Revive) -> list[Command]:
-        """Tell another coordinator what is here. Whoever asked before is gone; but batches that came after the
-        beginning of their phase wait for it."""
+        """Tell a new coordinator which batches are here. Its predecessor's questions are dropped.
+
+        OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
         return [Tell(self._holdings.told(self.index, message.epoch, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
-        """Forget what was not begun, and ask for others. Its dense slices were never loaded: none are here."""
+        """Give up the batches of a phase that are not begun, and ask for others.
+
+        Their dense slices were never loaded, so none counts as held."""
         given_up = [item for item in self.queue if item.phase.number == phase]
         if not given_up:
             return []
@@ -212,19 +217,19 @@ class WorkerCore:
     # -- data and rows ------------------------------------------------------------------------------
 
     def prepared(self, message: Prepare, batch: Batch, unique: Unique) -> None:
-        """The data of a batch to come is ready; that of one before it will not be wanted."""
+        """Store the prepared data of an announced batch, replacing an earlier one's."""
         if self.to_prepare is message:
             self.to_prepare = None
         self._prepared = {(message.phase, message.batch): (batch, unique)}
 
     def data_of(self, grant: Granted) -> tuple[Batch, Unique] | None:
-        """What was got ready for a batch, if anything was."""
+        """Prepared data of a batch; None if there is none."""
         return self._prepared.pop((grant.phase, grant.batch), None)
 
     def granted(self, grant: Granted, batch: Batch, unique: Unique) -> list[Command]:
-        """A batch is this worker's."""
+        """Queue a granted batch."""
         assert self.phase is not None
-        self.to_prepare = None  # it is this one, or another's
+        self.to_prepare = None  # it is this one, or another worker's
         item = Item(grant, self.phase, batch, unique)
         early = self._admit(item)
         self._holdings.granted(grant, self.phase)
@@ -236,10 +241,10 @@ class WorkerCore:
         return commands
 
     def _admit(self, item: Item) -> bool:
-        """Put a batch in its place; whether that is before others.
+        """Insert a batch into the queue; returns whether it is before others.
 
-        Batches keep the order of their grants. But where workers hold the dense part, one of a step goes before those
-        of later steps: it was a dead worker's, and the others wait for it."""
+        Batches keep the order of their grants. But where workers hold the dense parameters, a batch goes before those
+        of later steps: it was a failed worker's, and the others wait for it."""
         if not item.phase.served_dense and item.phase.training:
             later = (n for n, other in enumerate(self.queue) if other.grant.token > item.grant.token)
             place = next(later, None)
@@ -250,12 +255,12 @@ class WorkerCore:
         return False
 
     def has_batch_of(self, step: int) -> bool:
-        """Whether the next batch is one of a step (or of one before it) that this worker is in already."""
+        """Whether the next batch belongs to a step up to `step`, in which this worker already takes part."""
         queue = self.queue
         return bool(queue) and queue[0].phase.training and queue[0].grant.token <= step
 
     def pull_ahead(self, most: int = 1) -> list[Command]:
-        """Pull the rows of the next batches now, as far as they are known. A shard answers once the step is applied."""
+        """Pull the rows of the next batches now, if known; a shard answers once the step is applied."""
         commands: list[Command] = []
         for item in islice(self.queue, most):
             self._pull(item, commands)
@@ -276,7 +281,7 @@ class WorkerCore:
         return Ask(shard, pull, item.unique.index[low:high])
 
     def rows(self, shard: int, rows: Rows, frame: Frame) -> list[Command]:
-        """A shard has answered a Pull."""
+        """Take a shard's answer to a Pull."""
         item = self.pulls[rows.ticket]
         item.answers[shard] = (rows, frame)
         complete = len(item.answers) == self.servers
@@ -289,10 +294,10 @@ class WorkerCore:
         item.row_versions[shard], item.dense_versions[shard] = rows.version, self.have_dense[shard]
         return [Complete(item)] if complete else []
 
-    # -- servers that are lost ----------------------------------------------------------------------
+    # -- server failures ----------------------------------------------------------------------------
 
     def forget_dense(self, shard: int) -> None:
-        """What a server sent before counts no more: another one serves the shard; -1: all shards' dense parts moved."""
+        """Forget the dense slice of a shard that another server serves now; -1: of all shards, since they moved."""
         if shard < 0:
             self._forget_all_dense()
         else:
@@ -302,7 +307,7 @@ class WorkerCore:
         self.have_dense = [-1] * self.servers
 
     def ask_again(self, shard: int) -> list[Command]:
-        """Another server serves a shard: ask it for all that was not answered."""
+        """Repeat all unanswered pulls to a shard's new server."""
         return [
             self._ask(request, item, *next(share for share in item.unique.shares() if share[0] == shard))
             for request, item in self.pulls.items()
@@ -312,27 +317,27 @@ class WorkerCore:
     # -- computing ----------------------------------------------------------------------------------
 
     def asked(self) -> bool:
-        """Whether a question is to be answered now: every batch that was granted before it is done."""
+        """Whether a question is to be answered now: every batch granted before it is done."""
         return bool(self.questions) and not self.computing and self._due()
 
     def _due(self) -> bool:
-        """Whether no batch may be begun before the first question is answered."""
+        """Whether the first question comes before the next batch."""
         return bool(self.questions) and self.questions[0][1] <= self._begun
 
     def question(self) -> Question:
-        """Take the question that is due; nothing is begun until it is `answered`."""
+        """Take the question that is due; no batch is begun until `answered` is called."""
         self.answering, self.computing = self.questions.popleft()[0], self.computing + 1
         return self.answering
 
     def answered(self, later: bool = False) -> list[Command]:
-        """It is answered, or, with `later`, to be asked once more after the next batch."""
+        """Record that the question is answered; with `later`, ask it again after the next batch."""
         question, self.answering = self.answering, None
         if later and question is not None:
             self.questions.appendleft((question, self._begun + 1))
         return self.done()
 
     def ready(self, thread: int = 0) -> bool:
-        """Whether a compute thread that has nothing to do may begin the next batch."""
+        """Whether an idle compute thread may begin the next batch."""
         if not self.queue or self.answering is not None or self.computing >= self.threads or self._due():
             return False
         item = self.queue[0]
@@ -345,70 +350,70 @@ class WorkerCore:
         return self.queue.popleft()
 
     def done(self) -> list[Command]:
-        """A compute thread is done with its batch: it looks for work after this."""
+        """Record that a compute thread has finished its batch; it checks for work afterwards."""
         self.computing -= 1
         return self.pull_ahead()
 
     def give_back(self, item: Item) -> list[Command]:
-        """Ask for another batch in the place of `item`; after a push the announcement does that."""
+        """Ask for another batch in place of `item`; after a push the announcement does that."""
         self.pushed(item)
         return [Tell(Take(self.index))]
 
     def pushed(self, item: Item) -> None:
-        """A gradient is about to be pushed."""
+        """Record that a gradient is about to be pushed."""
         self._holdings.returned(item.grant)
 
 
 class DenseTransfer:
-    """Dense slices that servers are asked for or given: who has yet to answer, and what has come. One at a time."""
+    """Transfer of dense slices from or to the servers: which have yet to answer, and what arrived. One at a time."""
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[DenseState, Frame]] = {}
         self._asked: dict[int, tuple[Any, Bytes | None]] = {}
 
     def begin(self, asked: Mapping[int, tuple[Any, Bytes | None]]) -> None:
-        """Each of these shards is sent a message with its payload."""
+        """Begin a transfer: each of these shards is sent a message with its payload."""
         self._states, self._asked = {}, dict(asked)
 
     @property
     def done(self) -> bool:
-        """Whether all have answered."""
+        """Whether all shards have answered."""
         return not self._asked
 
     def answered(self, shard: int, state: tuple[DenseState, Frame] | None = None) -> None:
-        """A shard has what it was given, or sends what it was asked for."""
+        """Record a shard's answer: it has what it was given, or sends its slice."""
         self._asked.pop(shard, None)
         if state is not None:
             self._states[shard] = state
 
     def again(self, shard: int) -> tuple[Any, Bytes | None] | None:
-        """What another server in the place of one that has not answered is sent."""
+        """Message and payload to repeat to the successor of a server that has not answered; None otherwise."""
         return self._asked.get(shard)
 
     def taken(self) -> dict[int, tuple[DenseState, Frame]]:
-        """What has come, by shard; it is the caller's from now on."""
+        """Take the slices that arrived, by shard; the caller owns their frames."""
         states, self._states = self._states, {}
         return dict(sorted(states.items()))
 
 
 class Place(NamedTuple):
-    """`part` of the `parts` of a step's sum; None for a batch of no samples, which fills none."""
+    """Place of a batch in a step's sum: `part` of `parts`; None for a batch of no samples, which fills none."""
 
     part: int | None
     parts: int
 
 
 class ReplicatedSteps:
-    """The steps that the replicas of the dense vector have taken where all workers hold it and step together.
+    """Steps taken by the replicas of the dense vector, where all workers hold it and step together.
 
     A step's batches have places in its sum, `global_batch` samples in all, and any worker may fill any of them."""
 
     def __init__(self, global_batch: int) -> None:
         self.global_batch = global_batch
-        self.taken = -1  # the last one; another worker's batches of it may still come
+        self.taken = -1  # the last step; another worker's batches of it may still come
 
     def place(self, item: Item) -> Place | None:
-        """The place that a batch fills; None where its step is taken, and only its rows are missing."""
+        """Place that a batch fills; None where its step is already taken, and only its rows are missing."""
         grant, phase = item.grant, item.phase
         if grant.samples and grant.token <= self.taken:
             return None

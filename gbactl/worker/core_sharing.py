@@ -1,9 +1,9 @@
-"""Where there are more workers than cores: each keeps to one core and computes when it is its turn there.
+"""Core sharing for more workers than cores: each worker is pinned to a core and computes in its time slots there.
 
-Left to itself the kernel changes between the workers of a core at every message that arrives for anybody,
-every 3 ms, and each change refills the caches with another worker's model: 5 % of a core. Turns are whole
-batches, first come first served; between them a worker's core does what the messages need. A turn is a
-courtesy, not a lock: nothing depends on it, and a holder that is stuck or dead is passed by.
+Left to itself the kernel switches between the workers of a core at every message that arrives for one of them,
+every 3 ms, and each switch refills the caches with another worker's model: 5 % of a core. A slot lasts a whole
+batch, first come first served; between slots a worker's core does what the messages need. A slot is
+advisory, not a lock: nothing depends on it, and a holder that hangs or died is skipped.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ PATIENCE_MS = 1000
 
 
 def open_board(cores: int) -> BinaryIO:
-    """A nameless file for so many cores' turns; children inherit its descriptor."""
+    """Open a nameless file with the slot counters of so many cores; children inherit its descriptor."""
     board = tempfile.TemporaryFile(prefix="gbactl-turns-")  # noqa: SIM115  (the launcher keeps it)
     board.truncate(LINE * cores)
     return board
 
 
 def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, int, int]]:
-    """The fields of each worker's Place; empty where they need not share cores, or could not share equally."""
+    """Fields of each worker's Place; empty where cores need not be shared, or could not be shared equally."""
     return [(board.fileno(), cores.index(core), core) for core in sharing(workers, cores)]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's core and where on the board its turns are counted."""
+    """Core of a worker, and the line of the board file that counts its slots."""
 
     fd: int
     line: int
@@ -45,7 +45,7 @@ class Place:
 
 
 class Turns:
-    """A worker's turns: `with turns.mine(): compute`."""
+    """Compute slots of a worker on a shared core: `with turns.mine(): compute`."""
 
     def __init__(self, place: Place, library: Any) -> None:
         self.place, self._library = place, library
@@ -53,12 +53,12 @@ class Turns:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + LINE * place.line
 
     def settle(self) -> None:
-        """Keep the calling thread on its core."""
+        """Pin the calling thread to its core."""
         os.sched_setaffinity(0, {self.place.core})
 
     @contextmanager
     def mine(self) -> Iterator[None]:
-        """Wait for a turn (at most PATIENCE_MS for each worker that is stuck), and end it afterwards."""
+        """Hold a slot within the context, after waiting at most PATIENCE_MS for each worker that hangs."""
         ticket = self._library.gb_turn_take(self._address, PATIENCE_MS)
         try:
             yield
@@ -67,18 +67,18 @@ class Turns:
 
 
 class AnyTime:
-    """No turns: a worker has its core to itself."""
+    """Stand-in for Turns where a worker has its core to itself."""
 
     def settle(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def mine(self) -> Any:
-        """At once."""
+        """Return an empty context, without waiting."""
         return nullcontext()
 
 
 def join(place: Place | None) -> Turns | AnyTime:
-    """The turns at a place. Without one, or without the compiled library, a worker computes at any time."""
+    """Make the Turns of a place, or AnyTime without a place or without the compiled library."""
     from gbactl.kernels.build import find_library
     from gbactl.kernels.library import open_library
 

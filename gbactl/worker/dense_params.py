@@ -1,7 +1,7 @@
-"""Who holds the dense parameters, seen from a worker: the servers, or every worker the same ones (see trainer/ for
-those of its own).
+"""Dense placements as a worker sees them: on the servers, or replicated on all workers.
 
-The compute loop does not know which: it calls `load` before and `finish` after a gradient.
+trainer/ has the third: a replica per trainer. The compute loop does not know which one it uses: it calls `load` before
+and `finish` after a gradient.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
 
 
 class Placements:
-    """The dense placements that a run uses, by home, and the one in use."""
+    """Dense placements that a run uses, by home, and the current one."""
 
     def __init__(self, placements: Mapping[str, DensePlacement], first: str) -> None:
         self.placements, self.now = placements, placements[first]
 
     @property
     def trainer(self) -> Any:
-        """That of this worker as a trainer (see trainer/dense_params.py)."""
+        """Placement of this worker as a trainer (see trainer/dense_params.py)."""
         return self.placements["replicas"]
 
     def move(self, home: str, gives: bool, turn: int = 0) -> None:
-        """Nothing is in flight: from now on they are at `home`, this worker having done its part in moving them.
+        """Do this worker's part in moving the dense parameters to `home`. Nothing is in flight.
 
-        `turn` is the same for all. It may be asked again, and `gives` then, where who was to give them died."""
+        `turn` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
+        give the parameters failed."""
         if self.now is not self.placements[home]:
             self.now.leave()
             self.placements[home].take_over(turn)
@@ -53,33 +54,35 @@ class Placements:
 
 
 class DensePlacement(Protocol):
-    """Where a worker's dense vector comes from and where its gradient goes."""
+    """Placement of the dense parameters: where a worker gets them, and where their gradient goes."""
 
     def load(self, item: Item) -> None:
-        """Put the dense parameters this batch is to be computed with into the model."""
+        """Load the dense parameters for this batch into the model."""
 
     def checksum(self) -> tuple[str, str]:
-        """(checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
+        """Compute (checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """(optimizer steps, P, DenseBlock.packed) of what is held here when `after` steps (0: any number) are taken,
-        for a checkpoint; None before that. P is -1 where that is over, or nothing is held here."""
+        """Pack the dense parameters held here for a checkpoint, when `after` steps (0: any number) are taken.
+
+        Returns (optimizer steps, P, DenseBlock.packed); None before that step. P is -1 after it, or where nothing is
+        held here."""
 
     def finish(self, item: Item, row_gradient: Any) -> None:
-        """Hand on the gradient that was just computed; `row_gradient` is None in a batch of no samples."""
+        """Send the computed gradient on; `row_gradient` is None for a batch of no samples."""
 
     def leave(self) -> None:
-        """Let go of borrowed memory: somebody else holds the parameters from now on."""
+        """Release borrowed memory: the parameters move elsewhere."""
 
     def take_over(self, turn: int) -> None:
-        """Get parameters and optimizer state from the servers; `turn` counts moves, the same for all workers."""
+        """Fetch parameters and optimizer state from the servers; `turn` counts moves, the same for all workers."""
 
     def hand_over(self) -> None:
-        """Give parameters and optimizer state to the servers."""
+        """Send parameters and optimizer state to the servers."""
 
 
 class ServedDense:
-    """The servers hold it: pulled with the rows, pushed with their gradients."""
+    """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
     def __init__(self, flat: FlatModel, slices: Slices) -> None:
         self.flat, self.exchange, self.cuts = flat, slices.exchange, slices.cuts
@@ -87,12 +90,12 @@ class ServedDense:
         self._held: Frame | None = None
 
     def size(self, shard: int) -> int:
-        """See client.DenseParts."""
+        """See DenseParts.size."""
         low, high = self.cuts[shard]
         return high - low
 
     def write(self, shard: int, out: Any) -> None:
-        """See client.DenseParts."""
+        """See DenseParts.write."""
         low, high = self.cuts[shard]
         if high - low == self.flat.size:
             self.flat.gradient_into(out)
@@ -102,7 +105,7 @@ class ServedDense:
         out[:] = self.gradient[low:high]
 
     def load(self, item: Item) -> None:
-        """Use the vector where it lies if one server holds all of it, else copy the slices that changed."""
+        """Use the vector in place if one server holds all of it, else copy the slices that changed."""
         for shard, (rows, frame) in item.answers.items():
             if rows.dense and rows.dense == self.flat.size:
                 if self.flat.use(frame.payload[: 4 * rows.dense].view(np.float32)):
@@ -111,31 +114,31 @@ class ServedDense:
                 self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
 
     def _hold(self, item: Item, frame: Frame) -> None:
-        """Keep the memory the model computes with; give the one before back."""
+        """Keep the frame that the model computes with, and release the one before."""
         item.kept = frame
         if self._held is not None:
             self._held.release()
         self._held = frame
 
     def leave(self) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.leave."""
         self.flat.come_home()
         if self._held is not None:
             self._held.release()
             self._held = None
 
     def take_over(self, turn: int) -> None:
-        """The servers have it."""
+        """Do nothing: the servers have the parameters."""
 
     def hand_over(self) -> None:
-        """The servers have it."""
+        """Do nothing: the servers have the parameters."""
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacement."""
+        """See DensePlacement.checksum."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacement: nothing is held here."""
+        """See DensePlacement.packed: nothing is held here."""
         return NOT_HERE
 
     def finish(self, item: Item, row_gradient: Any) -> None:
@@ -147,10 +150,9 @@ class ServedDense:
 
 
 class ReplicatedDense:
-    """Every worker holds it: gradients are summed by an all-reduce, every worker applies the same step.
+    """Replicated placement: gradients are summed by an all-reduce, and every worker applies the same step.
 
-    The all-reduce of a bucket begins while the backward pass computes the next.
-    """
+    The all-reduce of a bucket begins while the backward pass computes the next."""
 
     def __init__(
         self, flat: FlatModel, slices: Slices, collective: Collective, block: DenseBlock, buckets: int,
@@ -159,7 +161,7 @@ class ReplicatedDense:
         self.steps = steps
         self.survival, self.slices, self.exchange = survival, slices, slices.exchange
         self.flat, self.collective, self.block = flat, collective, block
-        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one tells
+        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one reports it
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
@@ -168,11 +170,11 @@ class ReplicatedDense:
         self._begun = self._again = False
 
     def leave(self) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.leave."""
         self.flat.listen(None)
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.take_over."""
         if self.survival is not None:
             self.survival.renew(turn)
         self.steps.taken = -1
@@ -180,11 +182,11 @@ class ReplicatedDense:
         self.restored()
 
     def hand_over(self) -> None:
-        """See DensePlacement."""
+        """See DensePlacement.hand_over."""
         self.slices.give(self.block)
 
     def load(self, item: Item) -> None:
-        """The model already holds it; its gradient is to be summed while it is computed."""
+        """Prepare the all-reduce of the gradient during the backward pass; the model already holds the parameters."""
         if self.survival is not None and item.phase.training:
             self._again = not self.survival.begin(item)
             if self._again:
@@ -196,7 +198,7 @@ class ReplicatedDense:
             self.flat.listen(self._arrived)
 
     def _arrived(self, parameter: int, gradient: Tensor) -> None:
-        """Hand on one parameter's gradient; the first one shows that the forward pass is over."""
+        """Pass on one parameter's gradient; the first one shows that the forward pass is over."""
         if not self._begun:
             self._begun = True
             if self.flat.buffers:
@@ -213,18 +215,18 @@ class ReplicatedDense:
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacement."""
+        """See DensePlacement.packed."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def restored(self) -> None:
-        """The block holds other values than it has computed itself: go on with those."""
+        """Load the block's values into the model, after they were set from outside."""
         self.flat.load(self.block.value.copy())
 
     def _summed(self) -> bool:
-        """Wait for a step's sum. False where another batch of the step is this worker's, or nothing counts any more."""
+        """Wait for a step's sum. False where this worker has another batch of the step, or the run is over."""
         try:
             if self.survival is not None and self.survival.more():
                 self._filling.begin()
@@ -235,12 +237,12 @@ class ReplicatedDense:
         return True
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacement."""
+        """See DensePlacement.checksum."""
         own = digest([self.block.value, *self.block.moments.values()])
         return own, str(self.block.model_sum())
 
     def finish(self, item: Item, row_gradient: Any) -> None:
-        """Push rows and ask for the next batch's while the last buckets are summed; then take the step."""
+        """Push rows and pull the next batch's while the last buckets are summed; then take the step."""
         grant = item.grant
         if self._again and self.survival is not None:
             self.exchange.push(item, row_gradient, None)

@@ -1,4 +1,4 @@
-"""A worker: takes a batch, computes its gradient, hands it on. The loop knows no mode.
+"""Compute loop of a worker: take a batch, compute its gradient, send it on. The loop knows no mode.
 
 The cost of a batch beside its forward and backward pass is about 5 % at 512 samples.
 """
@@ -38,7 +38,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 def key_of(*parts: int) -> int:
-    """A 63-bit key from (seed, epoch, ...): the same everywhere, unlike for each argument."""
+    """Mix integers (seed, epoch, ...) to a 63-bit key: the same on all machines, different for different arguments."""
     state = 0
     for part in parts:
         state = ((state ^ (part & 0xFFFFFFFFFFFFFFFF)) * _MIX + 0x632BE59BD9B4E019) & 0xFFFFFFFFFFFFFFFF
@@ -47,7 +47,7 @@ def key_of(*parts: int) -> int:
 
 
 def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
-    """What a batch's dropout is drawn from: its number within the day, also where a phase begins in its middle."""
+    """Key of a batch's dropout, from its number within the day, also where a phase begins in the middle of a day."""
     start = batch * phase.local_batch
     where = pieces(of_phase(phase.first_sample, phase.samples, phase.ranges), start, 1)
     position = where[0][0] if where else phase.first_sample + start
@@ -55,7 +55,7 @@ def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
 
 
 class DataSource:
-    """Cuts batches out of the mapped data, shuffled by (seed, epoch) where asked for, and deduplicates ids."""
+    """Source of batches from the mapped data, shuffled by (seed, epoch) if configured; it also deduplicates ids."""
 
     def __init__(self, dataset: Dataset, kernels: Kernels, servers: int, seed: int, shuffle: bool) -> None:
         self.dataset, self.kernels, self.servers = dataset, kernels, servers
@@ -65,12 +65,12 @@ class DataSource:
         self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
-        """See client.Source."""
+        """See Source.begin."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
-        """See client.Source."""
+        """See Source.prepare."""
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:
@@ -85,7 +85,7 @@ class DataSource:
 
 
 class Worker:
-    """The compute loop of one worker."""
+    """Compute loop of one worker."""
 
     def __init__(
         self, exchange: Exchange, computer: GradientComputer, placements: Placements, kernels: Kernels, width: int,
@@ -99,10 +99,10 @@ class Worker:
         self._sums = np.empty((0, width), np.float32)
 
     def run(self, ahead: int) -> None:
-        """Work until the coordinator says stop; `ahead` batches are asked for early."""
+        """Compute until the coordinator stops the run; `ahead` batches are asked for early."""
         settle_garbage()
         self.exchange.start(ahead)
-        ask_for_long_slices(SLICE_MS)  # this thread alone: those that wake it up must not wait for it
+        ask_for_long_slices(SLICE_MS)  # only this thread: those that wake it must not wait for it
         self.turns.settle()
         while (item := self.exchange.next(self._answer)) is not None:
             if item.phase.training:
@@ -111,18 +111,18 @@ class Worker:
                 self._evaluate(item)
 
     def assist(self, thread: int) -> None:
-        """Compute training batches beside the worker's own loop, as another thread, until the run is over."""
+        """Compute training batches in a further thread, beside the worker's own loop, until the run is over."""
         self.turns.settle()
         while (item := self.exchange.next(self._answer, thread)) is not None:
             self._train(item)
 
     @property
     def dense(self) -> DensePlacement:
-        """Who holds the dense parameters now."""
+        """Current placement of the dense parameters."""
         return self.placements.now
 
     def _answer(self, question: Question) -> Any:
-        """The message that answers, (message, payload), LATER, or None where there is nothing to tell."""
+        """Answer a question: a message, (message, payload), LATER, or None where there is nothing to send."""
         if isinstance(question, SaveDense):
             found = self.dense.packed(question.step)
             return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
@@ -152,7 +152,7 @@ class Worker:
         self.dense.finish(item, sums)
 
     def _compute(self, item: Item) -> Any:
-        """float32[U, W]: the gradient of the item's distinct rows; the dense one waits in the model."""
+        """Compute the gradient of the item's distinct rows, float32[U, W]; the dense one stays in the model."""
         began = time.perf_counter()
         emb = self._embed(item)
         item.release()
@@ -173,7 +173,7 @@ class Worker:
         self.exchange.take(item)
 
     def _embed(self, item: Item) -> Any:
-        """float32[B, F, W]: the looked-up rows of every id of the batch."""
+        """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
         count, fields = item.batch.ids.shape
         self._emb = _room(self._emb, count * fields)
         emb = self._emb[: count * fields]
@@ -181,7 +181,7 @@ class Worker:
         return emb.reshape(count, fields, self.width)
 
     def _gathered(self, item: Item) -> Any:
-        """float32[U, W]: the shards' answers in the order of the item's distinct rows."""
+        """Concatenate the shards' answers in the order of the item's distinct rows, float32[U, W]."""
         views = []
         for shard in range(len(self.exchange.servers)):
             rows, frame = item.answers[shard]
@@ -195,5 +195,5 @@ class Worker:
 
 
 def _room(array: Any, rows: int) -> Any:
-    """`array` if it has so many rows, else a larger one."""
+    """Return `array` if it has at least `rows` rows, else a new, larger one."""
     return array if len(array) >= rows else np.empty((rows, array.shape[1]), np.float32)

@@ -1,7 +1,7 @@
-"""A worker's connections to the servers, of which one may be lost and another come in its place.
+"""Routes from a worker to the servers: a failed server's connection is replaced by its successor's.
 
-What is pushed to a shard while nobody serves it waits here. What had been sent to a server that is gone is lost; an
-empty part takes its place on the next one, so that the gradient is announced all the same. Costs a lock a push.
+Pushes to a shard without a server wait here. Pushes sent to a failed server are lost; an
+empty slice replaces each on its successor, so that the gradient is announced nevertheless. Costs a lock per push.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Bytes
 from gbactl.wire.messages import Push, Relocated
 
-REMEMBERED = 256  # pushes a shard: more than a worker can have out
+REMEMBERED = 256  # pushes per shard: more than a worker can have in flight
 Dial = Callable[[str, Peer], Channel]
 
 
 class Parked:
-    """In the place of a connection that is lost: keeps pushes for the next one, forgets what else is sent."""
+    """Stand-in for a lost connection: keeps pushes for the next one, and drops other messages."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -32,11 +32,11 @@ class Parked:
         self._then: Channel | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
-        """See channel.Channel."""
+        """See Channel.reserve."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: object, payload: Bytes | None = None) -> None:
-        """See channel.Channel."""
+        """See Channel.send."""
         if not isinstance(message, Push):
             return
         with self._lock:
@@ -46,10 +46,10 @@ class Parked:
                 self._then.send(message, payload)
 
     def close(self) -> None:
-        """See channel.Channel."""
+        """See Channel.close."""
 
     def hand_on(self, channel: Channel) -> None:
-        """Send what was held, and what is still on its way here, to another connection."""
+        """Forward the kept pushes, and those still to be sent here, to another connection."""
         with self._lock:
             for message, payload in self._held:
                 channel.send(message, payload)
@@ -58,37 +58,37 @@ class Parked:
 
 
 class Routes:
-    """`servers`: the channel of each shard, kept up to date in place. Any thread may push; one changes them."""
+    """Routes to all shards. `servers`: the channel of each, updated in place. Any thread may push; one updates."""
 
     def __init__(self, servers: list[Channel]) -> None:
         self.servers = servers
         self._lock = threading.Lock()
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
-        self._over: list[Channel] = []  # held, so that no other channel has the id of one of them
+        self._over: list[Channel] = []  # kept alive, so that no other channel gets the id of one of them
         self._sent: list[deque[tuple[Push, Channel]]] = [deque(maxlen=REMEMBERED) for _ in servers]
 
     def shard_of(self, channel: Channel) -> int | None:
-        """Which shard a channel is that of; None if it is not any more."""
+        """Shard that a channel leads to; None if it was replaced."""
         return self._shard.get(id(channel))
 
     def serves(self, shard: int, epoch: int) -> bool:
-        """Whether the connection to a shard is to that process already."""
+        """Whether the connection to a shard already leads to that incarnation of its server."""
         channel = self.servers[shard]
         return not isinstance(channel, Parked) and channel.peer.epoch == epoch
 
     def pushing(self, shard: int, push: Push) -> Channel:
-        """Where a part goes that is sent now."""
+        """Channel for a slice that is pushed now; the push is remembered."""
         with self._lock:
             channel = self.servers[shard]
             self._sent[shard].append((push, channel))
         return channel
 
     def lose(self, shard: int) -> None:
-        """Nobody serves a shard until somebody else does."""
+        """Replace the channel of a failed server until its successor is there."""
         self._replace(shard, Parked(self.servers[shard].peer))
 
     def renew(self, message: Relocated, dial: Dial) -> Channel | None:
-        """Another process serves a shard; None if that is gone again."""
+        """Connect to a shard's new server and send it the missing slices; None if it is gone again."""
         shard, numbers = message.shard, message.batches
         wanted = set(zip(numbers[::2], numbers[1::2], strict=True))
         try:

@@ -1,10 +1,10 @@
-"""What is under the workers' ring where they have no memory in common: the first server sums instead.
+"""All-reduce fallback of workers that share no memory: the first server sums instead of the broken ring.
 
-While the ring holds, every rank keeps a copy of its part of a round and of the last sum: two copies of the vector a
-step, and nothing is sent. Once it breaks, every rank tells the server both, so that a sum which reached some ranks
-reaches all. What a dead rank had put into one that reached nobody else is gone with it. From then on a round costs the
-vector to that server and back, over the connections that are there. A server that takes its place is told again. See
-gradient_sums.py for what the server makes of it.
+While the ring works, every rank keeps a copy of its part of a round and of the last sum: two copies of the vector a
+step, and nothing is sent. Once it breaks, every rank sends the server both, so that a sum which reached some ranks
+reaches all. What a failed rank had contributed to a sum that reached no other rank is lost. From then on a round costs
+the vector to that server and back, over the existing connections. The server's successor is sent both again.
+gradient_sums.py has the server's side.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Sum, SumPart
 from gbactl.worker.client import Exchange
 
-SERVER = 0  # the one that sums: what it decides of the dead is so for all
+SERVER = 0  # the shard that sums: its decision about failed ranks holds for all
 
 
 @dataclass
 class _Round:
-    """What this rank has of a round."""
+    """This rank's data of a round: its parts and the sum."""
 
     number: int
-    dealt: int  # parts in all; 0: one of every rank
-    after: int  # of a dealt one's step: the first version of rows that has it
+    dealt: int  # number of parts; 0: one part of every rank
+    after: int  # for a dealt one: the first version of rows that includes its step
     length: int
-    parts: dict[int, Vector] = field(default_factory=dict)  # its own
+    parts: dict[int, Vector] = field(default_factory=dict)  # this rank's own
     total: Vector | None = None
 
 
@@ -46,12 +46,14 @@ class _Handle:
 
 
 class ServedSums(Beneath):
-    """One rank of `size`. Any thread may call `fall`, `leave_out` and `interrupt`; one thread all else."""
+    """Sums on the first server for one rank of `size`.
+
+    Any thread may call `fall`, `leave_out` and `interrupt`; one thread all else."""
 
     def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
         self.wanted: Callable[[], bool] = lambda: False
-        self.moved: Moved = uncounted  # of messages, which are counted where they are sent
+        self.moved: Moved = uncounted  # messages, which are counted where they are sent
         self._lock = threading.Lock()  # taken inside the exchange's, never around it
         self._generation, self._fallen = 0, False
         self._dealt: tuple[int, int | None, int, int] | None = None
@@ -62,29 +64,29 @@ class ServedSums(Beneath):
         exchange.more[Sum] = self._arrived
         exchange.on_back = self._again
 
-    # -- see Surviving ------------------------------------------------------------------------------
+    # -- methods of Surviving -----------------------------------------------------------------------
 
     def without_the_dead(self) -> None:
-        """See Surviving."""
+        """See Surviving.without_the_dead."""
         self._dealt = None
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving."""
+        """See Surviving.deal."""
         self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving."""
+        """See Surviving.leave_out."""
         with self._lock:
             self._absent.add(rank)
             for name, each in self._now.items() if self._fallen else ():
                 self._ask(name, each)
 
     def interrupt(self) -> None:
-        """See Surviving."""
+        """See Surviving.interrupt."""
         self.exchange.look()
 
     def renew(self, generation: int) -> None:
-        """See Surviving."""
+        """See Surviving.renew."""
         with self._lock:
             self._generation, self._dealt = generation, None
             self._absent.clear()
@@ -93,7 +95,7 @@ class ServedSums(Beneath):
             self._free.clear()
 
     def fall(self) -> None:
-        """See Beneath."""
+        """See Beneath.fall."""
         with self._lock:
             if not self._fallen:
                 self._fallen = True
@@ -127,7 +129,7 @@ class ServedSums(Beneath):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """See Beneath. What was told to the server as missing is taken from there, by all."""
+        """See Beneath.passed. A sum that was reported to the server as missing is taken from there by all ranks."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
@@ -137,7 +139,7 @@ class ServedSums(Beneath):
         """See Collective.close."""
 
     def _next(self, name: str, new: _Round) -> _Round:
-        """A round begins; the one before the last has nothing any more that anybody wants."""
+        """Begin a round, and free the arrays of the round before the last, which no rank needs any more."""
         old, last = self._before.get(name), self._now.get(name)
         if old is not None:
             self._free += [*old.parts.values(), *(() if old.total is None else (old.total,))]
@@ -147,7 +149,7 @@ class ServedSums(Beneath):
         return new
 
     def _copied(self, array: Vector) -> Vector:
-        """A copy, in memory that has served before if there is any."""
+        """Copy an array, into freed memory if there is any."""
         for index, free in enumerate(self._free):
             if len(free) == len(array):
                 np.copyto(self._free.pop(index), array)
@@ -157,7 +159,7 @@ class ServedSums(Beneath):
     # -- the server; the lock is held ---------------------------------------------------------------
 
     def _tell(self) -> None:
-        """All that the server may not know."""
+        """Send the server all sums and parts that it may lack."""
         for name, each in [*self._before.items(), *self._now.items()]:
             if each.total is not None:
                 self._bring(name, each)
@@ -187,13 +189,13 @@ class ServedSums(Beneath):
         channel.send(message, out)
 
     def _again(self, shard: int) -> None:
-        """Another server has come."""
+        """Send the server's successor all sums and parts."""
         with self._lock:
             if shard == SERVER and self._fallen:
                 self._tell()
 
     def _arrived(self, shard: int, message: Sum, frame: Frame) -> None:
-        """A sum is there; perhaps once more."""
+        """Take a sum from the server, which may come twice."""
         with self._lock:
             each = self._now.get(message.name)
             if each is not None and (message.generation, message.number) == (self._generation, each.number):

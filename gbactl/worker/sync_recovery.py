@@ -1,9 +1,9 @@
-"""A worker's part in `sync` where others may die: whose batch it computes, and steps that it must go back to.
+"""Worker's recovery in `sync` after other workers' failures: recomputed batches, and steps to go back to.
 
-A step's batches have places in its sum, and any worker may fill any of them. So when one dies, another computes its
-batch and fills its place, and nobody has to begin again: the sum is in batch order, the bits are those of a run in
-which nobody died. Where the dead one had filled its place and its rows had not arrived, the others have taken the
-dense step already; the batch is then computed once more with the parameters before it, for its rows alone. Costs a
+A step's batches have places in its sum, and any worker may fill any of them. When a worker fails, another computes its
+batch and fills its place, and no step is restarted: the sum is in batch order, the bits are those of a run
+without the failure. Where the failed worker had filled its place but its rows had not arrived, the others have already
+taken the dense step; the batch is then computed again with the parameters before it, for its rows alone. Costs a
 copy of the dense vector a step.
 """
 
@@ -19,22 +19,24 @@ from gbactl.worker.core import Item, ReplicatedSteps
 
 
 class Survival:
-    """One worker's. `value`: its dense parameters float32[n], where they are changed."""
+    """Recovery of one worker in `sync`. `value`: its dense parameters float32[n], updated in place."""
 
     def __init__(
         self, collective: Surviving, exchange: Exchange, flat: FlatModel, value: Vector, steps: ReplicatedSteps
     ) -> None:
         self.collective, self.exchange, self.flat, self.value = collective, exchange, flat, value
         self.steps = steps
-        self._before = value.copy()  # the parameters that the last step was taken from
+        self._before = value.copy()  # parameters before the last step
         self._now = value.copy()
-        self._first: int | None = None  # of this generation
-        self._token = -1  # of the step at hand
+        self._first: int | None = None  # first step of this generation
+        self._token = -1  # current step
         collective.wanted = self._wanted
         exchange.on_more = self._more_comes
 
     def begin(self, item: Item) -> bool:
-        """Before a batch: say which place is filled next. False where its step is taken: only its rows are missing."""
+        """Announce the place that a batch fills.
+
+        False where its step is taken already, and only its rows are missing."""
         token, place = item.grant.token, self.steps.place(item)
         if place is None:
             np.copyto(self._now, self.value)
@@ -46,11 +48,11 @@ class Survival:
         return True
 
     def forward(self) -> None:
-        """A batch of a step that was taken is computed: back to the parameters of now."""
+        """Load the current parameters again after a batch of an earlier step was computed."""
         self.flat.load(self._now)
 
     def more(self) -> bool:
-        """Whether another batch of the step at hand is this worker's."""
+        """Whether this worker has another batch of the current step."""
         return self.exchange.core.has_batch_of(self._token)
 
     def _more_comes(self, step: int) -> None:
@@ -61,10 +63,10 @@ class Survival:
         return self.exchange.over() or self.more()
 
     def take(self) -> None:
-        """The sum of a step is there: it is taken now."""
+        """Keep the parameters before the step that is taken now."""
         np.copyto(self._before, self.value)
 
     def renew(self, generation: int) -> None:
-        """Everybody has the same parameters and begins anew."""
+        """Begin a new generation, in which all workers have the same parameters."""
         self._first = None
         self.collective.renew(generation)

@@ -139,7 +139,7 @@ class Run:
         shared_names.sweep()
         rundir.write_faults(self.run_dir, self.cfg)
         try:
-            with whole():  # a signal could leave the run without an end
+            with whole():  # a signal could leave the run unended
                 self._begin_tracking()
             with room_needed(self.run_dir):
                 self._train()

@@ -30,7 +30,7 @@ def listen(bind: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address that a peer dials."""
+    """Return the address at which peers reach a listening socket."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return UNIX + bytes(name)[1:].decode()
@@ -43,7 +43,7 @@ def near(address: str, host: str) -> bool:
 
 
 def dial(address: str, timeout: float) -> socket.socket:
-    """Connect within `timeout` seconds. Raises OSError."""
+    """Connect to a node's address within `timeout` seconds. Raises OSError."""
     if not address.startswith(UNIX):
         host, port = address.rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout=timeout)

@@ -70,7 +70,7 @@ def _proof(key: bytes, *parts: bytes) -> bytes:
 
 
 def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) -> bytes:
-    """Encode the connector's handshake message. Raises WireError if the listener speaks another protocol."""
+    """Encode the connector's handshake message. Raises WireError if the listener is no gbactl of this version."""
     magic, listener_nonce = GREETING.unpack(greeting_bytes)
     if magic != MAGIC:
         raise WireError("The other end is not a gbactl process of this version.")

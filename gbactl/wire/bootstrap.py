@@ -31,25 +31,25 @@ class Bootstrap:
     missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)
 
     def dumps(self) -> bytes:
-        """Encode as one line of JSON."""
+        """Encode the document as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def loads(cls, line: bytes) -> Bootstrap:
-        """Decode the output of dumps()."""
+        """Decode a document that dumps() encoded."""
         return cls(**json.loads(line))
 
     @property
     def peer(self) -> Peer:
-        """This child's identity."""
+        """Identity of this child process."""
         return Peer(self.role, self.index, self.epoch)
 
     @property
     def log_name(self) -> str:
-        """Name of its log in logs/ without the suffix: W1, and W1-2 for its second successor."""
+        """Name of the child's log in logs/ without the suffix: W1, and W1-2 for its second successor."""
         return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
 
     @property
     def cfg(self) -> RunConfig:
-        """The run's configuration."""
+        """Configuration of the run."""
         return from_dict(self.config)

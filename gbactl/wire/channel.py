@@ -84,7 +84,7 @@ class BufferPool:
         return np.empty(max(nbytes, 4096), np.uint8)
 
     def give(self, buffer: Bytes) -> None:
-        """Return a buffer to the pool."""
+        """Return a receive buffer to the pool."""
         if len(self.free) < self.keep and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
             self.free.append(buffer)
 

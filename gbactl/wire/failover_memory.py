@@ -19,17 +19,17 @@ class Holdings:
         self._held: dict[tuple[int, int], bool] = {}
 
     def granted(self, grant: Granted, phase: BeginPhase) -> None:
-        """Record a granted batch."""
+        """Record that a batch was granted."""
         batch = (grant.phase, grant.batch)
         self._granted.append(batch)
         self._held[batch] = phase.training
 
     def returned(self, grant: Granted) -> None:
-        """Remove a batch that is about to be pushed or given back."""
+        """Mark a batch as pushed or given back, just before that happens."""
         self._held.pop((grant.phase, grant.batch), None)
 
     def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> Holding:
-        """Build the answer to a coordinator of term `epoch`."""
+        """Build the Holding message that answers a coordinator of incarnation `epoch`."""
         granted = [number for pair in self._granted for number in pair]
         held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
         return Holding(worker, epoch, 0 if phase is None else phase.number, granted, held)
@@ -42,7 +42,7 @@ class Waiting:
         self._told: dict[int, Staged] = {}
 
     def told(self, message: Staged, shard: Shard) -> None:
-        """Record a Staged message."""
+        """Record a Staged message, sent for a gradient slice."""
         self._told[message.batch] = message
         if len(self._told) > MOST:
             self._told = {each.batch: each for each in self.waiting(shard)}
@@ -52,5 +52,5 @@ class Waiting:
         return [self._told[batch] for batch in shard.staged if batch in self._told]
 
     def clear(self) -> None:
-        """Forget all at the start of a phase, in which batch numbers begin at 0 again."""
+        """Forget all records at the start of a phase, in which batch numbers begin at 0 again."""
         self._told.clear()

@@ -40,7 +40,7 @@ CLOSED = 0  # kind of the pseudo-frame that reports a lost connection
 
 @dataclass(slots=True)
 class Frame:
-    """A received frame. `payload` is valid until `release()` is called.
+    """Received frame. `payload` is valid until `release()` is called.
 
     A hub within one process may hand over `message` itself instead of its descriptor.
     """
@@ -65,7 +65,7 @@ class Frame:
 
 
 class Header(NamedTuple):
-    """Parsed fixed part of a frame."""
+    """Parsed fixed part of a frame (its header)."""
 
     kind: int
     flags: int

@@ -30,7 +30,7 @@ class MemoryChannel:
         self.other: MemoryChannel | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Allocate fresh memory."""
+        """Allocate fresh memory for a payload."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:

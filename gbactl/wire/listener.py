@@ -141,7 +141,7 @@ class Door:
         return left if timeout is None else min(left, timeout)
 
     def tend(self) -> None:
-        """Close connections whose deadline has passed, and accept again after a pause."""
+        """Close unauthenticated connections whose deadline has passed, and resume accepting after a pause."""
         if not self.strangers and self._shut_until is None:
             return
         now = time.monotonic()
@@ -193,7 +193,7 @@ class Refusals(Counter[str]):
     """Rejections counted by reason."""
 
     def note(self, reason: str) -> None:
-        """Count a rejection, and log it unless there are many."""
+        """Count a rejection, and log it: always at first, later each time the count has doubled."""
         if reason not in self and len(self) >= MOST_REASONS:
             reason = OTHER
         self[reason] += 1

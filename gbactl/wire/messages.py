@@ -17,7 +17,7 @@ from gbactl.wire.frames import Frame
 
 
 class Hello(NamedTuple):
-    """To the coordinator: a node introduces itself; `address` is where it listens, if it does."""
+    """To the coordinator: introduction of a node; `address` is where it listens, if it does."""
 
     role: str
     number: int
@@ -39,7 +39,7 @@ class Install(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """To the coordinator: a node can take work."""
+    """To the coordinator: readiness of a node to take work."""
 
     role: str
     number: int
@@ -67,7 +67,7 @@ class BeginPhase(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """To a worker: drop its batches of a phase that it has not begun; no result of the phase is awaited any more."""
+    """To a worker: drop the batches of a phase that it has not begun, as no result of the phase is awaited any more."""
 
     phase: int
 
@@ -188,7 +188,7 @@ class Sum(NamedTuple):
 
 
 class PartsLost(NamedTuple):
-    """To the coordinator, from the server that sums: a step's dense gradient lacks these summands."""
+    """To the coordinator, from the server that sums: summands that a step's dense gradient lacks."""
 
     step: int
     parts: list[int]
@@ -222,7 +222,7 @@ class PutDense(NamedTuple):
 
 
 class Take(NamedTuple):
-    """To the coordinator: a worker asks for a batch."""
+    """To the coordinator: request for a batch."""
 
     worker: int
 
@@ -258,7 +258,7 @@ class Prepare(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """To the coordinator: a server holds its slice of a gradient. It forwards the worker's report on it (see Push).
+    """To the coordinator: a server holds its slice of a gradient, with the worker's report on it (see Push).
 
     When every shard has sent this, the gradient is announced, which also counts as a Take.
     """
@@ -338,7 +338,7 @@ class Fence(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """Answer to Fence: a server rejects the worker from now on."""
+    """Answer to Fence: the server rejects the worker from now on."""
 
     shard: int
     worker: int
@@ -351,7 +351,7 @@ class Barrier(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Answer to Barrier: a server has applied so many steps."""
+    """Answer to Barrier: the server has applied so many steps."""
 
     shard: int
     version: int
@@ -425,7 +425,7 @@ class Push(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A node has received a message."""
+    """Acknowledgement of a message."""
 
     phase: int
     batch: int
@@ -484,13 +484,16 @@ class DenseSaved(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """To a worker, in `sync`: another worker has failed and is not awaited any more."""
+    """To a worker, in `sync`: failure of another worker, which is not awaited any more."""
 
     worker: int
 
 
 class Numbered(NamedTuple):
-    """A message of kind `kind` over a connection that may lose it (see reliable.py), with the same payload."""
+    """Message of kind `kind` with a sequence number, for a connection that may lose it (see reliable.py).
+
+    Its payload is the message's.
+    """
 
     number: int
     kind: int
@@ -504,7 +507,7 @@ class Arrived(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """To the coordinator: a replacement server has loaded its shard from the checkpoint of `step` (-1: there was none).
+    """To the coordinator: step of the checkpoint that a replacement server has loaded (-1: there was none).
 
     Also the answer to Reload.
     """
@@ -531,7 +534,7 @@ class Reload(NamedTuple):
 
 
 class Relocated(NamedTuple):
-    """To a worker: a shard is served by another process now, to which it repeats its open requests.
+    """To a worker: new address of a shard after a server failure. The worker repeats its open requests there.
 
     Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
     server has gone back to a checkpoint, and the worker's versions are invalid.
@@ -557,7 +560,7 @@ class Pong(NamedTuple):
 
 
 class Revive(NamedTuple):
-    """To a reconnected node: a new coordinator, with a later `epoch`, continues the run."""
+    """To a reconnected node: takeover of the run by a new coordinator, of a later `epoch`."""
 
     epoch: int
 

@@ -46,7 +46,7 @@ class Progress:
         self._began, self._step = math.inf, -1
 
     def told(self, message: Any) -> None:
-        """Note the progress in a message that is sent or received."""
+        """Update the progress from a message that is sent or received."""
         if type(message) in _STEPS:
             name = _STEPS[type(message)]
             with self._lock:
@@ -54,7 +54,7 @@ class Progress:
                 self._step = max(self._step, 0 if name is None else getattr(message, name))
 
     def heard(self, frame: Frame) -> Frame:
-        """Note the progress in a received frame; errors in it are left to its handler."""
+        """Update the progress from a received frame; errors in it are left to its handler."""
         if frame.kind in _TELLING:
             with contextlib.suppress(WireError):
                 frame.message = decode(frame)

@@ -37,17 +37,17 @@ class Outgoing:
         return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
 
     def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
-        """Queue a buffer; `owner` is the pool's buffer that it lies in."""
+        """Append a buffer to the queue; `owner` is the pool's buffer that it lies in."""
         self._pieces.append((piece, owner))
         self._count(piece.nbytes)
 
     def write(self) -> None:
-        """Write what the socket takes. Raises BlockingIOError where that is not all, and OSError."""
+        """Write queued bytes to the socket. Raises BlockingIOError where it does not take all, and OSError."""
         while self._pieces:
             self._drop(self._sock.sendmsg([piece for piece, _ in list(self._pieces)[:AT_ONCE]]))
 
     def clear(self) -> None:
-        """Discard all that is queued."""
+        """Discard all queued bytes."""
         self._pieces.clear()
         self._count(-self.bytes)
 

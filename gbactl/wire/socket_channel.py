@@ -115,7 +115,7 @@ class SocketChannel:
         return self._reserved.pop(payload.ctypes.data, None)
 
     def flush(self) -> None:
-        """Write what the socket takes; ask the selector for a wake-up for the rest."""
+        """Write as much as the socket takes; ask the selector for a wake-up for the rest."""
         try:
             self._out.write()
         except BlockingIOError:

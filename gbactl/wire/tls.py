@@ -71,7 +71,7 @@ class Encrypted(ssl.SSLSocket):
 
 
 def _meant(error: ssl.SSLError) -> Exception:
-    """Translate an ssl error to what a plain socket raises, or to WireError."""
+    """Translate an ssl error to the exception of a plain socket, or to WireError."""
     if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
         return BlockingIOError()
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint.plan import Costs
 
-MOST_SAVES = 256  # remembered: more than are kept on disk
+MOST_SAVES = 256  # checkpoints remembered: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")
 
 
@@ -81,17 +81,17 @@ class UpdateCounter:
         self.pending = self.pending or [0] * self.shards
 
     def applied(self, shard: int, updates: int) -> None:
-        """Count updates that a shard has applied."""
+        """Count row updates that a shard has applied."""
         self.applied_on[shard] += updates
         self.pending[shard] += updates
 
     @property
     def unsaved(self) -> list[int]:
-        """Updates of each shard that a failure now would undo."""
+        """Row updates of each shard that a failure now would undo."""
         return list(self.pending)
 
     def saved(self, shard: int, updates: int) -> None:
-        """Count updates of a shard that were pending and are saved now."""
+        """Count pending row updates of a shard as saved."""
         self.pending[shard] = max(0, self.pending[shard] - updates)
 
     def lost(self, shard: int) -> int:
@@ -107,23 +107,23 @@ class UpdateCounter:
             self.pending[shard] = self.lost_on[shard] = 0
 
     def missed(self, shard: int, updates: int) -> None:
-        """Count updates sent to a shard that failed before it had applied them."""
+        """Count row updates sent to a shard that failed before it had applied them."""
         self.applied_on[shard] += updates
         self.lost_on[shard] += updates
 
     @property
     def total(self) -> int:
-        """All updates, applied or missed."""
+        """All row updates, applied or missed."""
         return sum(self.applied_on)
 
     @property
     def total_lost(self) -> int:
-        """Updates that were undone or missed."""
+        """Row updates that were undone or missed."""
         return sum(self.lost_on)
 
     @property
     def share(self) -> float:
-        """Lost updates / all updates; 0 where there were none."""
+        """Share of row updates that were lost; 0 where there were none."""
         return self.total_lost / self.total if self.total else 0.0
 
 
@@ -202,7 +202,7 @@ class UnsavedWork:
 
 @dataclass
 class Spent:
-    """Seconds by kind of cost, in the unit of the costs.
+    """Seconds of training that saves and recoveries cost a job, by kind, in the unit of the costs.
 
     `again`: training that was undone and repeated, of `samples` samples.
     """
@@ -217,7 +217,7 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """All costs together."""
+        """Seconds of all kinds of cost together."""
         return self.saving + self.loading + self.rescheduling + self.again
 
     def save(self, costs: Costs, part: float) -> float:
@@ -247,7 +247,7 @@ class Spent:
         return load + reschedule
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """Encode for result.json; `seconds`: those of the whole job.
+        """Encode the costs for result.json; `seconds`: those of the whole job.
 
         Shares are of the job without all these costs, T in the equations.
         """

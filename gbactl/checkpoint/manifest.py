@@ -72,7 +72,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Size of all its files."""
+        """Size of all files of the checkpoint."""
         return sum(entry.bytes for entry in self.files)
 
 
@@ -151,5 +151,5 @@ def identity(config: Mapping[str, Any], data: str) -> str:
 
 
 def shared(config: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Return those values: the model, the data's fingerprint, the optimizer's name, the seed."""
+    """Return the values that two such jobs share: model, data fingerprint, optimizer's name, seed."""
     return {"model": config["model"], "optimizer": config["optim"]["name"], "seed": config["seed"], "data": data}

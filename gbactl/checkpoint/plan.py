@@ -60,7 +60,7 @@ class Estimate:
     expected_pls: float
 
     def told(self) -> dict[str, Any]:
-        """Encode for result.json."""
+        """Encode the estimate for result.json."""
         return asdict(self)
 
     @property
@@ -69,7 +69,7 @@ class Estimate:
         return self.partial_overhead if self.recovery == "partial" else self.full_overhead
 
     def sentence(self, steps: int | None = None, expected: bool = True) -> str:
-        """Describe the choice and, if `expected`, the estimate behind it.
+        """Describe the chosen recovery and interval and, if `expected`, the estimate behind them.
 
         `steps`: the interval where it is configured in steps, whose seconds are not known yet.
         """
@@ -116,7 +116,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Rhythm:
-    """Schedule of a job's saves.
+    """Schedule of a job's checkpoint saves.
 
     `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
     configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last).
@@ -128,7 +128,7 @@ class Rhythm:
     base_every: int
 
     def tick(self, number: int) -> Tick:
-        """Return save `number`, counted from 1."""
+        """Return the kind of save `number`, counted from 1."""
         if self.parts == 1:
             return Tick(number, "whole")
         if self.base_every and number % (self.parts * self.base_every) == 0:
@@ -147,7 +147,7 @@ class Rhythm:
 
 
 def costs_of(config: CheckpointConfig, servers: int) -> Costs:
-    """Compute the costs from a configuration. Raises ConfigError for invalid times.
+    """Compute the equations' costs from a configuration. Raises ConfigError for invalid times.
 
     Its save_seconds are those of fp32.
     """
@@ -162,7 +162,7 @@ def job_named(config: CheckpointConfig) -> bool:
 
 
 def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
-    """Estimate the costs of a configuration. Raises ConfigError for invalid times."""
+    """Estimate a job's checkpoint costs from a configuration. Raises ConfigError for invalid times."""
     costs, parts = costs_of(config, servers), _parts(config)
     return estimate(config.name, costs, config.target_pls, config.interval_seconds, parts, config.base_every)
 

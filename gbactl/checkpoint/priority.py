@@ -35,7 +35,7 @@ class Priority(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory used, in bytes."""
+        """Memory used by the counters or copies, in bytes."""
 
 
 def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Priority:
@@ -50,7 +50,7 @@ def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Pri
 
 
 def size(spans: Spans) -> int:
-    """Return the number of rows in all spans."""
+    """Count the rows in all spans."""
     return sum(high - low for low, high in spans)
 
 

@@ -51,11 +51,11 @@ class Closing:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended; `error` is the reason of a failure."""
+        """Whether the publication has ended; `error` is the reason of a failure."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, at most `seconds`."""
+        """Wait until the publication has ended, at most `seconds`."""
         if self._thread is not None:
             self._thread.join(seconds)
 

@@ -46,7 +46,7 @@ def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
 
 
 def after(ranges: Ranges, samples: int) -> Ranges:
-    """Return what is left after the first `samples`."""
+    """Return the ranges that are left after the first `samples`."""
     return merged(pieces(ranges, samples, total(ranges)))
 
 
@@ -71,7 +71,7 @@ class Finished:
         self._beyond: set[int] = set()
 
     def settle(self, step: Step) -> None:
-        """Record an ordered step."""
+        """Record the batches of an ordered step."""
         self.ledger.settle(step)
         for member in step.members:
             self._add(member.batch)
@@ -82,7 +82,7 @@ class Finished:
         self._add(drop.batch)
 
     def forgo(self, batches: Iterable[int], samples: int) -> None:
-        """Record batches in flight, of `samples` in all, that were given up."""
+        """Record batches in flight, of `samples` in all, that were given up (counted as decayed)."""
         self.ledger.decayed += samples
         for batch in batches:
             self._add(batch)

@@ -140,7 +140,7 @@ class TensorFile:
             view, at = view[written:], at + written
 
     def finish(self) -> Written:
-        """Sync the file and give it its name."""
+        """Sync the file to disk and give it its name."""
         os.fsync(self._fd)
         self._close()
         self._partial.replace(self.path)
@@ -184,7 +184,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def not_finite(path: Path, tensor: str) -> NotFiniteError:
-    """Build the error for a file with such a tensor."""
+    """Build the error for a file in which a tensor has infinities or NaN."""
     return NotFiniteError(f"{path} is not finite: {tensor} holds infinities or NaN.")
 
 
@@ -251,13 +251,13 @@ class Writing:
                 self._changed.wait_for(lambda: self.waiting <= most)
 
     def hurry(self) -> None:
-        """Lift the limit on bytes a second."""
+        """Lift the limit on bytes written a second."""
         with self._changed:
             self.pace = 0.0
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Finish after the last piece."""
+        """Finish the file after the last piece."""
         self._pieces.put(None)
         if self._thread is None:
             self._run()
@@ -268,7 +268,7 @@ class Writing:
         return self.written is not None or bool(self.error)
 
     def give_up(self) -> None:
-        """Cancel the file; returns when nothing of it is left."""
+        """Cancel writing; returns when nothing of the file is left."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()

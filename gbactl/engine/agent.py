@@ -71,7 +71,7 @@ class Agent:
         self._unlisten({})
 
     def tell(self, name: str, fields: dict[str, Any]) -> None:
-        """Send to the launcher; ignore errors, as the end of the input shows that it is gone."""
+        """Send a message to the launcher; errors are ignored, as the end of the input shows that it is gone."""
         try:
             with self._lock:
                 write_all(self._write, pack(name, fields))
@@ -91,7 +91,7 @@ class Agent:
             time.sleep(LOOK_SECONDS)
 
     def _fence(self) -> None:
-        """Kill everything once the host is cut off; in a thread of its own, as a full pipe blocks the others."""
+        """Kill every process once the host is cut off; in a thread of its own, as a full pipe blocks the others."""
         looked = time.monotonic()
         while True:
             time.sleep(LOOK_SECONDS)
@@ -157,7 +157,7 @@ class Agent:
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
-        """Write a piece of data. Errors are reported by `whole`, as no answer is awaited."""
+        """Write a piece of the data. Errors are reported by `whole`, as no answer is awaited."""
         try:
             name, data = field(fields, "name", str), field(fields, "data", bytes)
             self.holding.take(name, data, bool(fields.get("first")))

@@ -58,7 +58,7 @@ class Link:
     # -- to the agent -------------------------------------------------------------------------------
 
     def tell(self, name: str, /, **fields: Any) -> None:
-        """Send a message without waiting for an answer; does nothing where the host is gone."""
+        """Send a message to the agent without waiting for an answer; does nothing where the host is gone."""
         data = pack(name, fields)
         try:
             with self._writing:
@@ -67,7 +67,7 @@ class Link:
             self.lose("its agent is gone")
 
     def ask(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises ClusterError, which names the host."""
+        """Send a request to the agent and wait for its answer. Raises ClusterError, which names the host."""
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with self._state:
             self._asked += 1
@@ -127,7 +127,7 @@ class Link:
             self.told(name, fields)
 
     def lose(self, why: str) -> None:
-        """Take the host as failed and end the connection; its processes end when they hear no more. Effective once."""
+        """Take the host as failed and end the connection, which ends its processes. Only the first call counts."""
         with self._state:
             if self.gone is not None:
                 return

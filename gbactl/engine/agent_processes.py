@@ -40,7 +40,7 @@ class Node:
 
 
 class Nodes:
-    """Processes of this host. `tell` sends to the launcher.
+    """Processes of a run on an agent's host. `tell` sends to the launcher.
 
     Any thread may look and kill; the other methods are for the thread that reads the agent's input.
     """
@@ -125,7 +125,7 @@ class Nodes:
                 self.tell("log", {"name": node.name, "data": data})
 
     def kill(self) -> None:
-        """Kill all processes at once."""
+        """Kill all processes of this host at once."""
         for node in list(self.all.values()):
             node.process.kill()
 

@@ -17,13 +17,13 @@ from gbactl.errors import WireError
 MAGIC = b"\0gbactl-agent-1\n"
 LONGEST = 1 << 23
 MOST_GREETING = 1 << 16
-PIECE = 1 << 20  # of a file
+PIECE = 1 << 20  # bytes of a file in one message
 _LENGTH = struct.Struct("<I")
 Message = tuple[str, dict[str, Any]]
 
 
 def pack(name: str, fields: dict[str, Any]) -> bytes:
-    """Encode one message. Raises WireError if it is too long."""
+    """Encode one message to or from an agent. Raises WireError if it is too long."""
     body: bytes = msgpack.packb((name, fields))
     if len(body) > LONGEST:
         raise WireError(f"A message {name} of {len(body)} bytes is too long for a host's pipe.")
@@ -83,7 +83,7 @@ def field(fields: dict[str, Any], key: str, kind: Any) -> Any:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes. Raises OSError when the other end is gone."""
+    """Write all bytes to a pipe. Raises OSError when the other end is gone."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

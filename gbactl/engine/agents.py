@@ -1,5 +1,4 @@
-"""Agents of all hosts, for a run or for `gbactl doctor --hosts`: started, checked, given the data and ended together.
-"""
+"""Agents of all hosts, for a run or for `gbactl doctor --hosts`: start, checks, transfer of the data, end."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Line:
     error: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """Encode as fields of a message."""
+        """Encode the measurement as fields of a message."""
         return asdict(self)
 
 
@@ -75,7 +75,7 @@ class Probe:
             self._open.release()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for probes."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -99,7 +99,7 @@ def _answer(sock: socket.socket) -> None:
 
 
 def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> Line:
-    """Test a connection, and measure it if asked to."""
+    """Test the connection to another host's probe, and measure it if asked to."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=seconds) as sock:

@@ -73,34 +73,34 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id on its host."""
+        """Process id on the process's host."""
 
     def poll(self) -> int | None:
-        """Return None while it runs; else its exit code, or minus the signal that killed it."""
+        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal if it still runs."""
+        """Send a signal to the process if it still runs."""
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the process."""
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL to the process."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended and return its exit code."""
+        """Wait until the process has ended and return its exit code."""
 
 
 @dataclass
 class Child:
-    """Started process and its name (W3, S0, C)."""
+    """Started child process and its name (W3, S0, C)."""
 
     name: str
     process: Process
     log: Path
 
     def exit_sentence(self) -> str | None:
-        """Describe in one sentence why it ended; None while it runs or if it ended without an error."""
+        """Describe in one sentence why a child ended; None while it runs or if it ended without an error."""
         code = self.process.poll()
         if code is None or code == 0:
             return None
@@ -109,7 +109,7 @@ class Child:
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
 
     def only_noticed(self) -> bool:
-        """Return whether it ended because another process had failed."""
+        """Return whether a child ended because another process had failed."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:
@@ -257,9 +257,10 @@ class Children:
         tell(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
-        """Return (sentence, whether it is the root cause) of a child that ended badly: killed, failed or only noticing.
+        """Return (sentence, whether it is the root cause) of a child process that ended badly, or None.
 
-        None while only children failed that the coordinator can do without or replaces.
+        Badly: killed, failed or having noticed a failure. None also while only processes failed that the coordinator
+        can do without or replaces.
         """
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
         goes_on = self.revivable  # asked last, so that a coordinator that was killed just now counts as replaceable

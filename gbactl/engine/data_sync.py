@@ -21,7 +21,7 @@ FILES = (*(f"{name}.npy" for name in ARRAYS), META)
 
 
 class Holding:
-    """Data of one host."""
+    """Prepared data of one host."""
 
     def __init__(self) -> None:
         self.place: Path | None = None
@@ -43,7 +43,7 @@ class Holding:
         return False
 
     def take(self, name: str, data: bytes, first: bool) -> None:
-        """Write a piece of a file. Raises WireError for an unknown file name."""
+        """Write a received piece of a data file. Raises WireError for an unknown file name."""
         if name not in FILES:
             raise WireError(f"A host is given a file {name[:40]!r}, which no data cache has.")
         if self._partial is None:
@@ -78,6 +78,6 @@ class Holding:
         self.place = place
 
     def drop(self) -> None:
-        """Remove incomplete data."""
+        """Remove incompletely received data."""
         if self._partial is not None:
             shutil.rmtree(self._partial, ignore_errors=True)

@@ -50,7 +50,7 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Return None while it runs; else its exit code, or minus the signal that killed it."""
+        """Return None while the child runs; else its exit code, or minus the signal that killed it."""
         with self._lock:
             return self._poll()
 
@@ -61,21 +61,21 @@ class Forked:
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal if it still runs."""
+        """Send a signal to the child if it still runs."""
         with self._lock:
             if self._poll() is None:
                 os.kill(self.pid, sig)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the child."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL to the child."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended and return its exit code. Raises subprocess.TimeoutExpired."""
+        """Wait until the child has ended and return its exit code. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -105,13 +105,13 @@ class ForkServer:
         self._ready = False
 
     def ready(self) -> None:
-        """Wait until it has imported everything. Raises OSError if it has ended."""
+        """Wait until the fork server has imported everything. Raises OSError if it has ended."""
         if not self._ready and self._line.recv(len(READY)) != READY:
             raise OSError("The fork server has ended.")
         self._ready = True
 
     def fork(self, environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Forked:
-        """Fork a node (see start_node). Raises OSError, also if the server has ended."""
+        """Fork a node (see start_node). Raises OSError, also if the fork server has ended."""
         self.ready()
         read, write = os.pipe()
         stdin = os.fdopen(write, "wb")
@@ -129,7 +129,7 @@ class ForkServer:
         return Forked(int(answer), stdin)
 
     def close(self) -> None:
-        """End the server; the nodes continue."""
+        """End the fork server; the nodes continue."""
         self._line.close()
         self.process.kill()
         self.process.wait()
@@ -166,7 +166,7 @@ def close_fork_server() -> None:
 
 
 def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Started:
-    """Start a process that waits for its bootstrap (see `tell`).
+    """Start a node's process, which waits for its bootstrap document (see `tell`).
 
     It inherits `fds`, appends its output to `log`, and, if this process forked it, ends with the thread that started
     it.
@@ -186,7 +186,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
 
 
 def tell(process: Started, boot: bytes) -> None:
-    """Write the bootstrap document to a new process; if it ended at once, its exit code tells why."""
+    """Write the bootstrap document to a new process; one that ended at once has an exit code that tells why."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(boot)

@@ -1,4 +1,6 @@
-"""Facts about a host that a run depends on, collected by its agent and checked by the launcher. Imports nothing heavy.
+"""Facts about a host that a run depends on, collected by its agent and checked by the launcher.
+
+Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Examined:
 
     @property
     def network(self) -> Network | None:
-        """Medians over the pairs; None where there is none."""
+        """Median latency and bandwidth over the measured pairs; None without any."""
         if not self.pairs:
             return None
         return Network(
@@ -66,7 +66,7 @@ class Examined:
         )
 
     def plain(self) -> dict[str, Any]:
-        """Encode for JSON."""
+        """Encode the findings for JSON."""
         told = self.found.items()
         hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
         names = ("from", "to", "latency_us", "bandwidth_gbit")
@@ -89,7 +89,7 @@ def examine(hosts: Sequence[str], reach: Reach, bind: str = "auto") -> Examined:
 
 
 def text(examined: Examined) -> str:
-    """Build the file that `gbactl calibrate --network` reads. Raises UsageError where nothing was measured."""
+    """Build the text of the file that `gbactl calibrate --network` reads. Raises UsageError without measurements."""
     from gbactl import __version__
 
     network = examined.network
@@ -106,7 +106,7 @@ def text(examined: Examined) -> str:
 
 
 def read(path: Path) -> dict[str, float]:
-    """Read keys of `cost` from such a file. Raises UsageError."""
+    """Read latency and bandwidth, keys of `cost`, from the file of `text`. Raises UsageError."""
     import yaml
 
     try:

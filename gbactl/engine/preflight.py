@@ -24,7 +24,7 @@ GET = {
 
 @dataclass
 class Found:
-    """Facts about a host, and its faults."""
+    """Facts about a host, and its faults, which keep a run from using it."""
 
     host: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Found:
 
     @property
     def ok(self) -> bool:
-        """Whether a run may use it."""
+        """Whether a run may use the host."""
         return not self.faults
 
     def cells(self) -> list[str]:
-        """Return its row of the table."""
+        """Return the host's row of the table."""
         facts = self.facts
         if not facts:
             return [self.host, "-", "-", "-", "-", "-", "no answer"]

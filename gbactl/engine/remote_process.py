@@ -20,7 +20,7 @@ class HostProcess:
     """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
 
     def __init__(self, link: Link, name: str, **asked: Any) -> None:
-        """Start the process; one that cannot be started counts as failed."""
+        """Start the process through its agent; one that cannot be started counts as failed."""
         self.link, self.name, self.pid = link, name, 0
         self.why = ""  # why it could not be started
         self._code: int | None = None
@@ -32,7 +32,7 @@ class HostProcess:
             self.ended(FAILED)
 
     def ended(self, code: int) -> None:
-        """Record the exit code that its agent reports."""
+        """Record the process's exit code, as its agent reports it."""
         if self._code is None:
             self._code = code
             self._over.set()

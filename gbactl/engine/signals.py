@@ -75,13 +75,13 @@ def whole() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise Stopped if a signal has asked for it."""
+    """Raise Stopped if a signal to stop was received and is not deferred."""
     if len(_asked) > len(_patient):
         raise Stopped(_asked[0])
 
 
 def asked() -> int:
-    """Return the first signal received, or 0."""
+    """Return the first signal to stop that was received, or 0."""
     return _asked[0] if _asked else 0
 
 
@@ -121,13 +121,13 @@ class Stop:
             tell(Event("stop", {"seconds": self.seconds}))
 
     def heard(self, event: Event) -> None:
-        """Note an event of the coordinator."""
+        """Note an event of the coordinator: training has begun, or its answer."""
         self.trains |= event.name == "progress"
         if event.name == "stop":
             self.found = event.fields
 
     def again(self) -> None:
-        """Ask again, as a replacement coordinator has started."""
+        """Repeat the request, as a replacement coordinator has started."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
@@ -145,7 +145,7 @@ class Stop:
         return Stopped(asked())
 
     def sentence(self, run_dir: Path) -> str:
-        """Describe what was saved, and the command that resumes the run."""
+        """Describe the checkpoint that was saved, and the command that resumes the run."""
         state = self.found.get("state")
         command = f"go on with 'gbactl train resume={run_dir}'"
         if state == "saved":

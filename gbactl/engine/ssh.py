@@ -29,7 +29,7 @@ class Show(Protocol):
     """Display of the hosts' preparation; implemented by launch/progress.py."""
 
     def say(self, text: str) -> None:
-        """Print one line."""
+        """Print one line of text."""
 
     def step(self, text: str, fraction: float) -> None:
         """Show the progress of a long step, 0 to 1."""
@@ -118,7 +118,7 @@ class HostChildren(Children):
                 found.faults += preflight.memory(host, int(found.facts["memory"]), count)
 
     def _threads(self) -> int:
-        """Return the threads a worker, the same for all: what the host with the fewest cores a worker allows."""
+        """Return the number of threads a worker, the same for all, from the host with the fewest cores a worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(found.facts["cores"]) for host, found in self.fleet.found.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))

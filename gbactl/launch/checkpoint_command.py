@@ -15,7 +15,7 @@ from gbactl.launch import resume
 
 
 def show_list(run: str, as_json: bool) -> None:
-    """Print one line a checkpoint. Raises UsageError for an unknown run."""
+    """Print one line for each checkpoint of a run. Raises UsageError for an unknown run."""
     folder = Folder(resume.folder_of(run))
     names = folder.names()
     for name in names:
@@ -50,7 +50,7 @@ def line(told: dict[str, Any]) -> str:
 
 
 def verify_all(run: str) -> None:
-    """Verify every checkpoint and print the results. Raises CheckpointError at the end if one is damaged."""
+    """Verify every checkpoint of a run and print the results. Raises CheckpointError at the end if one is damaged."""
     folder = resume.own(run)
     bad = 0
     for name in folder.names():

@@ -37,9 +37,9 @@ ROOT_CONFIG = "train"
 
 
 def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
-    """Resolve interpolations and check the schema. Raises ConfigError.
+    """Convert a composed configuration to a checked RunConfig. Raises ConfigError.
 
-    With resume=, the configuration is that run's, changed by the `typed` keys.
+    With resume=, it is that run's configuration, changed by the `typed` keys.
     """
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -136,7 +136,7 @@ def _cost_keys(path: Path) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """Format a value for Hydra's command line."""
+    """Format a value for Hydra's command line syntax."""
     if isinstance(value, str):
         return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return "null" if value is None else json.dumps(value)

@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.2
 
 
 class Control:
-    """Control socket of a run.
+    """Control socket of a run, which answers requests for a switch or the status.
 
     `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator.
     """
@@ -48,7 +48,7 @@ class Control:
         self._thread.start()
 
     def heard(self, event: Event) -> None:
-        """Remember an event of the coordinator, and answer the request that it belongs to."""
+        """Handle an event of the coordinator, and answer the request that it belongs to."""
         if event.name == "progress":
             self.progress = event.fields
         elif event.name == "switch":
@@ -71,7 +71,7 @@ class Control:
             self._told(Event("switch", {"id": number, **told}))
 
     def close(self) -> None:
-        """Close the socket; clients that wait see their connection end."""
+        """Close the control socket; clients that wait see their connection end."""
         self._closed = True
         self._thread.join(5 * _LOOK_SECONDS)
         with contextlib.suppress(OSError):

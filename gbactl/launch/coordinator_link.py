@@ -18,7 +18,7 @@ Check = Callable[[Children, tuple[str, bool] | None, bool], None]
 
 
 class Coordinators:
-    """Connection to the current coordinator. `say` shows a sentence.
+    """Launcher's connection to the current coordinator. `say` shows a sentence.
 
     A `Check` raises where a child's end ends the run.
     """
@@ -64,7 +64,7 @@ class Coordinators:
 
     @property
     def gone(self) -> bool:
-        """Whether the coordinator was killed."""
+        """Whether the coordinator was killed by a signal."""
         code = self.children.running[0].process.poll()
         return code is not None and code < 0
 

@@ -24,7 +24,10 @@ NAMES = ("model.safetensors", "model.pt", "model.json")
 
 
 def export(chain: Chain, out: Path) -> list[Path]:
-    """Write the three files into folder `out` and return their paths. Raises CheckpointError, UsageError."""
+    """Write a checkpoint's model as three files into folder `out` and return their paths.
+
+    Raises CheckpointError, UsageError.
+    """
     import torch
 
     last = chain.last
@@ -51,7 +54,7 @@ def export(chain: Chain, out: Path) -> list[Path]:
 
 
 def schema_of(values: dict[str, Any]) -> Schema:
-    """Read the schema from a manifest."""
+    """Read the data schema from a manifest's values."""
     return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
 
 

@@ -66,7 +66,7 @@ class Successors:
 
 
 def told(event: Event) -> str:
-    """Describe a loss, a return or a full recovery in one line."""
+    """Describe a process failure, a return or a full recovery in one line."""
     fields = event.fields
     if event.name == "rewound":
         again = f"{fields['samples']:,} samples are trained again"
@@ -87,7 +87,7 @@ def _having(step: int) -> str:
 
 
 class Injuries:
-    """Injected failures of one run."""
+    """Injection of a fault plan's kills and hangs into real processes."""
 
     def __init__(self, children: Children) -> None:
         self.children = children
@@ -105,7 +105,7 @@ class Injuries:
         return child.process.pid
 
     def look(self) -> None:
-        """Resume stopped processes whose time is over."""
+        """Resume stopped processes (SIGCONT) whose hang is over."""
         now = time.monotonic()
         for due, child in list(self._wake):
             if now >= due:

@@ -45,7 +45,7 @@ class Show:
         self._last_text = ""
 
     def say(self, text: str) -> None:
-        """Print one line."""
+        """Print one line of text."""
         self.console.print(text, soft_wrap=not sys.stderr.isatty())
 
     def step(self, text: str, fraction: float) -> None:

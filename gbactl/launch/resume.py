@@ -66,7 +66,7 @@ def identity_of(run: Path) -> str:
             told = next(iter(event_log.read(path)))
             if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
                 return manifests.identity(told.fields["config"], told.fields["data"])
-        except (EventLogError, KeyError, TypeError, StopIteration):  # a part that ended before its first step
+        except (EventLogError, KeyError, TypeError, StopIteration):  # the log of a session that ended before its first step
             continue
     return ""
 

@@ -58,7 +58,7 @@ FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
 def train(cfg: RunConfig) -> dict[str, Any]:
-    """Run one training, print its result and return it. Raises GbactlError; Stopped, with what became of the run."""
+    """Run one training, print its result and return it. Raises GbactlError, and Stopped, which says what was saved."""
     try:
         with stoppable():
             return _train(cfg)
@@ -135,7 +135,7 @@ class Run:
         self.stop = Stop(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
-        """Run the training; at any end, stop the children, finish tracking and keep what was logged."""
+        """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
         shared_names.sweep()
         rundir.write_faults(self.run_dir, self.cfg)
         try:
@@ -158,18 +158,18 @@ class Run:
             raise
 
     def _stopped(self, stopped: Stopped) -> None:
-        """Record a run that a signal ended."""
+        """Write the result of a run that was stopped by a signal."""
         stopped.told = self.stop.sentence(self.run_dir)
         told = {**self.stop.found, "signal": signal.Signals(stopped.number).name, "told": stopped.told}
         self._end("KILLED", {"error": "stopped by a signal", "stopped": told})
 
     def _say_below(self, text: str) -> None:
-        """Print a line and remove the progress bar."""
+        """Remove the progress bar and print a line."""
         self.show.clear()
         self.show.say(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """See Launch.look_at_signals: the first signal has the run saved; a run with its result continues to its end."""
+        """See Launch.look_at_signals: the first signal has the run saved; a run with its result goes on to its end."""
         if self.result is None:
             self.stop.look(tell)
 
@@ -265,7 +265,7 @@ class Run:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
     def _cause(self, children: Children, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Wait briefly for the child that really failed to end, before blaming one that only noticed."""
+        """Wait briefly until the process that really failed has ended, before blaming one that only noticed."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -429,7 +429,7 @@ class Run:
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
-        """Add the rejections at the launcher's own two sockets: control and rendezvous."""
+        """Add connections rejected by the launcher's own two sockets (control and rendezvous) to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
         if self.meeting is not None and self.meeting.turned_away():
             here["A request to the all-reduce's rendezvous."] += self.meeting.turned_away()
@@ -437,13 +437,13 @@ class Run:
         result["refused_frames"] += here.total()
 
     def _all_reduce(self) -> str | None:
-        """Return the name of the collective that sums gradients, or None where no phase has an all-reduce."""
+        """Return the name of the collective that sums gradients; None where no phase has an all-reduce."""
         if not self.cfg.collects:
             return None
         return self.cfg.collective.name if self.cfg.place.real else "modelled"
 
     def _clock(self) -> dict[str, Any]:
-        """Return the clock of the result's seconds; `virtual_seconds` is None where they are real."""
+        """Return the result's fields on its clock; `virtual_seconds` is None where time is real."""
         return {"clock": self.cfg.place.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:

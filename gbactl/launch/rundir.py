@@ -26,7 +26,7 @@ ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
 
 def create(cfg: RunConfig) -> Path:
-    """Create the directory. Raises UsageError when run_dir= names one that already holds a run."""
+    """Create a run's directory. Raises UsageError when run_dir= names one that already holds a run."""
     if cfg.run_dir is not None:
         path = Path(cfg.run_dir)
         if (path / CONFIG).exists():
@@ -65,7 +65,7 @@ def keep_room(path: Path) -> None:
 
 
 def lock(path: Path) -> FileLock:
-    """Lock the directory while a run works in it. Raises UsageError if another run has locked it."""
+    """Lock a run's directory while the run works in it. Raises UsageError if another run has locked it."""
     held = FileLock(path / LOCK, thread_local=False)
     try:
         held.acquire(timeout=0)

@@ -61,7 +61,7 @@ def tell_status(run: str, as_json: bool, uri: str | None) -> None:
 
 
 class Asking:
-    """Connection to a run's launcher. Raises UsageError, one sentence, where the run does not listen."""
+    """Connection to the control socket of a run. Raises UsageError, one sentence, where the run does not listen."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -81,14 +81,14 @@ class Asking:
         self.hub.close()
 
     def status(self) -> dict[str, Any]:
-        """Request the run's last progress and its switches."""
+        """Request the last progress of the run and its switches."""
         self.channel.send(Event("status", {}))
         return self._heard(ANSWER_SECONDS)
 
     def switch(self, mode: dict[str, Any], wait: bool) -> dict[str, Any]:
-        """Request a mode, given with all its keys; `wait` until the first gradient in it. Returns the last answer.
+        """Request a switch to a mode, given with all its keys, and return the last answer.
 
-        Raises GbactlError if the run ends without one.
+        `wait`: until the first gradient in it. Raises GbactlError if the run ends without an answer.
         """
         self.channel.send(Event("switch", {"mode": mode}))
         limit: float | None = ANSWER_SECONDS
@@ -173,7 +173,7 @@ def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Convert inf and 3e6, which YAML reads as text, to numbers."""
+    """Convert a value such as inf or 3e6, which YAML reads as text, to a number."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

@@ -66,7 +66,7 @@ class Buckets:
 
     @classmethod
     def even(cls, name: str, length: int, count: int) -> Buckets:
-        """Cut into `count` pieces of nearly equal length (fewer when the vector is very short)."""
+        """Cut a vector into `count` buckets of nearly equal length (fewer when it is very short)."""
         blocks = -(-length // ALIGN)
         count = max(1, min(count, blocks))
         edges = [min(length, ALIGN * (blocks * i // count)) for i in range(count)]
@@ -74,7 +74,7 @@ class Buckets:
 
     @classmethod
     def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
-        """Cut into at most `count` pieces of nearly equal length whose edges fall between parameters.
+        """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
 
         `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
         end, so the last bucket is ready first.
@@ -89,7 +89,7 @@ class Buckets:
         return len(self.edges) - 1
 
     def label(self, index: int) -> str:
-        """Return the collective's name of bucket `index`."""
+        """Return the name of bucket `index` in the collective."""
         return f"{self.name}.{index}"
 
     def piece(self, buffer: Any, index: int) -> Any:
@@ -170,7 +170,7 @@ class Handed:
 
 
 def sum_in_rank_order(parts: list[Vector]) -> Vector:
-    """Compute ((p0 + p1) + p2) + ... in float32."""
+    """Sum vectors in float32 in rank order: ((p0 + p1) + p2) + ..."""
     total = parts[0].copy()
     for part in parts[1:]:
         np.add(total, part, out=total)
@@ -192,12 +192,12 @@ class Single:
         self.moved: Moved = uncounted
 
     def start(self, name: str, buffer: Any) -> Any:
-        """Check the buffer; there is nothing to sum."""
+        """Return at once after checking the buffer, which already is the sum."""
         as_array(buffer)
         return name
 
     def wait(self, handle: Any) -> None:
-        """Return at once."""
+        """Return at once, as a single rank has nothing to wait for."""
 
     def abandon(self) -> None:
         """Do nothing, as no other rank can fail."""

@@ -44,7 +44,7 @@ def open_rendezvous(
     survives: bool = False,
     seats: Sequence[Seat] | None = None,
 ) -> Meeting:
-    """Start the launcher's side for `size` ranks; `timeout` is in seconds.
+    """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
 
     `seats`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
     fails.
@@ -80,7 +80,7 @@ class Elsewhere(Meeting):
 def connect(
     late: bool = False, elsewhere: Callable[[int, int], Beneath] | None = None, item: int = 4
 ) -> Collective:
-    """Join the group described by this process's environment; outside any group, a group of one.
+    """Join the collective described by this process's environment; without one, form a group of one.
 
     `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
     without common memory. `item`: bytes of a value in a ring (see base.ring_item).

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Ring(Collective, Protocol):
-    """Collective whose waits can be given up."""
+    """Ring all-reduce whose waits can be given up."""
 
     def abandon(self) -> None:
         """Let waits fail that do not end soon, as a rank has failed. Callable from any thread."""
@@ -38,7 +38,7 @@ class _Handle:
 
 
 class FallingCollective(Surviving):
-    """Ring with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
+    """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
 
     def __init__(self, ring: Ring | None, under: Beneath) -> None:
         self.ring, self.under = ring, under
@@ -81,7 +81,7 @@ class FallingCollective(Surviving):
         self.under.leave_out(rank)
 
     def fall(self) -> None:
-        """Leave the ring because another rank's is broken, which this rank may not notice. Callable from any thread."""
+        """Leave the ring because another rank's is broken, which this rank may not notice; from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:

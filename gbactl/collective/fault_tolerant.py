@@ -17,7 +17,7 @@ NAME = "shm"  # collective=
 
 
 class InterruptedSum(Exception):
-    """Interruption of a wait by a more urgent task; summands given before are kept."""
+    """Raised by an interrupted wait for a sum; summands given before are kept."""
 
 
 class Surviving(ABC):
@@ -45,11 +45,11 @@ class Surviving(ABC):
 
     @abstractmethod
     def leave_out(self, rank: int) -> None:
-        """Stop waiting for a failed rank's reads and summands."""
+        """Stop waiting for a failed rank: for its summands, and for its reads of others'."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Evaluate `wanted` now in a blocked wait. Called from another thread."""
+        """Wake a blocked wait, so that it calls `wanted` now. Callable from another thread."""
 
     @abstractmethod
     def renew(self, generation: int) -> None:

@@ -71,7 +71,10 @@ class _Handle:
 
 
 class GlooCollective:
-    """Default process group of this process, one instance a process. `item`: bytes of a value on the wire."""
+    """Rank of a Gloo group (torch's default process group), one instance a process.
+
+    `item`: bytes of a value on the wire.
+    """
 
     def __init__(self, environment: Mapping[str, str], item: int = 4) -> None:
         import torch.distributed as dist

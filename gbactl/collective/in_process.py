@@ -34,7 +34,10 @@ class _Handle:
 
 
 class MemoryGroup:
-    """State that the ranks share. `member(rank)` is that rank's Collective; `item`: bytes counted for a value."""
+    """Shared state of an in-memory group of ranks.
+
+    `member(rank)` is that rank's Collective; `item`: bytes counted for a value.
+    """
 
     def __init__(self, size: int, timeout: float = 30.0, item: int = 4) -> None:
         self.size, self.item = size, item
@@ -60,7 +63,7 @@ class MemoryGroup:
                 self.changed.notify_all()
 
     def take(self, key: tuple[str, int], out: Vector) -> None:
-        """Copy the sum out, waiting for missing summands. Raises ClusterError."""
+        """Wait for all summands and copy the sum out. Raises ClusterError where one is missing."""
         deadline = time.monotonic() + self.timeout
         with self.changed:
             entry = self.rounds[key]
@@ -96,7 +99,10 @@ class MemoryGroup:
             self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
 
     def meet(self, key: tuple[str, int], out: Vector, absent: set[int]) -> None:
-        """Copy out the sum over the live ranks, and over summands that failed ranks had given. Raises ClusterError."""
+        """Wait for the live ranks and copy out their sum, with summands that failed ranks had given.
+
+        Raises ClusterError.
+        """
         deadline = time.monotonic() + self.timeout
         with self.changed:
             entry = self.rounds.setdefault(key, _Round())
@@ -111,12 +117,12 @@ class MemoryGroup:
             self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
 
     def back(self, rank: int) -> None:
-        """Mark a rank as present again, as a replacement has joined."""
+        """Mark a rank as present again after its replacement has joined."""
         with self.changed:
             self.gone.discard(rank)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as gone and wake the waiting ones."""
+        """Mark a rank as gone and wake the waiting ranks."""
         with self.changed:
             self.gone.add(rank)
             self.changed.notify_all()

@@ -15,10 +15,11 @@ from gbactl.kernels.halves import Codec, round_here
 
 
 class Filling:
-    """Vector float32[edges[-1]] that a backward pass fills parameter by parameter, once a step.
+    """Gradient vector whose buckets are summed over ranks while a backward pass fills it.
 
-    `spans`: each parameter's (low, high) in the vector; none of them crosses an edge of a bucket. `codec`: rounds the
-    summands and the sums, as values of two bytes on the wire would be.
+    It has float32[edges[-1]] and is filled parameter by parameter, once a step. `spans`: each parameter's (low, high)
+    in the vector; none of them crosses an edge of a bucket. `codec`: rounds the summands and the sums, as values of two
+    bytes on the wire would be.
     """
 
     def __init__(
@@ -31,24 +32,24 @@ class Filling:
         self.begin()
 
     def begin(self) -> None:
-        """Reset to an unfilled vector."""
+        """Start a new step, with no parameter filled."""
         self._missing = list(self._parameters)
         self._next = len(self.buckets) - 1
         self._started: list[tuple[Any, Any]] = []
 
     def filled(self, parameter: int) -> None:
-        """Note that parameter number `parameter` has its gradient, and start the buckets that are complete."""
+        """Note that a parameter's gradient is computed, and start the sums of complete buckets."""
         self._missing[self._bucket[parameter]] -= 1
         while self._next >= 0 and self._missing[self._next] <= 0:
             self._start()
 
     def flush(self) -> None:
-        """Start all remaining buckets, without waiting."""
+        """Start the sums of all remaining buckets, without waiting."""
         while self._next >= 0:
             self._start()
 
     def wait(self) -> None:
-        """Block until the vector holds the sums; then reset."""
+        """Block until the vector holds the sums over ranks; then start a new step."""
         self.flush()
         try:
             for handle, piece in self._started:
@@ -65,7 +66,7 @@ class Filling:
 
 
 def _bucket_of(buckets: Buckets, low: int, high: int) -> int:
-    """Return the bucket that holds [low, high). Raises ValueError if none does."""
+    """Return the index of the bucket that holds [low, high). Raises ValueError if none does."""
     for bucket, (begin, end) in enumerate(zip(buckets.edges, buckets.edges[1:], strict=False)):
         if begin <= low and high <= end:
             return bucket

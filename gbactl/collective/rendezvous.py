@@ -121,7 +121,7 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
 
 
 class HorovodRendezvous(Meeting):
-    """Horovod's RendezvousServer on one address, behind a per-run secret.
+    """Rendezvous of Horovod's ranks: its RendezvousServer on one address, behind a per-run secret.
 
     `seats`: rank -> seat; None: all on this host.
     """
@@ -185,7 +185,7 @@ class HorovodRendezvous(Meeting):
 
 
 class Visitors:
-    """Open requests, of a bounded number: one more closes the oldest. `refuse` is called for each that is closed."""
+    """Limit on open requests to the rendezvous: one more closes the oldest. `refuse` is called for each closed one."""
 
     def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
         self.most, self.seconds, self._refuse = most, seconds, refuse
@@ -196,14 +196,14 @@ class Visitors:
         return len(self._here)
 
     def comes(self, visitor: socket.socket) -> None:
-        """Register a new connection."""
+        """Register a new connection; at the limit, close the oldest."""
         with self._lock:
             if len(self._here) >= self.most:
                 self._send_away(next(iter(self._here)))
             self._here[visitor] = time.monotonic() + self.seconds
 
     def leaves(self, visitor: socket.socket) -> None:
-        """Remove a connection that was answered."""
+        """Unregister a connection that was answered."""
         with self._lock:
             self._here.pop(visitor, None)
 

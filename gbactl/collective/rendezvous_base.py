@@ -16,7 +16,7 @@ SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Seat:
-    """Place of a rank, numbered as by Horovod's launcher (its SlotInfo), and the network interface of its host."""
+    """Host and local rank of a rank, as in Horovod's SlotInfo, and the network interface of its host."""
 
     hostname: str
     local_rank: int
@@ -33,7 +33,7 @@ class Meeting:
     refused = 0
 
     def turned_away(self) -> int:
-        """Return the number of requests rejected so far."""
+        """Return the number of requests that the rendezvous has rejected so far."""
         return self.refused
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -41,7 +41,7 @@ class Meeting:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop answering and release all resources. Idempotent."""
+        """Stop answering ranks and release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

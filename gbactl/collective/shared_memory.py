@@ -49,7 +49,7 @@ _PATIENCE = _Timespec(0, 200_000_000)  # interval at which a waiting rank checks
 
 
 class _Line(ctypes.Structure):
-    """Counters of one index, on a cache line of their own.
+    """Counters of one rank and of the summand of the same index, on a cache line of their own.
 
     `round`: last round of which the summand of this index is written. `pid`: process of the rank of this index. `done`:
     last round that it has read.
@@ -81,7 +81,7 @@ class _Handle:
 
 
 def available() -> bool:
-    """Return whether this machine supports it."""
+    """Return whether this machine supports a collective in shared memory (futex and /dev/shm)."""
     return bool(FUTEX) and shared_names.available()
 
 
@@ -96,7 +96,7 @@ def _unusable(why: str) -> ConfigError:
 
 
 def alive(pid: int) -> bool:
-    """Return whether process `pid` runs; a zombie does not."""
+    """Return whether process `pid` is alive; a zombie is not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -167,7 +167,7 @@ class SharedMemoryCollective(Beneath):
         return _Handle(name, bucket, number, array, parts)
 
     def _make_room(self, bucket: _Bucket, number: int) -> None:
-        """Wait until every live rank has read the slot's content of two rounds before."""
+        """Wait until every live rank has read the summand that is to be overwritten, of two rounds before."""
         for rank, line in enumerate(bucket.lines):
             while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
@@ -205,7 +205,7 @@ class SharedMemoryCollective(Beneath):
                 self._root.rmdir()
 
     def _await(self, handle: _Handle, part: int) -> bool:
-        """Wait for a summand. False where it will never come."""
+        """Wait for a summand of a round; returns False where it will never come."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(
@@ -230,7 +230,10 @@ class SharedMemoryCollective(Beneath):
         return slept and not alive(line.pid)
 
     def _open(self, name: str, length: int) -> _Bucket:
-        """Map the bucket's file, creating it if this rank is first. Same name, same length on every rank."""
+        """Map the shared-memory file of a bucket, creating it if this rank is first.
+
+        Same name, same length on every rank.
+        """
         path = self.folder / f"{len(self._buckets)}-{length}"
         stride = -(-length * 4 // LINE) * LINE
         handle = self._create(path)
@@ -254,7 +257,7 @@ class SharedMemoryCollective(Beneath):
         return self._buckets.setdefault(name, bucket)
 
     def _create(self, path: Path) -> int:
-        """Open a bucket's file. Raises ClusterError where it belongs to another user."""
+        """Open the shared-memory file of a bucket. Raises ClusterError where it belongs to another user."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped has removed the folder
                 self._root.mkdir(mode=0o700, exist_ok=True)
@@ -268,7 +271,7 @@ class SharedMemoryCollective(Beneath):
         return handle
 
     def _hold(self) -> None:
-        """Protect the folder from sweeps. Raises FileNotFoundError where it was removed again."""
+        """Protect the group's folder from clean-ups. Raises FileNotFoundError where it was removed again."""
         held, self._held = self._held, shared_names.held(self._root)
         if held is not None:
             os.close(held)

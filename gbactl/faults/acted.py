@@ -11,7 +11,7 @@ MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "
 
 
 class Acted:
-    """Time span and largest factor of each plan on each process."""
+    """Record of each fault plan's time span and largest factor on each process."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
@@ -22,14 +22,14 @@ class Acted:
         self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
 
     def told(self) -> list[dict[str, Any]]:
-        """Encode as plain containers."""
+        """Encode the record as plain containers."""
         return [
             {"plan": place, "process": process, "from_s": begin, "until_s": end, "factor": factor}
             for (place, process), (begin, end, factor) in sorted(self._found.items())
         ]
 
     def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Add what another record encoded."""
+        """Add an encoded record of an earlier process to this one."""
         for each in told:
             self.note(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
 

@@ -47,11 +47,11 @@ class Fault:
         return 1.0
 
     def of(self, worker: int) -> Fault:
-        """Return the fault as it concerns one worker."""
+        """Return the part of the fault that concerns one worker."""
         return self
 
     def told(self) -> dict[str, Any]:
-        """Encode as a user types it, with the defaults filled in."""
+        """Encode the fault as a user types it, with the defaults filled in."""
         values = {typed(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
         return {"kind": self.kind, **values}
 
@@ -97,9 +97,9 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(Fault):
-    """Fault at `step` or `time` (seconds since training began), or, with `mtbf`, at intervals of that mean in seconds.
+    """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
 
-    At most `times`.
+    `mtbf`: mean seconds between occurrences, of which there are at most `times`.
     """
 
     step: Annotated[int, Within(at_least=0, at_most=2**53)] | None = None
@@ -111,7 +111,7 @@ class Timed(Fault):
 
     @property
     def given(self) -> list[float]:
-        """Values that are given of step, time and mtbf."""
+        """Values given for step, time and mtbf."""
         return [value for value in (self.step, self.time, self.mtbf) if value is not None]
 
     def check(self, where: str) -> None:
@@ -127,7 +127,7 @@ class Timed(Fault):
         require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")
 
     def interval(self, u: float) -> float:
-        """Return the seconds to the next occurrence, from a number in (0, 1)."""
+        """Convert a random number in (0, 1) to the seconds until the next occurrence."""
         assert self.mtbf is not None
         return self.mtbf * random_streams.INTERVALS[self.distribution](u, self.shape)
 
@@ -147,11 +147,11 @@ class Due:
             self.seconds = fault.interval(random_streams.uniform(key, 0))
 
     def there(self, step: int, seconds: float) -> bool:
-        """Return whether it is due at a global step and a time since training began."""
+        """Return whether the fault is due at a global step and a time since training began."""
         return self._left > 0 and (step >= self.step or seconds >= self.seconds)
 
     def next(self) -> None:
-        """Advance to the next occurrence."""
+        """Advance to the fault's next occurrence."""
         self._left -= 1
         self.turn += 1
         if self.fault.mtbf is not None:

@@ -80,13 +80,13 @@ class Hogs:
         self._started = False
 
     def start(self) -> None:
-        """Start the processes when training begins, once."""
+        """Start the competing processes when training begins, once."""
         if not self._started:
             self._started = True
             self.running = [_start(hog) for hog in self.placed]
 
     def stop(self) -> None:
-        """Terminate and reap all; they have nothing to save."""
+        """Terminate and reap all competing processes; they have nothing to save."""
         for process in self.running:
             process.terminate()
         for process in self.running:
@@ -99,7 +99,7 @@ class Hogs:
 
 
 def _start(hog: Placed) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, so that the kernel gives it a full share beside each worker."""
+    """Start a competing process in a session of its own, where the kernel gives it a full share beside each worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
         [sys.executable, "-m", "gbactl.nodes.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],

@@ -31,7 +31,7 @@ class Injection:
 
 
 class _Strike(Due):
-    """Next failure of one plan, and its `processes`."""
+    """Next failure from one plan, and the `processes` that it may hit."""
 
     def __init__(self, fault: Failure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)

@@ -69,7 +69,7 @@ class Trace(Fault):
         return [point[0] for point in self.points or ()]
 
     def mean(self, seconds: float) -> float:
-        """Return the factor of the trace at a time."""
+        """Return the slow-down factor of the trace at a time."""
         at = seconds / self.scale if self.period is None else seconds / self.scale % self.period
         place = bisect.bisect_right(self._times, at) - 1
         return self.points[place][1] if self.points and place >= 0 else 1.0

@@ -51,7 +51,7 @@ class Messages(Timed):
 
 
 class Storm:
-    """Active periods of one plan's message faults. It is stateful: time must not go back."""
+    """Storm of one plan: the periods in which its message faults are active. Stateful: time must not go back."""
 
     def __init__(self, fault: Messages, key: int) -> None:
         self._due, self._lasts = Due(fault, key), math.inf if fault.seconds is None else fault.seconds
@@ -59,7 +59,7 @@ class Storm:
         self._now = -math.inf
 
     def on(self, step: int, seconds: float) -> bool:
-        """Return whether it is active at a global step and a time since training began (both below 0 before that)."""
+        """Return whether the storm is active at a global step and a time since training began (both below 0 before)."""
         while self._due.there(step, seconds):
             self._until = min(seconds, self._due.seconds) + self._lasts  # one due by step begins at this call
             self._due.next()
@@ -68,13 +68,13 @@ class Storm:
 
 
 class Storms:
-    """Storms of a plan by their index in it."""
+    """Storms (periods of message faults) of all plans, by index in the fault plan."""
 
     def __init__(self, storms: Mapping[int, Storm]) -> None:
         self._storms = storms
 
     def on(self, step: int, seconds: float) -> frozenset[int]:
-        """Return the indexes of those that are active (see Storm.on)."""
+        """Return the indexes of the storms that are active (see Storm.on)."""
         return frozenset(place for place, storm in self._storms.items() if storm.on(step, seconds))
 
 

@@ -36,7 +36,7 @@ class _Sums:
     seconds: float = 0.0
     unslowed: float = 0.0
     samples: int = 0
-    recent: float = 0.0  # seconds per sample without the factors, the last batches weighing most
+    recent: float = 0.0  # seconds per sample without the factors, with most weight on the last batches
 
     def add(self, seconds: float, slowdown: float, samples: int) -> None:
         self.batches += 1
@@ -69,7 +69,10 @@ class Observed:
 
     @classmethod
     def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
-        """Create one for a run with workers `pinned` to cores of this host, or not; None where it has no faults."""
+        """Create the statistics of a run; None where it has no faults.
+
+        `pinned`: whether its workers are pinned to cores of this host.
+        """
         if not plan.faults:
             return None
         return cls(plan, hogged(plan, pinned), worker_cores(plan, pinned), clock)
@@ -110,14 +113,14 @@ class Observed:
         return []
 
     def stormed(self, places: Collection[int]) -> None:
-        """Record that storms of messages are active."""
+        """Record the message faults that are active now."""
         now = self.clock()
         for place in places:
             for worker in self.plan.chosen[place]:
                 self.acted.note(place, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
-        """Return the seconds per sample of an undisturbed worker in this one's place; None where there is none."""
+        """Return the seconds per sample of an undisturbed worker in this one's place; None where unknown."""
         return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
 
     def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:

@@ -64,14 +64,17 @@ class FaultPlan:
         return self.factor_of(f"W{worker}", turn, seconds)
 
     def factor_of(self, process: str, turn: int, seconds: float) -> float:
-        """Return the factor of any process, W1 or S0; a server's `turn` counts the pulls, pushes and orders handled."""
+        """Return the slow-down factor of any process, W1 or S0.
+
+        A server's `turn` counts the pulls, pushes and orders that it handles.
+        """
         product = 1.0
         for _, fault, key in self._of.get(process, ()):
             product *= fault.at(key, turn, seconds)
         return product
 
     def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
-        """Return (index, factor) of the plans with a factor above 1 for a process."""
+        """Return (index, factor) of the plans that slow a process now."""
         found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
         return [(place, factor) for place, factor in found if factor > 1.0]
 
@@ -140,7 +143,10 @@ class FaultPlan:
 
 
 def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
-    """Choose sorted indexes below `total`. A share is rounded, to at least one. Raises ConfigError."""
+    """Choose sorted indexes of workers or servers below `total`. Raises ConfigError.
+
+    A share is rounded, to at least one.
+    """
     if wanted is None:
         return ()
     if wanted == "all":

@@ -87,7 +87,7 @@ class Slowness:
 
     @classmethod
     def of(cls, plan: FaultPlan, server: int, **more: Any) -> Slowness | None:
-        """Create one, or None where no server is slowed.
+        """Create a server's slow-down; None where no server is slowed.
 
         Servers that are not slowed are measured too, for comparison.
         """
@@ -131,7 +131,7 @@ class Slowness:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters for messages.Inspected, whole numbers; times in microseconds."""
+        """Counters of handled messages and slow-downs for messages.Inspected; whole numbers, times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
         acted = {
             f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN
@@ -140,7 +140,7 @@ class Slowness:
 
 
 def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
-    """Add the faults that servers have counted to the record."""
+    """Add the slow-downs that servers have counted to the record of faults that acted."""
     for server, each in counters.items():
         for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
             begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)

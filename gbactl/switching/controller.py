@@ -46,7 +46,7 @@ class AutoOptions:
 
 @dataclass(frozen=True)
 class Look:
-    """Decision at one time. `sync`, `gba`: samples/s that they would deliver.
+    """Decision of the controller at one time. `sync`, `gba`: samples/s that they would deliver.
 
     `delivered`: samples/s of the present mode (None: unknown yet). `slowest`: expected seconds of the slowest worker in
     a step. `overhead`: further seconds of a step (None: `sync` not measured yet). `efficiency` of `gba`: delivered over
@@ -103,12 +103,12 @@ class Controller:
         self._slowest = 0.0
 
     def gone(self, worker: int) -> None:
-        """Remove a failed worker."""
+        """Remove a failed worker from the prediction."""
         self.workers -= 1
         self._each.pop(worker, None)
 
     def look(self, now: float) -> Look | None:
-        """Decide on the mode; None in other modes, and until every worker has FEW values."""
+        """Compare the modes now; None in other modes, and until every worker has FEW step times."""
         if self.mode not in MODES or len(self._each) < self.workers or not self._each:
             return None
         for recent in self._each.values():
@@ -143,7 +143,7 @@ class Controller:
         return (finished - before) / span if span > 0.0 and finished > before else None
 
     def _decide(self, now: float, ratio: float) -> tuple[str, str]:
-        """Return (mode, reason)."""
+        """Choose the mode by the ratio gba / sync; returns (mode, reason)."""
         enter, leave = self.options.enter, self.options.leave
         promise = f"gba promises {ratio:.2f} of sync"
         if self.mode == SYNC and ratio <= enter:
@@ -177,12 +177,12 @@ class Recent:
         self.pairs: deque[tuple[float, float]] = deque(maxlen=MOST)
 
     def add(self, now: float, value: float) -> None:
-        """Append the newest pair."""
+        """Append the newest (time, value) pair."""
         self.pairs.append((now, value))
         self.trim(now)
 
     def trim(self, now: float) -> None:
-        """Remove pairs that are too old."""
+        """Remove pairs that are older than the window."""
         while len(self.pairs) > FEW and self.pairs[0][0] < now - self.seconds:
             self.pairs.popleft()
 

@@ -19,7 +19,7 @@ def mode_id(mode: str) -> float | None:
 
 
 def legend() -> str:
-    """Describe the numbers of the modes."""
+    """Describe which number stands for which mode."""
     numbered = sorted((number, mode) for mode in names() if (number := policy_class(mode).number) is not None)
     return ", ".join(f"{number} {mode}" for number, mode in numbered)
 

@@ -53,7 +53,7 @@ def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 
 def name(number: int) -> str:
-    """Return an entry's name in errors."""
+    """Return the name by which errors call an entry."""
     return f"switch.schedule[{number}]"
 
 

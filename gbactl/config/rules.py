@@ -1,5 +1,4 @@
-"""Rules between the fields of a configuration, and for requests to a running job, each with a sentence on what to type.
-"""
+"""Rules between fields of a configuration and for requests to a running job, each with a sentence on what to type."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class RunConfig:
 
     @property
     def local_batch(self) -> int:
-        """B_a: samples in one worker's gradient (default G / workers)."""
+        """Samples B_a in one worker's gradient (default G / workers)."""
         if self.mode.local_batch is not None:
             return self.mode.local_batch
         return self.train.global_batch // max(1, self.cluster.workers)
@@ -73,7 +73,7 @@ class RunConfig:
 
     @property
     def gradients_per_step(self) -> int:
-        """M = G / B_a: gradients of one global batch."""
+        """M = G / B_a: number of gradients in one global batch."""
         return self.train.global_batch // self.local_batch
 
     @functools.cached_property
@@ -83,7 +83,7 @@ class RunConfig:
 
     @functools.cached_property
     def phases(self) -> list[RunConfig]:
-        """Configurations of the scheduled phases: this one, then one in the mode of each entry of the switch schedule."""
+        """Configurations of the scheduled phases: this one, then one in the mode of each switch schedule entry."""
         files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
@@ -138,12 +138,12 @@ class RunConfig:
 
     @property
     def place(self) -> Place:
-        """Place of its processes. Raises ConfigError for an unknown cluster."""
+        """Place (engine) that runs its processes. Raises ConfigError for an unknown cluster."""
         return place_of(self.cluster.name)
 
     @property
     def server_returns(self) -> bool:
-        """Whether a failed server is replaced from its checkpoint, which needs checkpoints."""
+        """Whether a failed server is replaced from its checkpoint: only real servers, in a run with checkpoints."""
         return self.checkpoint.name != "none" and self.place.real
 
     @property

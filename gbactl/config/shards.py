@@ -1,5 +1,4 @@
-"""Specification of the servers' shards, and of the shared memory between servers and workers, from the configuration.
-"""
+"""Specification of the servers' shards, and sizes of the shared memory between servers and workers."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, in
     if cfg.cluster.transport != "shm":
         return 0, 0
     fields, width = dataset.schema.fields, row_width(cfg.model)
-    # ids are spread by a modulo: a shard's slice exceeds twice its share only for unusual data, sent by wire then
+    # ids are spread by a modulo: only in unusual data a shard's slice exceeds twice its share; it then goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     local_batch = max(phase.local_batch for phase in cfg.possible)
     push = int(local_batch * fields * share) * 4 * (width + 1) + 4 * dense

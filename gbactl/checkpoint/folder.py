@@ -45,8 +45,7 @@ class Chain:
 class Folder:
     """Folder of all checkpoints of a run.
 
-    `path` need not exist. `identity`: the run's, as in manifests ("": unknown, any is accepted).
-    """
+    `path` need not exist. `identity`: the run's, as in manifests ("": unknown, any is accepted)."""
 
     def __init__(self, path: Path, identity: str = "") -> None:
         self.path, self.identity = path, identity
@@ -80,8 +79,7 @@ class Folder:
     def verified(self, name: str, part: Part = None) -> Chain:
         """Return a checkpoint's chain after reading every byte of its files, or of those that one shard loads.
 
-        Raises CheckpointError that names the damaged file.
-        """
+        Raises CheckpointError that names the damaged file."""
         chain = self.chain(name)
         for cut in chain.cuts:
             for entry in loaded_by(part, cut):
@@ -91,8 +89,7 @@ class Folder:
     def newest(self, refused: Refused = lambda _: None, part: Part = None) -> Chain:
         """Return the newest checkpoint of this run that verifies, for all shards or for one.
 
-        `refused` is called with the error of each that does not. Raises CheckpointError if none does.
-        """
+        `refused` is called with the error of each that does not. Raises CheckpointError if none does."""
         for name in reversed(self.names()):
             try:
                 return self.verified(name, part)
@@ -103,8 +100,7 @@ class Folder:
     def keep(self, count: int) -> list[str]:
         """Remove all but the newest `count` checkpoints, those that they build on, and one in progress.
 
-        Returns the names of those removed.
-        """
+        Returns the names of those removed."""
         names = self.names()
         kept: set[str] = set()
         for name in names[-max(1, count) :]:
@@ -151,8 +147,7 @@ def number_of(name: str) -> int:
 def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
     """Return the files of a checkpoint that a shard loads.
 
-    These are its own file and the dense parameters', or all files where the number of shards differs.
-    """
+    These are its own file and the dense parameters', or all files where the number of shards differs."""
     if part is None or part[1] != cut.shards:
         return cut.files
     return [entry for entry in cut.files if entry.shard in (part[0], -1)]
@@ -161,8 +156,7 @@ def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
 def check(path: Path, entry: Entry) -> None:
     """Read a file to its end and verify that it is finite and matches its manifest.
 
-    Raises CheckpointError, with the file's name.
-    """
+    Raises CheckpointError, with the file's name."""
     try:
         if path.is_symlink() or path.stat().st_size != entry.bytes:
             raise ValueError(f"it has {path.stat().st_size} bytes, not {entry.bytes}")

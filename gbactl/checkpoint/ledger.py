@@ -26,8 +26,7 @@ class PlsCounter:
     """Portion of lost samples (PLS) by shard: `samples` of the whole job, `shards` of the table.
 
     Every `at` is a number of samples finished so far in the job. `saved_at`: for each shard, samples finished at its
-    last save; `of`: each shard's PLS.
-    """
+    last save; `of`: each shard's PLS."""
 
     samples: int
     shards: int
@@ -47,8 +46,7 @@ class PlsCounter:
         """Count the return of a shard to its checkpoint at `at` samples; returns the growth of the PLS.
 
         That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
-        once.
-        """
+        once."""
         grown = max(0, at - self.saved_at[shard]) / (self.samples * self.shards)
         self.of[shard] += grown
         self.saved_at[shard] = max(at, self.saved_at[shard])
@@ -165,8 +163,7 @@ class UnsavedWork:
     def begin(cls, samples: int, shards: int, step: int = -1, finished: int = 0) -> UnsavedWork:
         """Start counting for a job of `samples` samples on `shards` shards.
 
-        `step`: of its checkpoint (below 0: none). `finished`: samples finished then.
-        """
+        `step`: of its checkpoint (below 0: none). `finished`: samples finished then."""
         pls = PlsCounter(samples, shards)
         pls.saved(finished)
         return cls(pls, UpdateCounter(shards), [(step, finished)])
@@ -174,8 +171,7 @@ class UnsavedWork:
     def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
         """Record a complete checkpoint of `step`, which saved `updates` row updates of each shard.
 
-        `samples` had a fate then; None for a checkpoint of chosen rows alone, which PLS does not count.
-        """
+        `samples` had a fate then; None for a checkpoint of chosen rows alone, which PLS does not count."""
         if samples is not None:
             self.pls.saved(samples)
         self.saves.append((step, self.saves[-1][1] if samples is None else samples))
@@ -204,8 +200,7 @@ class UnsavedWork:
 class Spent:
     """Seconds of training that saves and recoveries cost a job, by kind, in the unit of the costs.
 
-    `again`: training that was undone and repeated, of `samples` samples.
-    """
+    `again`: training that was undone and repeated, of `samples` samples."""
 
     saving: float = 0.0
     loading: float = 0.0
@@ -234,8 +229,7 @@ class Spent:
     def all_back(self, costs: Costs, again: float, samples: int) -> float:
         """Charge a full recovery that repeats `again` seconds of training (`samples` in all).
 
-        Returns the seconds until all servers are back.
-        """
+        Returns the seconds until all servers are back."""
         self.everybody += 1
         self.again += again
         self.samples += samples
@@ -249,8 +243,7 @@ class Spent:
     def told(self, seconds: float) -> dict[str, Any]:
         """Encode the costs for result.json; `seconds`: those of the whole job.
 
-        Shares are of the job without all these costs, T in the equations.
-        """
+        Shares are of the job without all these costs, T in the equations."""
         job = seconds - self.total
         shares = {part: getattr(self, part) / job if job > 0 else 0.0 for part in PARTS}
         return {

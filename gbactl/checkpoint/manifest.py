@@ -30,8 +30,7 @@ FILE = re.compile(r"(S\d{1,6}|dense)\.safetensors")
 class Entry:
     """File of a checkpoint. `shard`: its shard (-1: the dense parameters that workers hold).
 
-    `rows`: rows in it; `sums`: checksums by tensor ("": the header).
-    """
+    `rows`: rows in it; `sums`: checksums by tensor ("": the header)."""
 
     name: str
     shard: int
@@ -46,8 +45,7 @@ class Manifest:
 
     `number` counts a job's checkpoints. `kind`: whole, rest or chosen. `base`: the checkpoints to load before it,
     oldest first (none for a whole one). `home`: placement of the dense parameters. `position` and `config` of the job,
-    `schema` of its data. `identity`: what a job that loads it must have in common.
-    """
+    `schema` of its data. `identity`: what a job that loads it must have in common."""
 
     number: int
     step: int

@@ -23,8 +23,7 @@ class CheckpointConfig:
     """Configuration of checkpoints and of the costs of a server failure, in seconds.
 
     T, T_f, O_s, O_l and O_r of the equations are job, mtbf, save, load and reschedule. Without an interval it follows
-    from them.
-    """
+    from them."""
 
     name: str = "none"
     target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
@@ -48,8 +47,7 @@ class CheckpointConfig:
 class Estimate:
     """Expected costs of a job: overheads as shares of its length, intervals in the unit of the costs.
 
-    `recovery`: full (every server goes back) or partial (the lost server alone).
-    """
+    `recovery`: full (every server goes back) or partial (the lost server alone)."""
 
     recovery: str
     interval: float
@@ -71,8 +69,7 @@ class Estimate:
     def sentence(self, steps: int | None = None, expected: bool = True) -> str:
         """Describe the chosen recovery and interval and, if `expected`, the estimate behind them.
 
-        `steps`: the interval where it is configured in steps, whose seconds are not known yet.
-        """
+        `steps`: the interval where it is configured in steps, whose seconds are not known yet."""
         part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
         often, where = f"{self.interval:,.0f} s", ""
         if steps is not None:
@@ -92,8 +89,7 @@ def estimate(
     """Choose between full and partial recovery, each at its own interval, or both at `interval`.
 
     Partial where the variant asks for it and it is cheaper, else full. `parts` and `base_every`: of partial recovery's
-    Rhythm; the cost of its whole saves is added to the equations' and changes no interval.
-    """
+    Rhythm; the cost of its whole saves is added to the equations' and changes no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
     saved = partial(costs, part) + bases(costs, part, parts, base_every)
@@ -119,8 +115,7 @@ class Rhythm:
     """Schedule of a job's checkpoint saves.
 
     `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
-    configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last).
-    """
+    configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last)."""
 
     parts: int
     seconds: float
@@ -149,8 +144,7 @@ class Rhythm:
 def costs_of(config: CheckpointConfig, servers: int) -> Costs:
     """Compute the equations' costs from a configuration. Raises ConfigError for invalid times.
 
-    Its save_seconds are those of fp32.
-    """
+    Its save_seconds are those of fp32."""
     c, part = config, 0.5 if config.dtype == "bf16" else 1.0
     return Costs(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
 
@@ -175,8 +169,7 @@ def _parts(config: CheckpointConfig) -> int:
 def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
     """Compute the save schedule of a configuration.
 
-    Rows are chosen where the variant does that and partial recovery pays.
-    """
+    Rows are chosen where the variant does that and partial recovery pays."""
     found = estimate_of(config, servers)
     parts = _parts(config) if found.recovery == "partial" else 1
     return Rhythm(parts, found.interval, config.interval_steps, config.base_every)
@@ -187,8 +180,7 @@ class Costs:
     """Costs of a job of length `job` (T) on `servers` (N) with `between_failures` (T_f, all servers together).
 
     `save` (O_s): training time lost a whole save. `load` (O_l): that of loading all servers. `reschedule` (O_r): that
-    of placing the new process.
-    """
+    of placing the new process."""
 
     job: float
     between_failures: float
@@ -218,8 +210,7 @@ def full(costs: Costs, interval: float) -> float:
 def partial(costs: Costs, interval: float) -> float:
     """Overhead of partial recovery, in which the lost server alone goes back: O_s T/T_s + (O_l/N + O_r) T/T_f.
 
-    Nothing is computed again.
-    """
+    Nothing is computed again."""
     return _saves(costs, interval) + (costs.load / costs.servers + costs.reschedule) * costs.failures
 
 
@@ -233,8 +224,7 @@ def bases(costs: Costs, interval: float, parts: int, every: int) -> float:
     """Additional cost of whole saves in partial recovery, gbactl's own term: (1 - 1/parts) O_s floor(T / (every T_s)).
 
     Each of the `parts` saves in an interval has a part of the rows; the last one in `every` intervals has all of them
-    (0: never); see Rhythm.
-    """
+    (0: never); see Rhythm."""
     return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
 
 

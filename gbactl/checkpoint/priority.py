@@ -153,8 +153,7 @@ class Mfu:
 class Ssu:
     """Sample of the recently used rows, saved and emptied at each choice.
 
-    Every second row that a gradient carries enters a set of `room` rows; in a full set it replaces a random row.
-    """
+    Every second row that a gradient carries enters a set of `room` rows; in a full set it replaces a random row."""
 
     def __init__(self, rows: int, spans: Spans, room: int, seed: int) -> None:
         self._within = np.zeros(rows, np.uint8)  # 0: not to be chosen, 1: outside the set, 2: in it

@@ -33,8 +33,7 @@ class Closing:
     """Publication of one checkpoint, begun by the constructor.
 
     `dense`: the tensors that workers sent, if any. `keep`: checkpoints to keep. `spare`: bytes that the dense file
-    leaves free on the disk. `inline`: run within the constructor, without a thread.
-    """
+    leaves free on the disk. `inline`: run within the constructor, without a thread."""
 
     def __init__(
         self, folder: Folder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
@@ -111,8 +110,7 @@ class Gathering:
     def came(self, worker: int, step: int, params: int, values: Floats) -> None:
         """Add a trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none.
 
-        Raises WireError for one of another length than the others.
-        """
+        Raises WireError for one of another length than the others."""
         if worker not in self.due:
             return
         self.due.discard(worker)

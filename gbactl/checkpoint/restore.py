@@ -42,8 +42,7 @@ def load_shard(shard: Shard, chain: Chain, with_dense: bool = True) -> None:
     """Load a shard's rows, their optimizer state and, if wanted, its dense slice.
 
     Its version becomes the checkpoint's step. Rows that no file has keep their initial values. Raises CheckpointError
-    where the checkpoint does not fit.
-    """
+    where the checkpoint does not fit."""
     last, spec = chain.last, shard.spec
     if (last.table_rows, last.width) != (spec.rows, spec.width):
         raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
@@ -110,8 +109,7 @@ def dense_state(chain: Chain) -> State:
     """Read the whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1].
 
     With an EASGD centre the servers' files have the values, and the trainers' file has the optimizer's state. Raises
-    CheckpointError where there is none.
-    """
+    CheckpointError where there is none."""
     cut = chain.last
     names = [entry.name for entry in sorted(cut.files, key=lambda entry: entry.shard)]
     files = [DENSE] if cut.home == "workers" else [name for name in names if name != DENSE]
@@ -151,8 +149,7 @@ def _fit(block: DenseBlock, state: State) -> None:
 def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
     """Copy rows, their optimizer state and, if wanted, the dense slice of another shard of the same kind.
 
-    The version stays.
-    """
+    The version stays."""
     here, there = arrays_of(shard), arrays_of(other)
     for name, array in here.items():
         np.copyto(array, there[name])
@@ -164,8 +161,7 @@ def load_newest(shard: Shard, folder: Folder, refused: Callable[[str], None]) ->
     """Load a new shard's newest valid checkpoint of the same run; None if there is none.
 
     Reads that shard's files, and the dense file where workers held the parameters. A checkpoint of another number of
-    servers, which the run may have resumed from, is read whole. `refused` is called for each that is invalid.
-    """
+    servers, which the run may have resumed from, is read whole. `refused` is called for each that is invalid."""
     try:
         chain = folder.newest(refused, (shard.spec.shard, shard.spec.shards))
     except CheckpointError:

@@ -74,8 +74,7 @@ def widened(values: NDArray[Any]) -> NDArray[np.float32]:
 def finite(kind: str, data: NDArray[np.uint8] | bytes) -> bool:
     """Return whether the values in some bytes of a tensor are finite. `kind`: the tensor's type as named in files.
 
-    Integers always are, but for U16, the bits of bf16.
-    """
+    Integers always are, but for U16, the bits of bf16."""
     if kind == NAMES["uint16"]:
         return bool(np.max(np.frombuffer(data, np.uint16) & _BF16_SIGNLESS, initial=0) < _BF16_INFINITY)
     return kind != NAMES["float32"] or bool(np.isfinite(np.frombuffer(data, np.float32)).all())
@@ -193,8 +192,7 @@ def write_tensors(
 ) -> Written:
     """Write complete arrays to a file. Raises OSError, and NotFiniteError where values must be finite and are not.
 
-    After an error no file is left.
-    """
+    After an error no file is left."""
     file: TensorFile | None = None
     try:
         file = TensorFile(path, layout_of(tensors), told, spare)
@@ -214,8 +212,7 @@ class Writing:
 
     `pace`: bytes a second (0: unlimited). A failure is in `error` at the end; no file is left then. `finite`: whether
     no infinity and no NaN was found; with one, there is no file. `inline`: everything is written within `end`, without
-    a thread, and held until then. `spare`: see TensorFile.
-    """
+    a thread, and held until then. `spare`: see TensorFile."""
 
     def __init__(
         self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False,

@@ -34,8 +34,7 @@ class Collective(Protocol):
 
     Every rank must start the same names with the same lengths in the same order. A name stands for one length for the
     lifetime of the collective. Buffers are 1-D contiguous float32, NumPy arrays or CPU torch tensors, and may not be
-    touched between start() and wait().
-    """
+    touched between start() and wait()."""
 
     rank: int
     size: int
@@ -77,8 +76,7 @@ class Buckets:
         """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
 
         `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
-        end, so the last bucket is ready first.
-        """
+        end, so the last bucket is ready first."""
         ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
         total = int(ends[-1]) if len(ends) else 0
         wanted = [total * (i + 1) / count for i in range(count - 1)]
@@ -125,8 +123,7 @@ def as_tensor(buffer: Any) -> Any:
 def ring_item(collective: str, wire_dtype: str) -> int:
     """Return the bytes of a value in a collective's messages: 2 with fp16 on Gloo, else 4.
 
-    Gloo, with which Horovod sums too, adds fp16 and not bf16. In shared memory values have four bytes.
-    """
+    Gloo, with which Horovod sums too, adds fp16 and not bf16. In shared memory values have four bytes."""
     return 2 if wire_dtype == "fp16" and collective != "shm" else 4
 
 
@@ -134,8 +131,7 @@ def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
     """Compute the bytes that all ranks of a ring send together to sum `length` values.
 
     Each rank sends 2 (W - 1) / W of the vector's bytes, W being `ranks`. Values alone: no headers, and no negotiation
-    of what is summed next (Horovod's).
-    """
+    of what is summed next (Horovod's)."""
     return 2 * (ranks - 1) * item * length
 
 
@@ -147,8 +143,7 @@ def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
 class Handed:
     """Tensors that a ring sums: the buffers themselves, or fp16 copies where values have two bytes on the wire.
 
-    A copy costs two passes over the vector; rounding is the caller's (see kernels/halves.py).
-    """
+    A copy costs two passes over the vector; rounding is the caller's (see kernels/halves.py)."""
 
     def __init__(self, item: int) -> None:
         self.item = item

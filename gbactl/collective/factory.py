@@ -50,8 +50,7 @@ def open_rendezvous(
     fails.
 
     Raises MissingDependencyError when Horovod is asked for and is not installed, ConfigError for an unknown name,
-    ClusterError when `bind` cannot be bound.
-    """
+    ClusterError when `bind` cannot be bound."""
     if name not in NAMES:
         raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
     if name == "shm":
@@ -85,8 +84,7 @@ def connect(
     `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
     without common memory. `item`: bytes of a value in a ring (see base.ring_item).
 
-    Raises ClusterError when the ring does not form.
-    """
+    Raises ClusterError when the ring does not form."""
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
     rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
     under: Beneath | None = None

@@ -106,8 +106,7 @@ class FallingCollective(Surviving):
     def _laid(self, name: str, buffer: Any) -> Any:
         """Give the summand to the fallback; None where it has no memory for it.
 
-        A failed rank then ends the run.
-        """
+        A failed rank then ends the run."""
         if not self._room:
             return None
         try:
@@ -122,8 +121,7 @@ class FallingCollective(Surviving):
     def wait(self, handle: _Handle) -> None:
         """See Collective.wait. A sum that began in the ring is awaited there for a short time.
 
-        The ring may still write into the buffer.
-        """
+        The ring may still write into the buffer."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)

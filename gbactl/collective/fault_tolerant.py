@@ -32,16 +32,14 @@ class Surviving(ABC):
 
         The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
         from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
-        sums them in order.
-        """
+        sums them in order."""
 
     @abstractmethod
     def without_the_dead(self) -> None:
         """Let every rank give its own summand in every round until the next `deal` or `renew`.
 
         A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
-        been given.
-        """
+        been given."""
 
     @abstractmethod
     def leave_out(self, rank: int) -> None:
@@ -55,15 +53,13 @@ class Surviving(ABC):
     def renew(self, generation: int) -> None:
         """Start a new generation with all ranks that are present, also new ones, and nothing dealt.
 
-        Nothing may be in flight.
-        """
+        Nothing may be in flight."""
 
 
 class Beneath(Surviving):
     """Fallback of a ring (see fallback.py), which sums as a Collective does.
 
-    It also records every round while the ring still sums.
-    """
+    It also records every round while the ring still sums."""
 
     rank: int
     size: int
@@ -80,8 +76,7 @@ class Beneath(Surviving):
     def passed(self, handle: Any) -> bool:
         """Record that the ring has put the sum into the buffer, and return whether it counts.
 
-        It does not where other ranks were told before that this rank lacks it: then all take another sum.
-        """
+        It does not where other ranks were told before that this rank lacks it: then all take another sum."""
 
     @abstractmethod
     def fall(self) -> None:

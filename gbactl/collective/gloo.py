@@ -73,8 +73,7 @@ class _Handle:
 class GlooCollective:
     """Rank of a Gloo group (torch's default process group), one instance a process.
 
-    `item`: bytes of a value on the wire.
-    """
+    `item`: bytes of a value on the wire."""
 
     def __init__(self, environment: Mapping[str, str], item: int = 4) -> None:
         import torch.distributed as dist

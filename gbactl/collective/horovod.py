@@ -85,8 +85,7 @@ class HorovodCollective:
         """See Collective.wait. Sleeps for most of the usual time, then polls.
 
         Horovod's own wait sleeps a whole millisecond at a time, and continuous polling takes the core from the ranks
-        that sum.
-        """
+        that sum."""
         began = time.perf_counter()
         try:
             if not self._hvd.poll(handle.number):

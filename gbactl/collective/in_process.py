@@ -36,8 +36,7 @@ class _Handle:
 class MemoryGroup:
     """Shared state of an in-memory group of ranks.
 
-    `member(rank)` is that rank's Collective; `item`: bytes counted for a value.
-    """
+    `member(rank)` is that rank's Collective; `item`: bytes counted for a value."""
 
     def __init__(self, size: int, timeout: float = 30.0, item: int = 4) -> None:
         self.size, self.item = size, item
@@ -101,8 +100,7 @@ class MemoryGroup:
     def meet(self, key: tuple[str, int], out: Vector, absent: set[int]) -> None:
         """Wait for the live ranks and copy out their sum, with summands that failed ranks had given.
 
-        Raises ClusterError.
-        """
+        Raises ClusterError."""
         deadline = time.monotonic() + self.timeout
         with self.changed:
             entry = self.rounds.setdefault(key, _Round())

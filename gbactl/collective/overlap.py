@@ -19,8 +19,7 @@ class Filling:
 
     It has float32[edges[-1]] and is filled parameter by parameter, once a step. `spans`: each parameter's (low, high)
     in the vector; none of them crosses an edge of a bucket. `codec`: rounds the summands and the sums, as values of two
-    bytes on the wire would be.
-    """
+    bytes on the wire would be."""
 
     def __init__(
         self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]],

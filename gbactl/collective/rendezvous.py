@@ -37,8 +37,7 @@ VISIT_SECONDS = 10.0  # limit of one request, however slowly it is written
 def require_own_name() -> None:
     """Raise ConfigError where this machine's own name has no address.
 
-    The ring that sums would listen there, and its process would end without a message.
-    """
+    The ring that sums would listen there, and its process would end without a message."""
     if not address_of_own_name():
         name = socket.gethostname()
         raise ConfigError(
@@ -123,8 +122,7 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
 class HorovodRendezvous(Meeting):
     """Rendezvous of Horovod's ranks: its RendezvousServer on one address, behind a per-run secret.
 
-    `seats`: rank -> seat; None: all on this host.
-    """
+    `seats`: rank -> seat; None: all on this host."""
 
     def __init__(
         self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[Seat] | None = None

@@ -52,8 +52,7 @@ class _Line(ctypes.Structure):
     """Counters of one rank and of the summand of the same index, on a cache line of their own.
 
     `round`: last round of which the summand of this index is written. `pid`: process of the rank of this index. `done`:
-    last round that it has read.
-    """
+    last round that it has read."""
 
     _fields_ = (
         ("round", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("done", ctypes.c_uint32),
@@ -109,8 +108,7 @@ class SharedMemoryCollective(Beneath):
 
     With dealt summands, a failed rank breaks nothing: the summands that it had given count, other ranks give the rest.
     With own summands the rest is missing: a process that has ended writes no more, so that all ranks see the same ones
-    missing.
-    """
+    missing."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
@@ -232,8 +230,7 @@ class SharedMemoryCollective(Beneath):
     def _open(self, name: str, length: int) -> _Bucket:
         """Map the shared-memory file of a bucket, creating it if this rank is first.
 
-        Same name, same length on every rank.
-        """
+        Same name, same length on every rank."""
         path = self.folder / f"{len(self._buckets)}-{length}"
         stride = -(-length * 4 // LINE) * LINE
         handle = self._create(path)

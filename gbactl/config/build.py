@@ -29,8 +29,7 @@ def naming(where: str) -> Iterator[None]:
 def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
     """Build a dataclass from a group's keys, checked by type and bounds.
 
-    Raises ConfigError that names the key by `path`.
-    """
+    Raises ConfigError that names the key by `path`."""
     known = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(known))
     where = path.rstrip(".") or "The configuration"

@@ -17,8 +17,7 @@ from gbactl.typed import Count, Interval, Natural, Processes, Seconds, ShareBelo
 class ModeConfig:
     """Mode: the rule by which gradients are applied.
 
-    `options` are the mode's own keys; in files they stand beside the others.
-    """
+    `options` are the mode's own keys; in files they stand beside the others."""
 
     name: str = "sync"
     local_batch: Count | None = None
@@ -125,8 +124,7 @@ class SwitchConfig:
     For auto: `window` to `minimum_stay`, see switching/controller.py; `every`: seconds between two decisions;
     `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
     auto's other mode. `prepare`: further modes that the run is started for, servers (all that keep the dense parameters
-    there) or all.
-    """
+    there) or all."""
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)

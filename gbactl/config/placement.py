@@ -72,8 +72,7 @@ def most_workers(placed: Mapping[str, str]) -> int:
 def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], live: Collection[str]) -> str | None:
     """Choose the host of a failed process's successor: its own host if live, else the least loaded live one, or None.
 
-    Load: processes of its kind, with the successor; for workers, to a slot.
-    """
+    Load: processes of its kind, with the successor; for workers, to a slot."""
     if placed[process] in live:
         return placed[process]
 

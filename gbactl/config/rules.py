@@ -63,8 +63,7 @@ def check_switch(cfg: RunConfig, to: RunConfig) -> None:
 def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
     """Return the configuration of a run after a requested switch. Raises ConfigError where it is invalid.
 
-    `cfg`: the run's configuration; `now`: its current one; `mode`: the keys of the requested mode.
-    """
+    `cfg`: the run's configuration; `now`: its current one; `mode`: the keys of the requested mode."""
     if not isinstance(mode, dict):
         raise ConfigError("A switch needs a mode; type --to MODE.")
     to = now.in_mode({str(key): value for key, value in mode.items()})

@@ -65,8 +65,7 @@ class RunConfig:
         """Interval at which Horovod's thread looks for work, by default longer for longer steps.
 
         A look costs every worker about .9 ms of a core, whether there is work or not, and a sum waits for half a cycle:
-        3 ms are best for local batches of 512, 12 ms for those of 4,096 (experiments/performance).
-        """
+        3 ms are best for local batches of 512, 12 ms for those of 4,096 (experiments/performance)."""
         if self.collective.cycle_time_ms is not None:
             return self.collective.cycle_time_ms
         return CYCLE_MS * max(1.0, min(phase.local_batch for phase in self.possible) / CYCLE_BATCH)
@@ -112,8 +111,7 @@ class RunConfig:
     def in_mode(self, values: dict[str, Any]) -> RunConfig:
         """Return this configuration in another mode. Raises ConfigError for a key that the mode does not have.
 
-        `values`: the mode's keys and, under `workers`, its number of workers.
-        """
+        `values`: the mode's keys and, under `workers`, its number of workers."""
         workers = values.get("workers", self.cluster.workers)
         expect("workers", workers, Processes)
         own = {key: value for key, value in values.items() if key != "workers"}

@@ -43,8 +43,7 @@ def row_staleness(cfg: RunConfig) -> str:
 def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:
     """Return every server's slice [low, high) of a dense vector of `size` values.
 
-    Servers that hold rows alone have an empty one.
-    """
+    Servers that hold rows alone have an empty one."""
     cluster = cfg.cluster
     return [dense_range(size, shard, cluster.dense_holders) for shard in range(cluster.servers)]
 
@@ -52,8 +51,7 @@ def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:
 def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
     """Compute the largest push and the largest answer between one worker and one server, in bytes; (0, 0) over TCP.
 
-    The server holds `dense` values of the dense vector.
-    """
+    The server holds `dense` values of the dense vector."""
     if cfg.cluster.transport != "shm":
         return 0, 0
     fields, width = dataset.schema.fields, row_width(cfg.model)

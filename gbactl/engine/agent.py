@@ -34,8 +34,7 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 class Agent:
     """Agent of one host.
 
-    It reads and starts processes in the main thread: they end with the thread that started them.
-    """
+    It reads and starts processes in the main thread: they end with the thread that started them."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read, self._write = read_fd, write_fd

@@ -31,8 +31,7 @@ Told = Callable[[str, dict[str, Any]], None]
 class Link:
     """Connection to a host's agent, started by `command`, which is split as a shell would.
 
-    Error output goes to the file `errors`. `patience`: seconds of silence after which the host is taken as failed.
-    """
+    Error output goes to the file `errors`. `patience`: seconds of silence after which the host is taken as failed."""
 
     def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
         self.host, self.errors, self.patience = host, errors, patience

@@ -42,8 +42,7 @@ class Node:
 class Nodes:
     """Processes of a run on an agent's host. `tell` sends to the launcher.
 
-    Any thread may look and kill; the other methods are for the thread that reads the agent's input.
-    """
+    Any thread may look and kill; the other methods are for the thread that reads the agent's input."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -56,8 +55,7 @@ class Nodes:
     def settle(self, run_dir: Path | None, token: str) -> bool:
         """Choose the folder for logs: the launcher's run directory if this host sees it, else one of its own.
 
-        Returns whether it sees the launcher's.
-        """
+        Returns whether it sees the launcher's."""
         with contextlib.suppress(OSError):
             self._shared = run_dir is not None and (run_dir / mark(token)).is_file()
         if self._shared:
@@ -72,8 +70,7 @@ class Nodes:
     ) -> int:
         """Start a process and return its pid. Raises WireError for an invalid name.
 
-        `seat`: (which, of how many) workers of this host it is, where they are pinned to cores.
-        """
+        `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
         if not NODE.fullmatch(name) or name in self.all or self._folder is None:
             raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
         log, place = self._folder / "logs" / f"{name}.log", self._place(seat)

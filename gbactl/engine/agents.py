@@ -57,8 +57,7 @@ class Fleet:
                environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:  # fmt: skip
         """Agree on addresses; returns host -> its agent's answer. `bind`: the launcher's address, or "auto".
 
-        Raises ClusterError where hosts see the launcher at addresses that are not one of its own.
-        """
+        Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
         self.bind = self._own_address() if bind == "auto" else bind
         answers: dict[str, dict[str, Any]] = {}
 
@@ -95,8 +94,7 @@ class Fleet:
         """Test the connections between all hosts and from the launcher.
 
         `measure`: measure the speed too, one connection after the other. Raises ClusterError where the launcher cannot
-        listen.
-        """
+        listen."""
         targets: dict[str, str] = {}
         self.each(lambda link: targets.update({link.host: str(link.ask("listen", ANSWER_SECONDS)["address"])}))
         self._probe = self._listen()

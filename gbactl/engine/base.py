@@ -36,8 +36,7 @@ MOST_LIVES = 3  # replacement coordinators in a row that may be killed before th
 class Launch(Protocol):
     """Launcher's side of a run (launch/run.py), as an engine needs it.
 
-    `config`: the run's configuration as its processes get it; `key`: the run's key for authentication.
-    """
+    `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
 
     cfg: RunConfig
     config: dict[str, Any]
@@ -191,8 +190,7 @@ class Children:
     def bury(self, name: str, kill: bool = False) -> None:
         """Stop watching a failed process, so that its end is no failure of the run.
 
-        It may still run and hang: `kill` it where it could write into memory that others share.
-        """
+        It may still run and hang: `kill` it where it could write into memory that others share."""
         found = [child for child in self.running if child.name == name]
         for child in found if kill else ():
             child.process.kill()
@@ -209,8 +207,7 @@ class Children:
     def revive(self, failure: str, sign: float) -> None:
         """Start a replacement coordinator on the same listening socket, where nodes may already have dialled again.
 
-        `sign`: when the failed one was last heard of, by the machine's clock.
-        """
+        `sign`: when the failed one was last heard of, by the machine's clock."""
         self.buried.append(self.running.pop(0))
         self._left -= 1
         self._coordinators += 1
@@ -229,8 +226,7 @@ class Children:
     def succeed(self, name: str, again: bool = False) -> None:
         """Start a replacement for a failed worker or server.
 
-        `again`: the failed one was a replacement itself, and never became ready.
-        """
+        `again`: the failed one was a replacement itself, and never became ready."""
         self._epochs[name] += 1
         start = self._start_server if name[0] == "S" else self._start_worker
         start(int(name[1:]))
@@ -260,8 +256,7 @@ class Children:
         """Return (sentence, whether it is the root cause) of a child process that ended badly, or None.
 
         Badly: killed, failed or having noticed a failure. None also while only processes failed that the coordinator
-        can do without or replaces.
-        """
+        can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
         goes_on = self.revivable  # asked last, so that a coordinator that was killed just now counts as replaceable
         if goes_on:

@@ -31,8 +31,7 @@ class Holding:
     def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
         """Find the data where the launcher has them (a shared file system), or in this host's cache.
 
-        Returns whether they were found.
-        """
+        Returns whether they were found."""
         self._wanted = {"path": path, "fingerprint": fingerprint, "cache": cache}
         own = cache_root({"cache": cache}) / Path(path).name
         for place in (Path(path), own):

@@ -31,8 +31,7 @@ NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # for pyarrow, 
 def thread_environment(threads: int) -> dict[str, str]:
     """Return environment variables that fix thread counts and make idle threads wait passively.
 
-    Two pools of spinning threads on the same cores would cost most of the speed.
-    """
+    Two pools of spinning threads on the same cores would cost most of the speed."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -88,8 +87,7 @@ class ForkServer:
     """Launcher's end of a process that forks nodes (see nodes/process.py).
 
     A node is orphaned at once and adopted by this process, its nearest subreaper. It therefore ends with this process,
-    is reaped like any child, and survives the end of the fork server.
-    """
+    is reaped like any child, and survives the end of the fork server."""
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -169,8 +167,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
     """Start a node's process, which waits for its bootstrap document (see `tell`).
 
     It inherits `fds`, appends its output to `log`, and, if this process forked it, ends with the thread that started
-    it.
-    """
+    it."""
     environment = {**os.environ, **environment}
     if _server is not None and _server.owner == os.getpid():
         try:

@@ -67,8 +67,7 @@ def free_memory(root: Path = Path("/")) -> int:
     """Return the bytes that processes can allocate without swapping.
 
     This is the system's available memory, or what a control group leaves of its limit; 0 where the system does not
-    tell.
-    """
+    tell."""
     lines = _lines(root / "proc/meminfo")
     available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     return min([*available, *_left_by_groups(root)], default=0)

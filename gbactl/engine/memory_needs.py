@@ -42,8 +42,7 @@ def worker_vectors(cfg: RunConfig) -> int:
     """Count the dense-sized vectors that a worker holds at least.
 
     These are the model's, and the optimizer's where workers hold the dense parameters or are trainers with a replica
-    each.
-    """
+    each."""
     replica = served_vectors(cfg)
     return OF_MODEL + (replica - 1) * ("workers" in cfg.homes) + replica * ("replicas" in cfg.homes)
 

@@ -81,8 +81,7 @@ def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
     """Describe a host whose own name is no address at which others reach Horovod's ring; "" for an unknown `address`.
 
     Of Horovod's two rings the one that sums (that of the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens
-    where the host's own name points to.
-    """
+    where the host's own name points to."""
     name, found = there.get("name", ""), there.get("own_name", "")
     if not address or found == address:
         return []
@@ -123,8 +122,7 @@ def _cut(who: str, whom: str, target: str, why: str) -> str:
 def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
     """Describe a failed connection between two hosts, where a process's last message `said` names one; else "".
 
-    `hosts`: host by server name and by address.
-    """
+    `hosts`: host by server name and by address."""
     match = CUT.search(said)
     far = None if match is None else hosts.get(match[1] or match[2])
     if far is None or far == host:

@@ -32,8 +32,7 @@ _patient: list[None] = []
 def stoppable() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `look`.
 
-    Only in the main thread. Where Ctrl-C or SIGHUP is ignored or has a handler already, it stays as it is.
-    """
+    Only in the main thread. Where Ctrl-C or SIGHUP is ignored or has a handler already, it stays as it is."""
     numbers = [number for number, handler in DEFAULT.items() if signal.getsignal(number) is handler]
 
     def stop(number: int, _: object) -> None:
@@ -96,8 +95,7 @@ def leave_terminal() -> None:
 class Stop:
     """Stop of a run at a signal: the coordinator is asked to save a checkpoint within `seconds`.
 
-    `trains`: whether training has begun; `found`: the coordinator's answer.
-    """
+    `trains`: whether training has begun; `found`: the coordinator's answer."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
@@ -133,8 +131,7 @@ class Stop:
     def stopped_by(self, error: BaseException) -> Stopped | None:
         """Return the signal that ended a run; None where it ended by an error of its own.
 
-        An error during the requested save is the reason why nothing was saved.
-        """
+        An error during the requested save is the reason why nothing was saved."""
         if isinstance(error, Stopped):
             return error
         if isinstance(error, KeyboardInterrupt):  # raised by an earlier handler

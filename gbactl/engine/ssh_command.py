@@ -60,8 +60,7 @@ def is_here(host: str) -> bool:
 def command(host: str, reach: Reach) -> str:
     """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
 
-    Raises MissingDependencyError.
-    """
+    Raises MissingDependencyError."""
     start = f"{quote(reach.python or sys.executable)} -m {AGENT}"
     if is_here(host):
         return start

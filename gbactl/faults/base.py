@@ -28,8 +28,7 @@ SHAPED = ("weibull", "gamma")
 class Fault:
     """Fault plan, one of the list. `workers`: indexes, "all", how many, or a share like 1/8; `servers` likewise.
 
-    A plan that names servers and no workers is for servers alone.
-    """
+    A plan that names servers and no workers is for servers alone."""
 
     kind: ClassVar[str] = ""
     slows: ClassVar[bool] = True
@@ -42,8 +41,7 @@ class Fault:
     def at(self, key: int, turn: int, seconds: float) -> float:
         """Return the factor, at least 1, of a worker's batch `turn`, begun `seconds` into training.
 
-        `key` is the worker's own in this plan; random values depend on (key, turn) alone.
-        """
+        `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
         return 1.0
 
     def of(self, worker: int) -> Fault:
@@ -99,8 +97,7 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
 class Timed(Fault):
     """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
 
-    `mtbf`: mean seconds between occurrences, of which there are at most `times`.
-    """
+    `mtbf`: mean seconds between occurrences, of which there are at most `times`."""
 
     step: Annotated[int, Within(at_least=0, at_most=2**53)] | None = None
     time: Seconds | None = None
@@ -135,8 +132,7 @@ class Timed(Fault):
 class Due:
     """Next occurrence of a fault: at a `step`, or at a time in `seconds`; infinity where there is none.
 
-    `turn`: occurrences so far.
-    """
+    `turn`: occurrences so far."""
 
     def __init__(self, fault: Timed, key: int) -> None:
         self.fault, self.key, self.turn = fault, key, 0

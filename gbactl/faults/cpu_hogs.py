@@ -20,8 +20,7 @@ GRACE_SECONDS = 2.0
 class Placed(NamedTuple):
     """Placement of a competing process: its core, and its busy period.
 
-    The period is in seconds since training began (end None: to the end).
-    """
+    The period is in seconds since training began (end None: to the end)."""
 
     core: int
     begin: float
@@ -36,8 +35,7 @@ def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
 def place(plan: FaultPlan, pinned: bool) -> list[Placed]:
     """Place every competing process of a plan, with workers `pinned` or not.
 
-    Raises ConfigError for a core that does not exist, or workers that are not pinned.
-    """
+    Raises ConfigError for a core that does not exist, or workers that are not pinned."""
     placed = []
     for hog, workers in plan.hogs:
         cores = _cores_of(worker_cores(plan, pinned), workers) if hog.cores is None else _there(hog.cores)

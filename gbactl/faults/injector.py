@@ -21,8 +21,7 @@ _FAILURES = 3  # separates these random numbers from the plan's others
 class Injection:
     """Kill or hang of a process (W1, S0, C) that is due now.
 
-    `seconds`: duration of a hang (None: for ever); `place`: index in the plan.
-    """
+    `seconds`: duration of a hang (None: for ever); `place`: index in the plan."""
 
     kind: str
     process: str
@@ -67,8 +66,7 @@ class Injector:
     def due(self, step: int, seconds: float) -> list[Injection]:
         """Return the injections due at a global step and a time since training began, each once.
 
-        The coordinator's comes last: it must have all others done, as its successor takes them as done.
-        """
+        The coordinator's comes last: it must have all others done, as its successor takes them as done."""
         if not self._due:
             return []
         found = [injection for each in self._due for injection in each.take(step, seconds)]

@@ -31,8 +31,7 @@ class Trace(Fault):
     `points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time. A factor holds
     until the next point; before the first it is 1. They are read from `file`, if that is given. `scale` stretches its
     seconds; after `period` of them it repeats. With a `distribution`, the factor is random for every batch: 1 + (factor
-    - 1) X, X of mean 1.
-    """
+    - 1) X, X of mean 1."""
 
     file: str | None = None
     points: list[list[float]] | None = None

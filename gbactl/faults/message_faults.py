@@ -28,8 +28,7 @@ Probability = Annotated[float, Within(at_least=0, at_most=0.5)]
 class Messages(Timed):
     """Fault probabilities of a worker's messages, in either direction; `delay_seconds`: mean of an exponential delay.
 
-    Active from each occurrence on for `seconds` (null: to the end); without step, time and mtbf, in the whole run.
-    """
+    Active from each occurrence on for `seconds` (null: to the end); without step, time and mtbf, in the whole run."""
 
     slows: ClassVar[bool] = False
     drop: Probability = 0.0

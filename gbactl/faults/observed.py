@@ -50,8 +50,7 @@ class Observed:
     """Statistics of the workers' batches under a fault plan.
 
     `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned; `clock`: seconds since
-    training began.
-    """
+    training began."""
 
     def __init__(
         self, plan: FaultPlan, hogged: Collection[int] = (), cores: Sequence[int] = (),
@@ -71,8 +70,7 @@ class Observed:
     def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
         """Create the statistics of a run; None where it has no faults.
 
-        `pinned`: whether its workers are pinned to cores of this host.
-        """
+        `pinned`: whether its workers are pinned to cores of this host."""
         if not plan.faults:
             return None
         return cls(plan, hogged(plan, pinned), worker_cores(plan, pinned), clock)
@@ -101,8 +99,7 @@ class Observed:
     def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
         """Return (index, factor) of the plans that slowed a batch.
 
-        Where a process has several plans, these are the ones whose product is the factor at about the batch's start.
-        """
+        Where a process has several plans, these are the ones whose product is the factor at about the batch's start."""
         places = self.plan.places(process)
         if len(places) == 1:
             return [(places[0], slowdown)]
@@ -135,8 +132,7 @@ class Observed:
     def usual(self, worker: int) -> float:
         """Return the current seconds per sample of workers without a fault, for a worker to be slowed; 0 if unknown.
 
-        Not those of the whole run: where the machine gets slower or faster, a slowed worker follows.
-        """
+        Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
             return 0.0
         return self._undisturbed(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
@@ -144,8 +140,7 @@ class Observed:
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
         """Build result.json's `faults`: the plans, and injected and observed slow-downs of every process that has one.
 
-        `counters`: those of the servers.
-        """
+        `counters`: those of the servers."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
         servers = server_slowdowns(self.plan, counters or {})
         self._add_hogs()

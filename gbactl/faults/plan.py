@@ -25,8 +25,7 @@ _CHOICE = 1  # separates the random numbers of the choice from those of batches
 class FaultsConfig:
     """Configuration of fault injection: a list of plans (see spec.py), random with `seed` (null: the run's).
 
-    `name` is for users; plans that are typed beside `none` have none.
-    """
+    `name` is for users; plans that are typed beside `none` have none."""
 
     seed: Seed | None = None
     plans: list[dict[str, Any]] = field(default_factory=list)
@@ -36,8 +35,7 @@ class FaultsConfig:
 class FaultPlan:
     """Faults of a run with `workers` workers and `servers` servers. Raises ConfigError.
 
-    `seed` is the run's, unless the plan has its own.
-    """
+    `seed` is the run's, unless the plan has its own."""
 
     def __init__(self, cfg: FaultsConfig, seed: int, workers: int, servers: int = 0) -> None:
         self.seed, self.worker_count = seed if cfg.seed is None else cfg.seed, workers
@@ -59,15 +57,13 @@ class FaultPlan:
     def factor(self, worker: int, turn: int, seconds: float) -> float:
         """Return the slow-down factor, at least 1, of a worker's batch `turn` that begins `seconds` into training.
 
-        `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed.
-        """
+        `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
         return self.factor_of(f"W{worker}", turn, seconds)
 
     def factor_of(self, process: str, turn: int, seconds: float) -> float:
         """Return the slow-down factor of any process, W1 or S0.
 
-        A server's `turn` counts the pulls, pushes and orders that it handles.
-        """
+        A server's `turn` counts the pulls, pushes and orders that it handles."""
         product = 1.0
         for _, fault, key in self._of.get(process, ()):
             product *= fault.at(key, turn, seconds)
@@ -145,8 +141,7 @@ class FaultPlan:
 def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
     """Choose sorted indexes of workers or servers below `total`. Raises ConfigError.
 
-    A share is rounded, to at least one.
-    """
+    A share is rounded, to at least one."""
     if wanted is None:
         return ()
     if wanted == "all":

@@ -43,8 +43,7 @@ def lognormal(u: float, sigma: float | None = None) -> float:
 def pareto(u: float, shape: float | None = None) -> float:
     """Convert a uniform number to a Pareto one of the second kind (from 0), scaled to mean 1.
 
-    `shape` > 1: tail exponent.
-    """
+    `shape` > 1: tail exponent."""
     a = shape or SHAPE
     return (a - 1.0) * math.expm1(-math.log1p(-u) / a)
 

@@ -49,8 +49,7 @@ class Delay:
         """Wait after a gradient is computed, so that its time is multiplied by the plan's factor.
 
         `item.seconds`: its time, which is the whole one afterwards, as `item.slowdown` is the factor. `usual`: seconds
-        that undisturbed workers take; 0 where unknown, then the worker's own time is used.
-        """
+        that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
         if not self.plan.slows(self.worker):
             return
         computed, begin = item.seconds, self.clock()
@@ -89,8 +88,7 @@ class Slowness:
     def of(cls, plan: FaultPlan, server: int, **more: Any) -> Slowness | None:
         """Create a server's slow-down; None where no server is slowed.
 
-        Servers that are not slowed are measured too, for comparison.
-        """
+        Servers that are not slowed are measured too, for comparison."""
         return cls(plan, server, **more) if plan.slowed_servers else None
 
     def handle(self, kind: int, call: Callable[..., None], *args: Any) -> None:

@@ -64,8 +64,7 @@ class Periodic(Fault):
 class Random(Fault):
     """Fault with a random factor for every batch: 1 + (mean - 1) X, X >= 0 of mean 1.
 
-    X is exponential, lognormal(sigma) or Pareto(shape).
-    """
+    X is exponential, lognormal(sigma) or Pareto(shape)."""
 
     distribution: str
     mean: Slower

@@ -39,8 +39,7 @@ ROOT_CONFIG = "train"
 def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
     """Convert a composed configuration to a checked RunConfig. Raises ConfigError.
 
-    With resume=, it is that run's configuration, changed by the `typed` keys.
-    """
+    With resume=, it is that run's configuration, changed by the `typed` keys."""
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -111,8 +110,7 @@ def with_cost_file(arguments: list[str]) -> list[str]:
     """Replace `cost=FILE.yaml` by the file's keys as overrides.
 
     The run's configuration is then complete, and keys typed beside the file override it. Raises UsageError for a file
-    that is missing or is no cost model.
-    """
+    that is missing or is no cost model."""
     files = [argument for argument in arguments if re.match(r"cost=.*\.ya?ml$", argument)]
     if not files:
         return arguments

@@ -31,8 +31,7 @@ _LOOK_SECONDS = 0.2
 class Control:
     """Control socket of a run, which answers requests for a switch or the status.
 
-    `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator.
-    """
+    `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator."""
 
     def __init__(self, run_dir: Path, forward: Callable[[Event], None]) -> None:
         key = new_key()

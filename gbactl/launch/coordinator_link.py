@@ -20,8 +20,7 @@ Check = Callable[[Children, tuple[str, bool] | None, bool], None]
 class Coordinators:
     """Launcher's connection to the current coordinator. `say` shows a sentence.
 
-    A `Check` raises where a child's end ends the run.
-    """
+    A `Check` raises where a child's end ends the run."""
 
     def __init__(self, children: Children, hub: SocketHub, say: Callable[[str], None]) -> None:
         self.children, self.hub, self.say = children, hub, say
@@ -34,8 +33,7 @@ class Coordinators:
         """Connect to the coordinator; where that fails, raise the error of the failed process if there is one.
 
         The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
-        accept it.
-        """
+        accept it."""
         self.hub.patience, self._error = self.children.cfg.cluster.start_timeout, None
         dialling = threading.Thread(target=self._dial, name="dial", daemon=True)
         dialling.start()

@@ -26,8 +26,7 @@ NAMES = ("model.safetensors", "model.pt", "model.json")
 def export(chain: Chain, out: Path) -> list[Path]:
     """Write a checkpoint's model as three files into folder `out` and return their paths.
 
-    Raises CheckpointError, UsageError.
-    """
+    Raises CheckpointError, UsageError."""
     import torch
 
     last = chain.last
@@ -70,8 +69,7 @@ def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
 def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:
     """Build a state dict of the model's own tensors and of tables.<field> float32[cardinality, W].
 
-    A table's last column is its first-order weight.
-    """
+    A table's last column is its first-order weight."""
     import torch
 
     from gbactl.models.flat import FlatModel

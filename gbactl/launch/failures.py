@@ -48,8 +48,7 @@ class Successors:
     def look(self) -> None:
         """Start another replacement where one ended before it had joined.
 
-        Raises ClusterError for a server whose MOST_TRIES replacements all failed.
-        """
+        Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
         for name, tries in list(self._tries.items()):
             child = next((child for child in self.children.running if child.name == name), None)
             if child is None or child.process.poll() is None:
@@ -121,8 +120,7 @@ def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
 def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
     """Return whether an event repeats a known completed switch.
 
-    Its pause is ignored, as only the first of the two events may have it.
-    """
+    Its pause is ignored, as only the first of the two events may have it."""
     done = event.name == "switch" and event.fields["state"] == "done"
     return done and _among(event.fields, switches, "step", "from", "to")
 

@@ -15,8 +15,7 @@ _MOST = 5
 def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
     """Return the directory of a run that has the file `holding`, by default its event log.
 
-    Raises UsageError if there is none or more than one.
-    """
+    Raises UsageError if there is none or more than one."""
     path = Path(run)
     if path.name == LOG and path.is_file():
         return path.parent

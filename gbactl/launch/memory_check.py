@@ -17,8 +17,7 @@ GIBI = 1 << 30
 def check_collective(cfg: RunConfig) -> None:
     """Raise ConfigError where the run's all-reduce cannot work on this machine.
 
-    With several hosts, preflight checks them.
-    """
+    With several hosts, preflight checks them."""
     if cfg.place.here and cfg.collects:
         check_here(cfg.collective.name)
 
@@ -26,8 +25,7 @@ def check_collective(cfg: RunConfig) -> None:
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
     """Raise ConfigError where servers and workers on this machine need more memory than is free.
 
-    With several hosts, preflight checks them.
-    """
+    With several hosts, preflight checks them."""
     if cfg.place.one_host and (why := too_large(cfg, dataset, free_memory())):
         raise ConfigError(why)
 

@@ -27,8 +27,7 @@ TOLD = ("loss", "auc")  # metrics of a killed run that are reported beside its s
 def end_orphans(uri: str) -> None:
     """Mark every unlocked RUNNING run of a store as KILLED, with the progress that it had reached.
 
-    Raises nothing: the caller has opened the store for another purpose.
-    """
+    Raises nothing: the caller has opened the store for another purpose."""
     with suppress(Exception):
         client = connect(uri)
         experiments = [each.experiment_id for each in client.search_experiments()]

@@ -40,8 +40,7 @@ def find(name: str) -> Chain:
     """Return the newest valid checkpoint of a run, or the one at a path.
 
     `name`: a checkpoint's path, a run's path, or the start of a run's name or MLflow id. Invalid checkpoints are
-    reported on standard error. Raises CheckpointError where none is valid, UsageError for an unknown run.
-    """
+    reported on standard error. Raises CheckpointError where none is valid, UsageError for an unknown run."""
     path = Path(name)
     if CUT.fullmatch(path.name) and path.is_dir():
         return Folder(path.parent.resolve()).verified(path.name)
@@ -57,8 +56,7 @@ def own(name: str) -> Folder:
 def identity_of(run: Path) -> str:
     """Return the identity of the checkpoints of a run's directory, from the event log of any of its parts.
 
-    "" where no log has it.
-    """
+    "" where no log has it."""
     from gbactl.coordinator import event_log
 
     for path in sorted(run.glob("events*.log")):
@@ -66,7 +64,7 @@ def identity_of(run: Path) -> str:
             told = next(iter(event_log.read(path)))
             if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
                 return manifests.identity(told.fields["config"], told.fields["data"])
-        except (EventLogError, KeyError, TypeError, StopIteration):  # the log of a session that ended before its first step
+        except (EventLogError, KeyError, TypeError, StopIteration):  # a session without a first step
             continue
     return ""
 
@@ -91,8 +89,7 @@ def named(arguments: Iterable[str]) -> str | None:
 def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
     """Return the resumed run's group options as overrides, so that their keys can be typed; without typed groups.
 
-    Raises UsageError for overrides that cannot stand beside resume=.
-    """
+    Raises UsageError for overrides that cannot stand beside resume=."""
     name = named(arguments)
     if name is None:
         return []
@@ -110,8 +107,7 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
 def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """Build the configuration of the resumed run at its checkpoint, with the `typed` changes.
 
-    `values`: the composed configuration, which names the run under resume.
-    """
+    `values`: the composed configuration, which names the run under resume."""
     chain = find(str(values[KEY]))
     stored = config_at(chain)
     for text in typed:
@@ -134,8 +130,7 @@ def _keys(arguments: Iterable[str]) -> set[str]:
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Raise UsageError for a command that only the stored configuration names: its author would have it run here.
 
-    `values`: the configuration from this machine's files and the typed overrides.
-    """
+    `values`: the configuration from this machine's files and the typed overrides."""
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})
@@ -174,8 +169,7 @@ class Continued:
     """Checkpoint and directory that a run starts from.
 
     `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
-    run that it continues, "" if unknown (yet).
-    """
+    run that it continues, "" if unknown (yet)."""
 
     chain: Chain | None = None
     same_run: bool = False

@@ -93,8 +93,7 @@ def write_config(path: Path, cfg: RunConfig) -> None:
 def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write faults.json: the plans with defaults and chosen processes; no file where there are no faults.
 
-    `injected`: the kills and hangs so far.
-    """
+    `injected`: the kills and hangs so far."""
     plan = cfg.fault_plan()
     if plan.faults:
         more = {"injected": list(injected)} if injected else {}

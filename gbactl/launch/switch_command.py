@@ -88,8 +88,7 @@ class Asking:
     def switch(self, mode: dict[str, Any], wait: bool) -> dict[str, Any]:
         """Request a switch to a mode, given with all its keys, and return the last answer.
 
-        `wait`: until the first gradient in it. Raises GbactlError if the run ends without an answer.
-        """
+        `wait`: until the first gradient in it. Raises GbactlError if the run ends without an answer."""
         self.channel.send(Event("switch", {"mode": mode}))
         limit: float | None = ANSWER_SECONDS
         while True:
@@ -152,8 +151,7 @@ def _virtual(run_dir: Path) -> bool:
 def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
     """Load every key of conf/mode/TO.yaml, with KEY=VALUE changes.
 
-    Raises UsageError for an unknown mode, and for a change that is no such pair.
-    """
+    Raises UsageError for an unknown mode, and for a change that is no such pair."""
     import yaml
 
     from gbactl.launch.compose import mode_file

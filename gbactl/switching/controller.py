@@ -25,8 +25,7 @@ class AutoOptions:
     """Options of the controller. Seconds: the `window` of values kept, the `minimum_stay` in a mode.
 
     Shares: by how much `gba` must exceed `sync` to be worth it (`margin`), and how far beyond that point, either way, a
-    switch happens (`hysteresis`).
-    """
+    switch happens (`hysteresis`)."""
 
     window: float = 10.0
     margin: float = 0.1
@@ -50,8 +49,7 @@ class Look:
 
     `delivered`: samples/s of the present mode (None: unknown yet). `slowest`: expected seconds of the slowest worker in
     a step. `overhead`: further seconds of a step (None: `sync` not measured yet). `efficiency` of `gba`: delivered over
-    the sum of the workers' rates; before it was measured, the computing share of a `sync` step.
-    """
+    the sum of the workers' rates; before it was measured, the computing share of a `sync` step."""
 
     at: float
     mode: str
@@ -69,8 +67,7 @@ class Look:
 class Controller:
     """Choice between `sync` and `gba` from reported gradients and steps.
 
-    `local_batch`: a worker's samples in a `sync` step.
-    """
+    `local_batch`: a worker's samples in a `sync` step."""
 
     def __init__(self, workers: int, global_batch: int, local_batch: int, options: AutoOptions) -> None:
         self.workers, self.global_batch, self.local_batch = workers, global_batch, local_batch

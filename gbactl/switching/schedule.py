@@ -92,8 +92,7 @@ def _value(where: str, unit: str, value: Any) -> float:
 def located(found: Sequence[Entry], rows: Sequence[int]) -> list[int | None]:
     """Convert each entry's point to samples of the run, whose rounds have `rows` samples; None for steps and seconds.
 
-    Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry.
-    """
+    Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry."""
     points = [_point(entry, rows) for entry in found]
     total, last = sum(rows), 0
     for number, (entry, point) in enumerate(zip(found, points, strict=True)):

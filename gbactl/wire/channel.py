@@ -50,14 +50,12 @@ class Hub(Protocol):
     ) -> Channel:
         """Connect and authenticate, blocking. With `segment_bytes` (out slot, in slot): use shared memory.
 
-        Raises WireError when the other end does not answer or does not know the key.
-        """
+        Raises WireError when the other end does not answer or does not know the key."""
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
         """Return the frames that have arrived; wait up to `timeout` seconds for the first (None: for ever).
 
-        A lost connection is reported once, as a frame of kind frames.CLOSED.
-        """
+        A lost connection is reported once, as a frame of kind frames.CLOSED."""
 
     def now(self) -> float:
         """Return the time in seconds; only differences mean anything."""
@@ -69,8 +67,7 @@ class Hub(Protocol):
 class BufferPool:
     """Pool of receive buffers: at most `keep` of them, MOST_KEPT bytes together.
 
-    A fresh multi-megabyte allocation would page-fault at every use.
-    """
+    A fresh multi-megabyte allocation would page-fault at every use."""
 
     def __init__(self, keep: int = 8) -> None:
         self.keep = keep
@@ -92,8 +89,7 @@ class BufferPool:
 class AroundHub:
     """Base of hubs that wrap another hub and change some of its methods.
 
-    `counts`: messages that the wrapped hub changed on their way, by name of the change.
-    """
+    `counts`: messages that the wrapped hub changed on their way, by name of the change."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub

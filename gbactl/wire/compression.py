@@ -77,8 +77,7 @@ class NarrowChannel:
     def widened(self, frame: Frame) -> Frame:
         """Return a frame with its values widened to float32.
 
-        One of an impossible size is returned as it is, and rejected where it is handled.
-        """
+        One of an impossible size is returned as it is, and rejected where it is handled."""
         try:
             message = decode(frame)
         except WireError:

@@ -32,8 +32,7 @@ class SocketHub:
     """Socket channels of one node on one selector.
 
     `refused` counts rejected connections and frames by reason. With `encrypt`, every connection but Unix sockets uses
-    TLS. `silence`: seconds without an acknowledgement after which a connection is closed.
-    """
+    TLS. `silence`: seconds without an acknowledgement after which a connection is closed."""
 
     def __init__(
         self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None,

@@ -42,8 +42,7 @@ CLOSED = 0  # kind of the pseudo-frame that reports a lost connection
 class Frame:
     """Received frame. `payload` is valid until `release()` is called.
 
-    A hub within one process may hand over `message` itself instead of its descriptor.
-    """
+    A hub within one process may hand over `message` itself instead of its descriptor."""
 
     kind: int
     descriptor: bytes
@@ -83,8 +82,7 @@ class Header(NamedTuple):
 def mac(key: bytes, header: bytes, descriptor: bytes, lap: int = 0) -> bytes:
     """Compute the 16-byte keyed BLAKE2b over header and descriptor.
 
-    `lap`: how often the header's sequence number has wrapped around.
-    """
+    `lap`: how often the header's sequence number has wrapped around."""
     digest = hashlib.blake2b(header, digest_size=MAC_BYTES, key=key)
     digest.update(descriptor)
     if lap:
@@ -128,8 +126,7 @@ def parse_header(data: bytes | memoryview) -> Header:
 def verify(key: bytes, data: bytes | memoryview, header: Header, expected_sequence: int) -> bytes:
     """Verify MAC and sequence number of header + MAC + descriptor, and return the descriptor. Raises WireError.
 
-    `expected_sequence` counts all frames of the connection in this direction.
-    """
+    `expected_sequence` counts all frames of the connection in this direction."""
     head = bytes(data[: HEADER.size])
     tag = bytes(data[HEADER.size : PREFIX])
     descriptor = bytes(data[PREFIX : PREFIX + header.descriptor_bytes])

@@ -49,8 +49,7 @@ class BeginPhase(NamedTuple):
     """Start of a phase (training or evaluation); `number` stands in every later message of it.
 
     It covers `samples` of the split from `first_sample` on; batches and their samples are numbered from there. A
-    non-empty `ranges` (see checkpoint/ranges.py) replaces that interval.
-    """
+    non-empty `ranges` (see checkpoint/ranges.py) replaces that interval."""
 
     number: int
     training: bool
@@ -75,8 +74,7 @@ class Abandon(NamedTuple):
 class MoveDense(NamedTuple):
     """To a worker, when nothing is in flight: move the dense parameters to `home`, which is "workers" or "servers".
 
-    "workers": pull them from the servers. "servers": worker `giver` sends them there.
-    """
+    "workers": pull them from the servers. "servers": worker `giver` sends them there."""
 
     home: str
     giver: int
@@ -94,8 +92,7 @@ class OpenReplicas(NamedTuple):
     """To a worker: workers 0 to `trainers` - 1 hold a dense replica each in the phase that begins.
 
     `rule` synchronises them, with the mode's own keys as `values` (see gbactl/replicas/), in the background if
-    `shadow`.
-    """
+    `shadow`."""
 
     turn: int
     rule: str
@@ -109,8 +106,7 @@ class CloseReplicas(NamedTuple):
 
     It keeps answering exchanges until all trainers leave, then sends its replica to the servers and answers
     ClosedReplicas. If not `last`: batches of failed trainers may still come, so that it only keeps answering exchanges,
-    and sends no answer.
-    """
+    and sends no answer."""
 
     turn: int
     last: bool = True
@@ -127,8 +123,7 @@ class ClosedReplicas(NamedTuple):
 class Elastic(NamedTuple):
     """To a server: a replica's slice, payload float32. The EASGD centre moves `alpha` of the way towards it.
 
-    The answer, Centre, has the centre before that.
-    """
+    The answer, Centre, has the centre before that."""
 
     ticket: int
     alpha: float
@@ -143,8 +138,7 @@ class Centre(NamedTuple):
 class GiveReplica(NamedTuple):
     """To a server: a trainer's slice and optimizer state after `step` steps, payload as DenseState's.
 
-    Answered with Ack. Slices of one `turn` are summed until SettleReplicas; a later turn begins a new sum.
-    """
+    Answered with Ack. Slices of one `turn` are summed until SettleReplicas; a later turn begins a new sum."""
 
     step: int
     turn: int
@@ -165,8 +159,7 @@ class SumPart(NamedTuple):
     It is summand `part` of round `number` (from 1 in a `generation`) of the sum called `name`. With part -1 the worker
     only asks for the sum, without a payload. A round has `parts` summands, dealt to the live workers; 0: one of each of
     `ranks` but those `absent`. `after` > 0: the worker has sent all its summands so far, and the round's step is in the
-    rows from that version on. Answered with Sum once the sum is complete.
-    """
+    rows from that version on. Answered with Sum once the sum is complete."""
 
     generation: int
     name: str
@@ -197,8 +190,7 @@ class PartsLost(NamedTuple):
 class RingBroken(NamedTuple):
     """Report of a broken all-reduce ring, which is not used any more.
 
-    The server that sums sends it to the coordinator, which sends it to every worker.
-    """
+    The server that sums sends it to the coordinator, which sends it to every worker."""
 
 
 class GetDense(NamedTuple):
@@ -231,8 +223,7 @@ class Granted(NamedTuple):
     """To a worker: a batch of a phase (see policies.Grant).
 
     `usual`: seconds that undisturbed workers take for such a batch, for a worker that the fault plan slows (0: not
-    known).
-    """
+    known)."""
 
     phase: int
     batch: int
@@ -248,8 +239,7 @@ class Granted(NamedTuple):
 class Prepare(NamedTuple):
     """To a worker: its probable next batch, for which it may prepare data and ids.
 
-    It pulls no rows before the batch is granted.
-    """
+    It pulls no rows before the batch is granted."""
 
     phase: int
     batch: int
@@ -260,8 +250,7 @@ class Prepare(NamedTuple):
 class Staged(NamedTuple):
     """To the coordinator: a server holds its slice of a gradient, with the worker's report on it (see Push).
 
-    When every shard has sent this, the gradient is announced, which also counts as a Take.
-    """
+    When every shard has sent this, the gradient is announced, which also counts as a Take."""
 
     shard: int
     worker: int
@@ -328,8 +317,7 @@ class DropPart(NamedTuple):
 class Fence(NamedTuple):
     """To a server: reject all messages of a failed worker and discard its slices of these batches.
 
-    Its successor has a later `epoch` than this.
-    """
+    Its successor has a later `epoch` than this."""
 
     worker: int
     phase: int
@@ -360,8 +348,7 @@ class Reached(NamedTuple):
 class Inspect(NamedTuple):
     """To a node: send a checksum of its parameters and its memory use.
 
-    `what`: checksum, or dense (that of the dense parameters alone).
-    """
+    `what`: checksum, or dense (that of the dense parameters alone)."""
 
     what: str
 
@@ -370,8 +357,7 @@ class Inspected(NamedTuple):
     """Answer to Inspect: checksum, memory and counters of a node.
 
     `model_sum`: this node's summand, decimal, of a checksum that is equal for any sharding, or "". `refused`:
-    rejections by reason.
-    """
+    rejections by reason."""
 
     node: str
     checksum: str
@@ -385,8 +371,7 @@ class Pull(NamedTuple):
     """To a server: request rows (payload int32[rows] local indexes) and, with `dense`, the dense slice.
 
     Served once the shard's version is at least `after`. The answer omits the dense slice if its version is still
-    `have_dense` (-1: never).
-    """
+    `have_dense` (-1: never)."""
 
     ticket: int
     batch: int
@@ -410,8 +395,7 @@ class Push(NamedTuple):
 
     For the coordinator: the `seconds` it took, `slowdown` of them by the fault plan, and the versions on this shard
     that it was computed from (-1: none). `rows` below 0: the slice, of ~rows rows, went to a failed server and is empty
-    here.
-    """
+    here."""
 
     phase: int
     batch: int
@@ -434,8 +418,7 @@ class Ack(NamedTuple):
 class Save(NamedTuple):
     """To a server: write the shard as it is at this step into the checkpoint folder `name`.
 
-    `pace`: bytes a second (0: unlimited). `kind`: see Rhythm.
-    """
+    `pace`: bytes a second (0: unlimited). `kind`: see Rhythm."""
 
     number: int
     step: int
@@ -475,8 +458,7 @@ class SaveReplica(NamedTuple):
 class DenseSaved(NamedTuple):
     """Answer to SaveDense and SaveReplica: the dense state after `step` steps, payload float32 (see DenseBlock.packed).
 
-    It has `params` parameters; -1: that step is past, or there is no state yet.
-    """
+    It has `params` parameters; -1: that step is past, or there is no state yet."""
 
     number: int
     step: int
@@ -492,8 +474,7 @@ class Absent(NamedTuple):
 class Numbered(NamedTuple):
     """Message of kind `kind` with a sequence number, for a connection that may lose it (see reliable.py).
 
-    Its payload is the message's.
-    """
+    Its payload is the message's."""
 
     number: int
     kind: int
@@ -509,8 +490,7 @@ class Arrived(NamedTuple):
 class Loaded(NamedTuple):
     """To the coordinator: step of the checkpoint that a replacement server has loaded (-1: there was none).
 
-    Also the answer to Reload.
-    """
+    Also the answer to Reload."""
 
     shard: int
     step: int
@@ -519,8 +499,7 @@ class Loaded(NamedTuple):
 class Adopt(NamedTuple):
     """To a replacement server: continue at `version` steps, with the optimizer's state reset if `fresh`.
 
-    Slices of the batches `lost` were announced and not applied, and are lost with the failed server.
-    """
+    Slices of the batches `lost` were announced and not applied, and are lost with the failed server."""
 
     version: int
     lost: list[int]
@@ -537,8 +516,7 @@ class Relocated(NamedTuple):
     """To a worker: new address of a shard after a server failure. The worker repeats its open requests there.
 
     Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
-    server has gone back to a checkpoint, and the worker's versions are invalid.
-    """
+    server has gone back to a checkpoint, and the worker's versions are invalid."""
 
     shard: int
     address: str
@@ -577,8 +555,7 @@ class Standing(NamedTuple):
 class Holding(NamedTuple):
     """A worker's answer to Revive: its phase, the last batches granted to it, and those that it still holds.
 
-    `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ...
-    """
+    `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
 
     worker: int
     epoch: int

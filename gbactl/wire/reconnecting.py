@@ -57,8 +57,7 @@ class LastingHub(AroundHub):
     """Hub that reconnects to the coordinator.
 
     A `first` incarnation has its place in the run as soon as it is ready, a successor once the coordinator gives it
-    work.
-    """
+    work."""
 
     def __init__(self, hub: Hub, first: bool = True) -> None:
         super().__init__(hub)

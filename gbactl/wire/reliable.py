@@ -38,8 +38,7 @@ class Progress:
     """Training progress as one node sees it: the highest step in a message, and the time of its first batch or rows.
 
     With it each end knows when a storm (a period of message faults) is active, without a message for that. A
-    replacement process counts from its own start, as for its slow-downs. Thread-safe.
-    """
+    replacement process counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
         self.now, self._storms, self._lock = now, plan.storms(), threading.Lock()
@@ -165,8 +164,7 @@ class ReliableChannel:
 class ReliableHub(AroundHub):
     """Hub with a fault plan's message faults, and exactly-once delivery in spite of them.
 
-    Both are on connections with workers (of a worker: with all nodes).
-    """
+    Both are on connections with workers (of a worker: with all nodes)."""
 
     def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
         super().__init__(hub)

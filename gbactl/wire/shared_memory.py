@@ -51,8 +51,7 @@ class Layout:
 def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
     """Create a segment, held by its mapping with a descriptor of its own (see shared_names).
 
-    Raises ClusterError when the host's shared memory is full or cannot be written.
-    """
+    Raises ClusterError when the host's shared memory is full or cannot be written."""
     layout = Layout(shared_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
     try:

@@ -143,8 +143,7 @@ class SocketChannel:
     def receive(self, found: list[Frame]) -> bool:
         """Append every complete frame to `found`, also before raising WireError (malformed) or OSError (closed).
 
-        Returns whether there may be more that no selector reports.
-        """
+        Returns whether there may be more that no selector reports."""
         more, self._turn = True, AT_ONCE
         while more:
             if self._turn <= 0:
@@ -161,8 +160,7 @@ class SocketChannel:
         """Set the least number of bytes for which the selector wakes this process.
 
         On a line slower than memory, a payload arrives in pieces of some kilobytes, each of which would cost a thread
-        switch.
-        """
+        switch."""
         rest = 1 if self._partial is None else self._partial[0].payload_bytes - self._partial[3]
         least = min(rest, WORTH_WAKING)
         if least != self._awaited and self._patient:
@@ -309,8 +307,7 @@ def _settle(sock: socket.socket, silence: float) -> None:
 
     Keepalive probes an idle connection. Without TCP_USER_TIMEOUT, Linux would repeat unacknowledged data for a quarter
     of an hour (tcp_retries2). TCP_USER_TIMEOUT ends both cases, however few probes were lost, so several are sent in
-    that time.
-    """
+    that time."""
     asks = min(LONGEST_IDLE, max(1, int(silence / 4)))
     options = (
         (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, asks), (socket.TCP_KEEPINTVL, asks), (socket.TCP_KEEPCNT, 3),

@@ -20,8 +20,7 @@ INSTALLED = Ack(0, 0)
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
     """Wait for the initial dense values, sent by a worker. None when the run ends before.
 
-    `momentum`: of the running statistics among the values.
-    """
+    `momentum`: of the running statistics among the values."""
     while True:
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:

@@ -27,8 +27,7 @@ _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)  #
 class Encrypted(ssl.SSLSocket):
     """TLS connection with the interface of a plain non-blocking socket: BlockingIOError where it would wait.
 
-    Raises WireError for another certificate and for changed bytes.
-    """
+    Raises WireError for another certificate and for changed bytes."""
 
     def do_handshake(self, block: bool = False) -> None:
         """See SSLSocket.do_handshake."""

@@ -72,8 +72,7 @@ class Traffic:
     def summed(self, nbytes: int, shared: bool) -> None:
         """Count this rank's bytes of an all-reduce, also after training.
 
-        All-reduces belong to training alone, and the last one may end when training is over.
-        """
+        All-reduces belong to training alone, and the last one may end when training is over."""
         self._sent[SHARED if shared else "dense"] += nbytes
 
     def counters(self) -> dict[str, int]:

@@ -48,8 +48,8 @@ class Delay:
     def stretch(self, item: Timed, usual: float = 0.0) -> None:
         """Wait after a gradient is computed, so that its time is multiplied by the plan's factor.
 
-        `item.seconds`: its time, which is the whole one afterwards, as `item.slowdown` is the factor. `usual`: seconds
-        that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
+        `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
+        factor. `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
         if not self.plan.slows(self.worker):
             return
         computed, begin = item.seconds, self.clock()

@@ -92,7 +92,7 @@ class LastingHub(AroundHub):
         return found
 
     def _valid(self, frame: Frame) -> bool:
-        """Return whether a frame is not from an earlier coordinator that was given up and wants to continue."""
+        """Return whether a frame may be handled: not a Revive of an outdated coordinator that hung and was given up."""
         if frame.kind != KIND[Revive]:
             return True
         epoch = decode(frame).epoch

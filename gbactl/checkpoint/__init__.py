@@ -1,5 +1,4 @@
-"""Checkpoints: what saving and recovering cost, which rows come first, files that are whole or not there, and how a
-job goes on from one.
+"""Checkpoints: costs of saving and recovery, choice of rows to save first, file format, and restoring a job.
 
-Following the idea of CPR: saving goes on beside training, and a lost server alone goes back to what was saved.
+Following the idea of CPR: saving continues beside training, and a lost server alone goes back to what was saved.
 """

@@ -1,7 +1,7 @@
-"""A job that saves and fails, without its training: what the equations only expect, counted. Pure, seeded.
+"""Emulation of a job that saves and fails, without its training: it counts what the equations only expect.
 
-The rules are those of cluster=virtual: whatever takes time is blocking, and failures come from the same fault plans.
-Costs a few microseconds a save or failure.
+Pure and seeded. The rules are those of cluster=virtual: all costs block training, and failures come from the same fault
+plans. Costs a few microseconds a save or failure.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from gbactl.checkpoint.plan import Costs, Rhythm
 from gbactl.faults.injector import Injector
 from gbactl.faults.plan import FaultPlan, FaultsConfig
 
-SAMPLES = 10**12  # of a job: fine enough to count lost ones in
+SAMPLES = 10**12  # in a job: enough to resolve the share of lost ones
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one job: `overhead` is a share of its length without saves and failures."""
+    """Result of one emulated job. `overhead`: share of its length without saves and failures."""
 
     overhead: float
     pls: float
@@ -30,7 +30,7 @@ class Outcome:
 def by_distribution(
     costs: Costs, seed: int, distribution: str = "exponential", shape: float | None = None
 ) -> Injector:
-    """Failures of servers, one at a time, with the costs' mean time between them."""
+    """Build an injector of server failures, one at a time, with the costs' mean time between failures."""
     plan = {
         "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,
     }  # fmt: skip
@@ -38,10 +38,10 @@ def by_distribution(
 
 
 class Emulation:
-    """One job, its time by the clock and its training, both in the unit of the costs."""
+    """Emulated job; its clock and its training time are in the unit of the costs."""
 
     def __init__(self, costs: Costs, rhythm: Rhythm, recovery: str, injector: Injector) -> None:
-        """`recovery`: partial (a lost server alone goes back) or full."""
+        """Set up a job. `recovery`: partial (a lost server alone goes back) or full (every server does)."""
         self.costs, self.rhythm, self.partial, self.injector = costs, rhythm, recovery == "partial", injector
         self.spent, self.pls = Spent(), PlsCounter(SAMPLES, costs.servers)
         self.clock = self.trained = self.saved_at = 0.0
@@ -49,7 +49,7 @@ class Emulation:
         self._due = rhythm.gap
 
     def run(self) -> Outcome:
-        """To the end of its training."""
+        """Run the job to the end of its training."""
         while True:
             event = min(self._due, self.injector.next_seconds)
             left = self.costs.job - self.trained
@@ -97,5 +97,5 @@ def emulate(
     costs: Costs, rhythm: Rhythm, recovery: str, seed: int,
     distribution: str = "exponential", shape: float | None = None,
 ) -> Outcome:  # fmt: skip
-    """One job with failures by a distribution. Raises ConfigError for one that is not known."""
+    """Emulate one job with failures by a distribution. Raises ConfigError for an unknown distribution."""
     return Emulation(costs, rhythm, recovery, by_distribution(costs, seed, distribution, shape)).run()

@@ -1,6 +1,6 @@
-"""The checkpoints of a run, a folder each: which there are, which are good, which may go.
+"""Folder of a run's checkpoints: list, verify and remove them.
 
-Checking reads every byte (about 1.5 GB/s). What is not complete, or not good, is never loaded.
+Verifying reads every byte (about 1.5 GB/s). An incomplete or damaged checkpoint is never loaded.
 """
 
 from __future__ import annotations
@@ -20,48 +20,50 @@ from gbactl.errors import CheckpointError
 NAME = "checkpoints"
 TRASH = ".gone-"
 Refused = Callable[[str], None]
-Part = tuple[int, int] | None  # a shard, and of how many; None: all of them
+Part = tuple[int, int] | None  # (shard, number of shards); None: all shards
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A checkpoint with those that are loaded before it, oldest first; `folder` holds them all."""
+    """Checkpoint with the earlier ones to load before it, oldest first; `folder` holds them all."""
 
     folder: Path
     cuts: tuple[Manifest, ...]
 
     @property
     def last(self) -> Manifest:
-        """The checkpoint itself."""
+        """Checkpoint that the chain loads, its last one."""
         return self.cuts[-1]
 
     def files(self, shard: int) -> list[Path]:
-        """A shard's files, oldest first."""
+        """Return a shard's files, oldest first."""
         return [
             self.folder / cut.name / entry.name for cut in self.cuts for entry in cut.files if entry.shard == shard
         ]
 
 
 class Folder:
-    """All of a run's. `path` need not be there; `identity`: the run's, as in manifests ("": not known, any will do)."""
+    """Folder of all checkpoints of a run.
+
+    `path` need not exist. `identity`: the run's, as in manifests ("": unknown, any is accepted)."""
 
     def __init__(self, path: Path, identity: str = "") -> None:
         self.path, self.identity = path, identity
 
     def names(self) -> list[str]:
-        """Every checkpoint that has a manifest, oldest first; nothing else is said of it."""
+        """List every checkpoint that has a manifest, oldest first, without verifying it."""
         if not self.path.is_dir():
             return []
         found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)]
         return sorted((name for name in found if (self.path / name / manifests.NAME).is_file()), key=number_of)
 
     def next_number(self) -> int:
-        """One that no checkpoint has, complete or not."""
+        """Return a number above those of all checkpoints, complete or not."""
         found = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
         return max((number_of(name) for name in found if CUT.fullmatch(name)), default=0) + 1
 
     def chain(self, name: str) -> Chain:
-        """A checkpoint and what it rests on, by their manifests. Raises CheckpointError."""
+        """Read the manifests of a checkpoint and of those that it builds on. Raises CheckpointError."""
         last = manifests.read(self.path / name)
         if last.name != name:
             raise CheckpointError(f"{self.path / name / manifests.NAME} is that of {last.name}.")
@@ -75,8 +77,9 @@ class Folder:
         return Chain(self.path, tuple(cuts))
 
     def verified(self, name: str, part: Part = None) -> Chain:
-        """The same, with every byte of its files (or of those that one shard loads) read. Raises CheckpointError that
-        names the file that is not good."""
+        """Return a checkpoint's chain after reading every byte of its files, or of those that one shard loads.
+
+        Raises CheckpointError that names the damaged file."""
         chain = self.chain(name)
         for cut in chain.cuts:
             for entry in loaded_by(part, cut):
@@ -84,9 +87,9 @@ class Folder:
         return chain
 
     def newest(self, refused: Refused = lambda _: None, part: Part = None) -> Chain:
-        """The newest of this run that is good, or good for one shard; `refused` hears of each that is not.
+        """Return the newest checkpoint of this run that verifies, for all shards or for one.
 
-        Raises CheckpointError if none is."""
+        `refused` is called with the error of each that does not. Raises CheckpointError if none does."""
         for name in reversed(self.names()):
             try:
                 return self.verified(name, part)
@@ -95,7 +98,9 @@ class Folder:
         raise CheckpointError(f"{self.path} holds no complete checkpoint.")
 
     def keep(self, count: int) -> list[str]:
-        """Leave the newest `count`, what they rest on, and what is being written; returns the names of what went."""
+        """Remove all but the newest `count` checkpoints, those that they build on, and one in progress.
+
+        Returns the names of those removed."""
         names = self.names()
         kept: set[str] = set()
         for name in names[-max(1, count) :]:
@@ -103,17 +108,17 @@ class Folder:
             try:
                 kept.update(manifests.read(self.path / name).base)
             except CheckpointError:
-                return []  # nobody knows what it rests on
+                return []  # unknown which checkpoints it builds on
         found = [entry.name for entry in self.path.iterdir() if CUT.fullmatch(entry.name)] if names else []
         gone = [name for name in found if name not in kept and number_of(name) < number_of(names[-1])]
         for name in gone:
             self.remove(name)
-        for trash in self.path.glob(f"{TRASH}*"):  # of who died, or failed, while it took one away
+        for trash in self.path.glob(f"{TRASH}*"):  # left by a process that ended during a removal
             shutil.rmtree(trash, ignore_errors=True)
         return sorted(gone)
 
     def remove(self, name: str) -> None:
-        """Take a checkpoint away: from the first moment it is not there any more."""
+        """Remove a checkpoint; it disappears atomically, before its files are deleted."""
         path, trash = self.path / name, self.path / f"{TRASH}{name}"
         if path.is_dir():
             shutil.rmtree(trash, ignore_errors=True)
@@ -121,33 +126,37 @@ class Folder:
         shutil.rmtree(trash, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Take away what is no complete checkpoint; nobody may be writing one."""
+        """Remove incomplete checkpoints; no checkpoint may be in progress."""
         for path in list(self.path.iterdir()) if self.path.is_dir() else []:
             half = CUT.fullmatch(path.name) and not (path / manifests.NAME).exists()
             if half or path.name.startswith(TRASH):
                 shutil.rmtree(path, ignore_errors=True)
 
     def begin(self, number: int) -> Path:
-        """The folder that a checkpoint is to be written into; it has no manifest yet. Raises OSError."""
+        """Create the folder of a new checkpoint, still without a manifest. Raises OSError."""
         path = self.path / cut_name(number)
         path.mkdir(parents=True)
         return path
 
 
 def number_of(name: str) -> int:
-    """Of a checkpoint by the name of its folder."""
+    """Return the number of a checkpoint from its folder's name."""
     return int(name.partition("-")[2])
 
 
 def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
-    """The files of a cut that a shard loads: its own and the dense part, or all where there were more or fewer."""
+    """Return the files of a checkpoint that a shard loads.
+
+    These are its own file and the dense parameters', or all files where the number of shards differs."""
     if part is None or part[1] != cut.shards:
         return cut.files
     return [entry for entry in cut.files if entry.shard in (part[0], -1)]
 
 
 def check(path: Path, entry: Entry) -> None:
-    """Read a file to its end. Raises CheckpointError, with its name, unless it is finite and what its manifest says."""
+    """Read a file to its end and verify that it is finite and matches its manifest.
+
+    Raises CheckpointError, with the file's name."""
     try:
         if path.is_symlink() or path.stat().st_size != entry.bytes:
             raise ValueError(f"it has {path.stat().st_size} bytes, not {entry.bytes}")
@@ -159,7 +168,7 @@ def check(path: Path, entry: Entry) -> None:
 
 
 def _check_sums(path: Path, entry: Entry) -> str:
-    """The first tensor with an infinity or NaN; "" where there is none."""
+    """Verify all checksums; returns the first tensor with an infinity or NaN, or ""."""
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(min(int.from_bytes(length, "little"), entry.bytes))
@@ -180,7 +189,7 @@ def _check_sums(path: Path, entry: Entry) -> str:
 
 
 def _digest(file: object, size: int, kind: str) -> tuple[str, bool]:
-    """The SHA-256 of a tensor's bytes, and whether its values are finite."""
+    """Compute the SHA-256 of a tensor's bytes and whether its values are finite."""
     found, is_finite = hashlib.sha256(), True
     while size > 0:
         data: bytes = file.read(min(PIECE, size))  # type: ignore[attr-defined]

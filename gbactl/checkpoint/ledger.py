@@ -1,9 +1,9 @@
-"""What losses and saves cost a job, counted as they happen (following the idea of CPR). Pure.
+"""Costs of server failures and saves, counted while a job runs (following the idea of CPR). Pure.
 
-Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of one gradient, of weight above
-0, applied. Where rows are saved at different times, each is undone back to its own last save, and a counter a row (4
-bytes) knows how many that are. Seconds: by part, as the equations have them; all is charged as blocking, as nobody
-trains meanwhile.
+Samples: the portion of lost samples (PLS), exactly, per shard. Updates: one is one row of one applied gradient of
+weight above 0. Where rows are saved at different times, each row goes back to its own last save; a counter a row (4
+bytes) holds the updates that this undoes. Seconds: by kind of cost, as in the equations. All costs count as blocking
+training.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 from gbactl.checkpoint.plan import Costs
 
-MOST_SAVES = 256  # remembered: more than stay on the disk
+MOST_SAVES = 256  # checkpoints remembered: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")
 
 
 @dataclass
 class PlsCounter:
-    """The portion of lost samples by shard: `samples` of the whole job, `shards` of the table.
+    """Portion of lost samples (PLS) by shard: `samples` of the whole job, `shards` of the table.
 
-    Samples are told as finished so far in the job.
-
-    `saved_at`: of each shard, samples finished when it was saved last; `of`: each one's portion."""
+    Every `at` is a number of samples finished so far in the job. `saved_at`: for each shard, samples finished at its
+    last save; `of`: each shard's PLS."""
 
     samples: int
     shards: int
@@ -40,33 +39,34 @@ class PlsCounter:
         self.of = self.of or [0.0] * self.shards
 
     def saved(self, at: int) -> None:
-        """A checkpoint of every shard is complete, taken when `at` samples were finished."""
+        """Record a complete checkpoint of every shard, taken when `at` samples were finished."""
         self.saved_at = [max(at, before) for before in self.saved_at]
 
     def lost(self, shard: int, at: int) -> float:
-        """A shard went back to its checkpoint at `at` samples: what the PLS grows by, (samples since) / (samples N).
+        """Count the return of a shard to its checkpoint at `at` samples; returns the growth of the PLS.
 
-        From then on it counts from here: what was lost is lost once."""
+        That is (samples since) / (samples N). The shard counts from `at` from then on, so that a sample is lost only
+        once."""
         grown = max(0, at - self.saved_at[shard]) / (self.samples * self.shards)
         self.of[shard] += grown
         self.saved_at[shard] = max(at, self.saved_at[shard])
         return grown
 
     def missed(self, shard: int, samples: int) -> float:
-        """The shard's part of gradients of so many samples never came, as it was lost before: what the PLS grows by."""
+        """Count gradients of `samples` samples whose slices a failed shard never applied; returns the PLS's growth."""
         grown = samples / (self.samples * self.shards)
         self.of[shard] += grown
         return grown
 
     @property
     def total(self) -> float:
-        """Of all shards together."""
+        """PLS of all shards together."""
         return sum(self.of)
 
 
 @dataclass
 class UpdateCounter:
-    """Updates of rows of a whole job, by shard; `pending`: not saved yet. O(1) a call."""
+    """Row updates of a whole job, by shard; `pending`: not saved yet. O(1) a call."""
 
     shards: int
     applied_on: list[int] = field(default_factory=list)
@@ -79,64 +79,64 @@ class UpdateCounter:
         self.pending = self.pending or [0] * self.shards
 
     def applied(self, shard: int, updates: int) -> None:
-        """A shard has applied so many."""
+        """Count row updates that a shard has applied."""
         self.applied_on[shard] += updates
         self.pending[shard] += updates
 
     @property
     def unsaved(self) -> list[int]:
-        """Of each shard: those that would be undone now."""
+        """Row updates of each shard that a failure now would undo."""
         return list(self.pending)
 
     def saved(self, shard: int, updates: int) -> None:
-        """So many of those that were not saved before are on the disk now."""
+        """Count pending row updates of a shard as saved."""
         self.pending[shard] = max(0, self.pending[shard] - updates)
 
     def lost(self, shard: int) -> int:
-        """A shard went back to what is saved: how many were undone. What was lost is lost once."""
+        """Count a shard's return to its checkpoint; returns the updates undone. An update is lost only once."""
         undone, self.pending[shard] = self.pending[shard], 0
         self.lost_on[shard] += undone
         return undone
 
     def again(self) -> None:
-        """Every shard went back, and what was not saved, or missed, is done again: it counts once."""
+        """Take back all unsaved or missed updates, after a full recovery: they are done again and count once."""
         for shard, undone in enumerate(self.pending):
             self.applied_on[shard] -= undone + self.lost_on[shard]
             self.pending[shard] = self.lost_on[shard] = 0
 
     def missed(self, shard: int, updates: int) -> None:
-        """So many went to a shard that was lost before it had applied them, and never come."""
+        """Count row updates sent to a shard that failed before it had applied them."""
         self.applied_on[shard] += updates
         self.lost_on[shard] += updates
 
     @property
     def total(self) -> int:
-        """All that were applied, or would have been."""
+        """All row updates, applied or missed."""
         return sum(self.applied_on)
 
     @property
     def total_lost(self) -> int:
-        """Of these, those undone or missed."""
+        """Row updates that were undone or missed."""
         return sum(self.lost_on)
 
     @property
     def share(self) -> float:
-        """Lost / all; 0 where there were none."""
+        """Share of row updates that were lost; 0 where there were none."""
         return self.total_lost / self.total if self.total else 0.0
 
 
 class RowUpdates:
-    """Updates of each of a shard's `rows` since it was saved: uint32[rows]."""
+    """Updates of each of a shard's `rows` since the row was saved: uint32[rows]."""
 
     def __init__(self, rows: int) -> None:
         self.counts: NDArray[Any] = np.zeros(rows, np.uint32)
 
     def touched(self, index: NDArray[np.int32]) -> None:
-        """A gradient of weight above 0 is applied to rows `index` int32[n], distinct."""
+        """Count a gradient of weight above 0 that is applied to rows `index` int32[n], distinct."""
         self.counts[index] += np.uint32(1)
 
     def saved(self, index: NDArray[np.int32] | Sequence[int] | None = None) -> int:
-        """These rows (None: all) are saved as they are now: how many updates are safe with them."""
+        """Reset the counters of saved rows (None: all); returns how many updates that saved."""
         which: Any = slice(None) if index is None else index
         safe = int(self.counts[which].sum(dtype=np.uint64))
         self.counts[which] = 0
@@ -144,7 +144,7 @@ class RowUpdates:
 
 
 class Loss(NamedTuple):
-    """One loss: samples since that shard's checkpoint, the PLS they make, and the updates of rows undone."""
+    """Cost of one server failure: samples since its shard's checkpoint, their PLS, and the row updates undone."""
 
     samples: int
     pls: float
@@ -153,7 +153,7 @@ class Loss(NamedTuple):
 
 @dataclass
 class UnsavedWork:
-    """What the shards of a job would lose now; `saves`: (step, samples with a fate) of the newest checkpoints."""
+    """Work that a server failure now would lose; `saves`: (step, samples with a fate) of the newest checkpoints."""
 
     pls: PlsCounter
     updates: UpdateCounter
@@ -161,15 +161,17 @@ class UnsavedWork:
 
     @classmethod
     def begin(cls, samples: int, shards: int, step: int = -1, finished: int = 0) -> UnsavedWork:
-        """Count for a job of `samples` on `shards`, from `step` (below 0: no checkpoint) and `finished` samples on."""
+        """Start counting for a job of `samples` samples on `shards` shards.
+
+        `step`: of its checkpoint (below 0: none). `finished`: samples finished then."""
         pls = PlsCounter(samples, shards)
         pls.saved(finished)
         return cls(pls, UpdateCounter(shards), [(step, finished)])
 
     def saved(self, step: int, samples: int | None, updates: Mapping[int, int]) -> None:
-        """A checkpoint of a step is complete, with so many updates of each shard's rows that were not saved before.
+        """Record a complete checkpoint of `step`, which saved `updates` row updates of each shard.
 
-        `samples` had a fate then; None where it has chosen rows alone, which PLS does not count."""
+        `samples` had a fate then; None for a checkpoint of chosen rows alone, which PLS does not count."""
         if samples is not None:
             self.pls.saved(samples)
         self.saves.append((step, self.saves[-1][1] if samples is None else samples))
@@ -178,26 +180,27 @@ class UnsavedWork:
             self.updates.saved(shard, count)
 
     def lost(self, shard: int, finished: int) -> Loss:
-        """A shard goes back alone when `finished` samples have a fate."""
+        """Count a shard that goes back alone when `finished` samples have a fate."""
         samples = max(0, finished - self.pls.saved_at[shard])
         return Loss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
 
     def older(self, shard: int, step: int) -> Loss:
-        """More, as it could load no newer checkpoint than that of `step`; updates in it are not known."""
+        """Count the further loss of a shard that loads an older checkpoint, that of `step`; its updates are unknown."""
         found = [samples for at, samples in self.saves if at == step]
         more = max(0, self.saves[-1][1] - found[-1]) if found else 0
         return Loss(more, self.pls.missed(shard, more), 0)
 
     def missed(self, shard: int, samples: int, updates: int) -> Loss:
-        """A gradient's part, of so many rows, never came to a shard, which was lost before."""
+        """Count a gradient slice of `updates` rows that never reached a failed shard."""
         self.updates.missed(shard, updates)
         return Loss(samples, self.pls.missed(shard, samples), updates)
 
 
 @dataclass
 class Spent:
-    """Seconds of each part, in the unit of the costs. `again`: what was trained, undone and trained once more, of
-    which so many `samples`."""
+    """Seconds of training that saves and recoveries cost a job, by kind, in the unit of the costs.
+
+    `again`: training that was undone and repeated, of `samples` samples."""
 
     saving: float = 0.0
     loading: float = 0.0
@@ -209,23 +212,24 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """All parts together."""
+        """Seconds of all kinds of cost together."""
         return self.saving + self.loading + self.rescheduling + self.again
 
     def save(self, costs: Costs, part: float) -> float:
-        """A `part` of everything is saved; returns the seconds that it takes."""
+        """Charge a save of the share `part` of everything; returns its seconds."""
         seconds = costs.save * part
         self.saving += seconds
         return seconds
 
     def one_back(self, costs: Costs) -> float:
-        """A lost server alone goes back; returns the seconds until it is there again."""
+        """Charge the recovery of one server alone; returns the seconds until it is back."""
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
     def all_back(self, costs: Costs, again: float, samples: int) -> float:
-        """Everybody goes back, and `again` seconds of training, `samples` in all, are to be done once more; returns
-        the seconds until everybody is there again."""
+        """Charge a full recovery that repeats `again` seconds of training (`samples` in all).
+
+        Returns the seconds until all servers are back."""
         self.everybody += 1
         self.again += again
         self.samples += samples
@@ -237,7 +241,9 @@ class Spent:
         return load + reschedule
 
     def told(self, seconds: float) -> dict[str, Any]:
-        """For result.json; `seconds`: of the whole job. Shares are of the job without all this, T of the equations."""
+        """Encode the costs for result.json; `seconds`: those of the whole job.
+
+        Shares are of the job without all these costs, T in the equations."""
         job = seconds - self.total
         shares = {part: getattr(self, part) / job if job > 0 else 0.0 for part in PARTS}
         return {

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what belongs to it, how large it is, its checksums, and where the job stood.
+"""Manifest of a checkpoint: its files with sizes and checksums, and the job's position.
 
-It is written last, on the disk before it gets its name, and holds a checksum of itself: a checkpoint without a good
-manifest does not exist. All names in it are names in one folder; none can lead out of it.
+It is written last, synced to disk before it gets its name, and holds a checksum of itself: a checkpoint without a valid
+manifest does not exist. All names in it are names within one folder.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FILE = re.compile(r"(S\d{1,6}|dense)\.safetensors")
 
 @dataclass(frozen=True)
 class Entry:
-    """A file: `shard` that it is of (-1: the dense part that workers hold), its checksums by tensor ("": the header).
+    """File of a checkpoint. `shard`: its shard (-1: the dense parameters that workers hold).
 
-    `rows`: how many rows are in it."""
+    `rows`: rows in it; `sums`: checksums by tensor ("": the header)."""
 
     name: str
     shard: int
@@ -41,10 +41,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One cut of a job: all shards at the same step. `number` counts a job's checkpoints; `kind`: whole, rest or
-    chosen; `base`: the cuts that must be loaded before it, oldest first (a whole one has none); `home` of the dense
-    part; `position` and `config` of the job, `schema` of its data; `identity`: what a job that loads it must have in
-    common."""
+    """Manifest of one checkpoint of a job: all shards at the same step.
+
+    `number` counts a job's checkpoints. `kind`: whole, rest or chosen. `base`: the checkpoints to load before it,
+    oldest first (none for a whole one). `home`: placement of the dense parameters. `position` and `config` of the job,
+    `schema` of its data. `identity`: what a job that loads it must have in common."""
 
     number: int
     step: int
@@ -64,17 +65,17 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """Name of the checkpoint's folder."""
         return cut_name(self.number)
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Size of all files of the checkpoint."""
         return sum(entry.bytes for entry in self.files)
 
 
 def cut_name(number: int) -> str:
-    """The folder of checkpoint `number`."""
+    """Return the folder's name of checkpoint `number`."""
     return f"cut-{number:06d}"
 
 
@@ -84,7 +85,7 @@ def _sum(values: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Make a checkpoint exist. Raises OSError; it does not exist then."""
+    """Write the manifest, which makes the checkpoint exist. Raises OSError; then it does not exist."""
     values = asdict(manifest)
     text = json.dumps({**values, "sum": _sum(json.loads(json.dumps(values)))}, indent=1) + "\n"
     partial = folder / f".{NAME}.partial"
@@ -101,7 +102,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def read(folder: Path) -> Manifest:
-    """A checkpoint's manifest. Raises CheckpointError, with the file's name, for one that is not as it was written."""
+    """Read a checkpoint's manifest. Raises CheckpointError, with the file's name, where it is missing or damaged."""
     path = folder / NAME
     try:
         if folder.is_symlink() or path.is_symlink():
@@ -143,10 +144,10 @@ def _built(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 def identity(config: Mapping[str, Any], data: str) -> str:
-    """What two jobs must have in common for one to go on from the other's checkpoint, as a hash."""
+    """Hash the values that two jobs must share for one to continue from the other's checkpoint."""
     return _sum(json.loads(json.dumps(shared(config, data))))
 
 
 def shared(config: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Those values: the model, the data's fingerprint, the optimizer's state, the seed."""
+    """Return the values that two such jobs share: model, data fingerprint, optimizer's name, seed."""
     return {"model": config["model"], "optimizer": config["optim"]["name"], "seed": config["seed"], "data": data}

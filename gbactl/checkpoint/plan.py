@@ -1,7 +1,7 @@
-"""How often is saved, and whether a lost server alone goes back: the estimate, and what it decides. Pure.
+"""Plan of a job's checkpoints: the estimated costs, the interval, and full or partial recovery. Pure.
 
-The estimate is what saving and failures cost a job, by the equations of partial recovery (following the idea of CPR).
-Times are in any one unit; the overheads come out in the same. Costs nothing.
+The estimate is the cost of saves and failures by the equations of partial recovery (following the idea of CPR). Times
+are in any one unit; the overheads are in the same.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ SAVED_DTYPES = ("fp32", "bf16")
 
 @dataclass
 class CheckpointConfig:
-    """What is saved, how often, and what a lost server costs. Times in seconds; T, T_f, O_s, O_l and O_r of the
-    equations are job, mtbf, save, load and reschedule. Without an interval it follows from them."""
+    """Configuration of checkpoints and of the costs of a server failure, in seconds.
+
+    T, T_f, O_s, O_l and O_r of the equations are job, mtbf, save, load and reschedule. Without an interval it follows
+    from them."""
 
     name: str = "none"
     target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
@@ -43,9 +45,9 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is expected of a job: overheads as shares of its length, intervals in the unit of the costs.
+    """Expected costs of a job: overheads as shares of its length, intervals in the unit of the costs.
 
-    `recovery`: full (everybody goes back) or partial (the lost server alone)."""
+    `recovery`: full (every server goes back) or partial (the lost server alone)."""
 
     recovery: str
     interval: float
@@ -56,17 +58,18 @@ class Estimate:
     expected_pls: float
 
     def told(self) -> dict[str, Any]:
-        """For result.json."""
+        """Encode the estimate for result.json."""
         return asdict(self)
 
     @property
     def overhead(self) -> float:
-        """Of what was chosen."""
+        """Overhead of the chosen kind of recovery."""
         return self.partial_overhead if self.recovery == "partial" else self.full_overhead
 
     def sentence(self, steps: int | None = None, expected: bool = True) -> str:
-        """The choice and, if `expected`, what it rests on; `steps`: the interval, if it was told so: nobody knows its
-        seconds yet."""
+        """Describe the chosen recovery and interval and, if `expected`, the estimate behind them.
+
+        `steps`: the interval where it is configured in steps, whose seconds are not known yet."""
         part, whole = f"{100 * self.partial_overhead:.2f} %", f"{100 * self.full_overhead:.2f} %"
         often, where = f"{self.interval:,.0f} s", ""
         if steps is not None:
@@ -85,8 +88,8 @@ def estimate(
 ) -> Estimate:
     """Choose between full and partial recovery, each at its own interval, or both at `interval`.
 
-    Partial where the variant asks for it and it is cheaper; else full. `parts` and `base_every` of partial recovery's
-    Rhythm: its whole saves are added to what the equations say, and change no interval."""
+    Partial where the variant asks for it and it is cheaper, else full. `parts` and `base_every`: of partial recovery's
+    Rhythm; the cost of its whole saves is added to the equations' and changes no interval."""
     whole = interval or best_full_interval(costs)
     part = interval or interval_for(costs, target_pls)
     saved = partial(costs, part) + bases(costs, part, parts, base_every)
@@ -101,7 +104,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class Tick:
-    """A save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
+    """Save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
 
     number: int
     kind: str
@@ -109,9 +112,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Rhythm:
-    """The saves of a job. `parts`: saves in an interval (1/r where rows are chosen, else 1), `every_steps`: steps in
-    an interval, if it is told in steps; a whole save comes every `base_every` intervals (0: never, but for the last).
-    """
+    """Schedule of a job's checkpoint saves.
+
+    `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
+    configured in steps. A whole save comes every `base_every` intervals (0: never, but for the last)."""
 
     parts: int
     seconds: float
@@ -119,7 +123,7 @@ class Rhythm:
     base_every: int
 
     def tick(self, number: int) -> Tick:
-        """Save `number`, counted from 1."""
+        """Return the kind of save `number`, counted from 1."""
         if self.parts == 1:
             return Tick(number, "whole")
         if self.base_every and number % (self.parts * self.base_every) == 0:
@@ -128,7 +132,7 @@ class Rhythm:
 
     @property
     def step_gap(self) -> int | None:
-        """Steps between two saves; None where they are told in seconds."""
+        """Steps between two saves; None where the interval is configured in seconds."""
         return None if self.every_steps is None else max(1, self.every_steps // self.parts)
 
     @property
@@ -138,30 +142,34 @@ class Rhythm:
 
 
 def costs_of(config: CheckpointConfig, servers: int) -> Costs:
-    """Of a configuration, whose save_seconds are those of fp32. Raises ConfigError for times that cannot be."""
+    """Compute the equations' costs from a configuration. Raises ConfigError for invalid times.
+
+    Its save_seconds are those of fp32."""
     c, part = config, 0.5 if config.dtype == "bf16" else 1.0
     return Costs(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
 
 
 def job_named(config: CheckpointConfig) -> bool:
-    """Whether the job that the costs are reckoned for was described, by its length or its failures."""
+    """Return whether the configuration describes the job by its length or its failures."""
     default = type(config)()
     return (config.job_seconds, config.mtbf_seconds) != (default.job_seconds, default.mtbf_seconds)
 
 
 def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
-    """Of a configuration. Raises ConfigError for times that cannot be."""
+    """Estimate a job's checkpoint costs from a configuration. Raises ConfigError for invalid times."""
     costs, parts = costs_of(config, servers), _parts(config)
     return estimate(config.name, costs, config.target_pls, config.interval_seconds, parts, config.base_every)
 
 
 def _parts(config: CheckpointConfig) -> int:
-    """Saves in an interval where partial recovery pays."""
+    """Return the number of saves in an interval where partial recovery pays."""
     return max(1, round(1 / config.share)) if config.name in PARTIAL and config.name != "cpr" else 1
 
 
 def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
-    """Of a configuration: rows are chosen where a variant does that and partial recovery pays."""
+    """Compute the save schedule of a configuration.
+
+    Rows are chosen where the variant does that and partial recovery pays."""
     found = estimate_of(config, servers)
     parts = _parts(config) if found.recovery == "partial" else 1
     return Rhythm(parts, found.interval, config.interval_steps, config.base_every)
@@ -169,10 +177,10 @@ def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
 
 @dataclass(frozen=True)
 class Costs:
-    """A job of length `job` (T) on `servers` (N) with `between_failures` (T_f, all servers together).
+    """Costs of a job of length `job` (T) on `servers` (N) with `between_failures` (T_f, all servers together).
 
-    `save` (O_s) is training time lost a whole save, `load` (O_l) that of loading all servers, `reschedule` (O_r) that
-    of finding a place for the new process."""
+    `save` (O_s): training time lost a whole save. `load` (O_l): that of loading all servers. `reschedule` (O_r): that
+    of placing the new process."""
 
     job: float
     between_failures: float
@@ -190,17 +198,19 @@ class Costs:
 
     @property
     def failures(self) -> float:
-        """Expected in a job: T / T_f."""
+        """Expected failures in a job: T / T_f."""
         return self.job / self.between_failures
 
 
 def full(costs: Costs, interval: float) -> float:
-    """Everybody goes back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
+    """Overhead of full recovery, in which all servers go back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
     return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
 
 
 def partial(costs: Costs, interval: float) -> float:
-    """The lost server alone goes back: O_s T/T_s + (O_l/N + O_r) T/T_f; nothing is computed again."""
+    """Overhead of partial recovery, in which the lost server alone goes back: O_s T/T_s + (O_l/N + O_r) T/T_f.
+
+    Nothing is computed again."""
     return _saves(costs, interval) + (costs.load / costs.servers + costs.reschedule) * costs.failures
 
 
@@ -211,23 +221,25 @@ def _saves(costs: Costs, interval: float) -> float:
 
 
 def bases(costs: Costs, interval: float, parts: int, every: int) -> float:
-    """gbactl's own, not of the equations: where each of the `parts` saves in an interval has a part of the rows, the
-    last one in `every` intervals has all of them (0: never): (1 - 1/parts) O_s floor(T / (every T_s)); see Rhythm."""
+    """Additional cost of whole saves in partial recovery, gbactl's own term: (1 - 1/parts) O_s floor(T / (every T_s)).
+
+    Each of the `parts` saves in an interval has a part of the rows; the last one in `every` intervals has all of them
+    (0: never); see Rhythm."""
     return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
 
 
 def best_full_interval(costs: Costs) -> float:
-    """T_s = sqrt(2 O_s T_f), where `full` is smallest; the job's length where saving costs nothing to think of."""
+    """Compute T_s = sqrt(2 O_s T_f), where `full` is smallest; the job's length where O_s is 0."""
     return math.sqrt(2 * costs.save * costs.between_failures) or costs.job
 
 
 def expected_pls(costs: Costs, interval: float) -> float:
-    """E[PLS] = T_s / (2 N T_f): half an interval lost on one of N servers at each failure."""
+    """Compute E[PLS] = T_s / (2 N T_f): half an interval lost on one of N servers at each failure."""
     return interval / (2 * costs.servers * costs.between_failures)
 
 
 def interval_for(costs: Costs, pls: float) -> float:
-    """T_s = 2 PLS N T_f, the interval at which a portion `pls` of the samples is expected to be lost."""
+    """Compute T_s = 2 PLS N T_f, the interval at which a portion `pls` of the samples is expected to be lost."""
     if not 0 < pls < 1:
         raise ConfigError(f"checkpoint.target_pls={pls} is no portion of samples; type one above 0 and below 1.")
     return 2 * pls * costs.servers * costs.between_failures

@@ -1,8 +1,8 @@
-"""Which rows are saved first: those that changed most (scar), were used most (mfu) or, sampled, lately (ssu).
+"""Priority of rows in a save: most changed (scar), most used (mfu), or a sample of the recently used (ssu).
 
-Following the idea of CPR. Pure: numpy alone, seeded. Memory a row of the shard: scar 4 x width bytes, mfu 4, ssu 1
-(and 4 for each of the share that it keeps). Cost a step: scar nothing, mfu an addition for each row a gradient
-carries, ssu half of that and a draw. A choice costs a pass over what may be chosen.
+Following the idea of CPR. Pure: numpy alone, seeded. Memory a row of the shard: scar 4 x width bytes, mfu 4, ssu 1 (and
+4 for each of the share that it keeps). Cost a step: scar nothing, mfu an addition for each row a gradient carries, ssu
+half of that and a random number. A choice costs a pass over the rows of `spans`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ CHUNK = 1 << 14
 
 
 class Priority(Protocol):
-    """Chooses among the rows of `spans`, ranges of a shard's local rows."""
+    """Choice of rows to save among the rows of `spans`, ranges of a shard's local rows."""
 
     def touched(self, index: Ints) -> None:
-        """A gradient carries the rows `index` int32[n], distinct."""
+        """Record a gradient with the rows `index` int32[n], distinct."""
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """At most `count` rows, int32 ascending, to be saved now as `table` f32[rows, W] has them."""
+        """Choose at most `count` rows, int32 ascending, to be saved now with their values in `table` f32[rows, W]."""
 
     def saved(self, table: Floats) -> None:
-        """All rows are saved as `table` has them."""
+        """Record that all rows are saved with their values in `table`."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Memory used by the counters or copies, in bytes."""
 
 
 def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Priority:
-    """The priority behind cpr_scar, cpr_mfu or cpr_ssu (without its cpr_). Raises ConfigError for another name."""
+    """Create the priority of cpr_scar, cpr_mfu or cpr_ssu (named without cpr_). Raises ConfigError for another name."""
     if name == "scar":
         return Scar(table, spans)
     if name == "mfu":
@@ -50,12 +50,12 @@ def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Pri
 
 
 def size(spans: Spans) -> int:
-    """Rows in all of them."""
+    """Count the rows in all spans."""
     return sum(high - low for low, high in spans)
 
 
 def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """Positions of the `count` largest positive scores, ascending; of equal ones those that come first. O(n)."""
+    """Find the positions of the `count` largest positive scores, ascending; the first ones among equals. O(n)."""
     positive = np.flatnonzero(scores > 0)
     if len(positive) <= count:
         return positive
@@ -69,24 +69,24 @@ def largest(scores: NDArray[Any], count: int) -> NDArray[np.intp]:
 
 
 def _split(chosen: NDArray[np.intp], spans: Spans) -> list[NDArray[np.intp]]:
-    """Positions in the joined spans, ascending, as positions in each of them."""
+    """Convert positions in the joined spans, ascending, to positions in each span."""
     edges = np.cumsum([0, *(high - low for low, high in spans)])
     cuts = np.searchsorted(chosen, edges)
     return [chosen[a:b] - first for a, b, first in zip(cuts, cuts[1:], edges, strict=False)]
 
 
 class Scar:
-    """Those whose values changed most since they were saved, by L2 distance."""
+    """Rows whose values changed most since they were saved, by L2 distance."""
 
     def __init__(self, table: Floats, spans: Spans) -> None:
         self._spans = spans
         self._saved = [table[low:high].copy() for low, high in spans]
 
     def touched(self, index: Ints) -> None:
-        """See Priority: a row's value says all."""
+        """See Priority.touched: nothing to record, as the values are compared."""
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See Priority."""
+        """See Priority.choose."""
         if not self._spans:
             return np.empty(0, np.int32)
         parts = zip(self._spans, self._saved, strict=True)
@@ -99,18 +99,18 @@ class Scar:
         return np.concatenate(rows).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
-        """See Priority."""
+        """See Priority.saved."""
         for (low, high), saved in zip(self._spans, self._saved, strict=True):
             np.copyto(saved, table[low:high])
 
     @property
     def nbytes(self) -> int:
-        """See Priority."""
+        """See Priority.nbytes."""
         return sum(saved.nbytes for saved in self._saved)
 
 
 def _distances(now: Floats, before: Floats) -> Floats:
-    """f32[n]: squared L2 distance of each row; made in pieces."""
+    """Squared L2 distance of each row, f32[n]; computed in pieces."""
     out = np.empty(len(now), np.float32)
     for low in range(0, len(now), CHUNK):
         difference = now[low : low + CHUNK] - before[low : low + CHUNK]
@@ -119,18 +119,18 @@ def _distances(now: Floats, before: Floats) -> Floats:
 
 
 class Mfu:
-    """Those that most gradients carried since they were saved: a 4-byte counter a row, cleared when it is saved."""
+    """Rows that most gradients carried since they were saved: a 4-byte counter a row, cleared when it is saved."""
 
     def __init__(self, rows: int, spans: Spans) -> None:
         self._spans = spans
         self.counts = np.zeros(rows, np.uint32)
 
     def touched(self, index: Ints) -> None:
-        """See Priority."""
+        """See Priority.touched."""
         self.counts[index] += np.uint32(1)
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See Priority."""
+        """See Priority.choose."""
         if not self._spans:
             return np.empty(0, np.int32)
         counts = np.concatenate([self.counts[low:high] for low, high in self._spans])
@@ -141,18 +141,19 @@ class Mfu:
         return chosen
 
     def saved(self, table: Floats) -> None:
-        """See Priority."""
+        """See Priority.saved."""
         self.counts[:] = 0
 
     @property
     def nbytes(self) -> int:
-        """See Priority."""
+        """See Priority.nbytes."""
         return self.counts.nbytes
 
 
 class Ssu:
-    """Every second row that a gradient carries goes into a set of `room` rows; in a full one it takes the place of a
-    row drawn at random. The set is what is saved, and is empty then."""
+    """Sample of the recently used rows, saved and emptied at each choice.
+
+    Every second row that a gradient carries enters a set of `room` rows; in a full set it replaces a random row."""
 
     def __init__(self, rows: int, spans: Spans, room: int, seed: int) -> None:
         self._within = np.zeros(rows, np.uint8)  # 0: not to be chosen, 1: outside the set, 2: in it
@@ -166,7 +167,7 @@ class Ssu:
         return self._count
 
     def touched(self, index: Ints) -> None:
-        """See Priority."""
+        """See Priority.touched."""
         second = index[self._skip :: 2]
         self._skip = (self._skip + len(index)) % 2
         new = second[self._within[second] == 1]
@@ -177,23 +178,23 @@ class Ssu:
         self._evict(new[free:])
 
     def _evict(self, new: Ints) -> None:
-        """Each of `new`, in order, takes the place of a member drawn at random."""
+        """Replace a random member by each of `new`, in order."""
         if not len(new):
             return
         places = self._random.integers(len(self._members), size=len(new))
         self._within[self._members[places]] = 1
-        self._members[places] = new  # of two that drew one place the later one stays
+        self._members[places] = new  # where two drew the same place, the later one stays
         self._within[self._members[places]] = 2
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See Priority."""
+        """See Priority.choose."""
         members = self._members[: self._count]
         kept = members if len(members) <= count else self._random.permutation(members)[:count]
         self._clear()
         return np.sort(kept).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
-        """See Priority."""
+        """See Priority.saved."""
         self._clear()
 
     def _clear(self) -> None:
@@ -202,12 +203,12 @@ class Ssu:
 
     @property
     def nbytes(self) -> int:
-        """See Priority."""
+        """See Priority.nbytes."""
         return self._within.nbytes + self._members.nbytes
 
 
 def largest_tables(tables: Spans, share: float) -> list[tuple[int, int]]:
-    """Of tables, ranges of global rows, the largest ones that together hold at least `share` of all rows."""
+    """Choose the largest tables, ranges of global rows, that together hold at least `share` of all rows."""
     order = sorted(tables, key=lambda table: (table[0] - table[1], table[0]))
     chosen: list[tuple[int, int]] = []
     while order and size(chosen) < share * size(tables):
@@ -216,7 +217,7 @@ def largest_tables(tables: Spans, share: float) -> list[tuple[int, int]]:
 
 
 def local_spans(tables: Spans, shard: int, shards: int) -> list[tuple[int, int]]:
-    """The local rows of tables on a shard, ascending; global row r lies on shard r % shards at r // shards."""
+    """Return the local rows of tables on a shard, ascending; global row r lies on shard r % shards at r // shards."""
 
     def local(row: int) -> int:
         return max(0, -(-(row - shard) // shards))

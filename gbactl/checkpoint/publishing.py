@@ -1,9 +1,9 @@
-"""Makes a checkpoint exist once every server's part is there: dense part, manifest, pruning; in a thread.
+"""Publication of a checkpoint once every server's file is written: dense file, manifest, pruning; in a thread.
 
-In modes whose workers are trainers the dense part is the mean of the replicas that they tell: the parameters that a
-switch away from the mode would produce then. Values and moments are averaged, the largest count of steps stays; where a
-centre on the servers counts, the values are the centre's. Each replica is as it is when its trainer is asked. Memory:
-the vector and its moments in float64; costs one addition a trainer.
+In replica modes the dense file has the mean of the replicas that trainers send: the parameters that a switch to another
+mode at this step would produce. Values and moments are averaged, the step count is the largest. Where the servers hold
+an EASGD centre, the values are the centre's. Each replica is as it is when its trainer is asked. Memory: the vector and
+its moments in float64; costs one addition a trainer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class Closing:
-    """Begins at once. `dense`: the tensors that workers told, if they did; `keep` checkpoints stay; `spare`: bytes that
-    the dense part leaves free on the disk.
+    """Publication of one checkpoint, begun by the constructor.
 
-    `inline`: done when the constructor returns, in no other thread."""
+    `dense`: the tensors that workers sent, if any. `keep`: checkpoints to keep. `spare`: bytes that the dense file
+    leaves free on the disk. `inline`: run within the constructor, without a thread."""
 
     def __init__(
         self, folder: Folder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
@@ -50,18 +50,18 @@ class Closing:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to wait for; `error` says why it failed, if it did."""
+        """Whether the publication has ended; `error` is the reason of a failure."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self, seconds: float) -> None:
-        """Until it is over, but no longer."""
+        """Wait until the publication has ended, at most `seconds`."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
             self._close()
-        except Exception as error:  # told to the launcher; training goes on
+        except Exception as error:  # reported to the launcher; training continues
             self.finite = not isinstance(error, NotFiniteError)
             why = f"{self.manifest.name} could not be written ({getattr(error, 'strerror', None) or error})"
             self.error = why if self.finite else str(error)
@@ -75,7 +75,7 @@ class Closing:
         sync_folder(self.folder.path)
         try:
             self.folder.keep(self.keep)
-        except OSError as error:  # the checkpoint is good all the same
+        except OSError as error:  # the checkpoint itself is valid
             log.warning("what may go stays: %s", error)
 
 
@@ -84,12 +84,12 @@ def _moments(optimizer: str) -> Sequence[str]:
 
 
 def fits(params: int, floats: int, optimizer: str) -> bool:
-    """Whether DenseBlock.packed may have made so many values of a whole vector with `params` parameters."""
+    """Return whether `floats` values can be a whole dense vector with `params` parameters from DenseBlock.packed."""
     return floats >= params * (1 + len(_moments(optimizer)))
 
 
 def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str, NDArray[Any]]:
-    """What DenseBlock.packed made of a whole vector with `params` P parameters, as DenseBlock.state has it."""
+    """Convert a whole dense vector with `params` P parameters from DenseBlock.packed to DenseBlock.state's form."""
     names = _moments(optimizer)
     size = len(values) - params * len(names)
     found: dict[str, NDArray[Any]] = {VALUE: values[:size]}
@@ -100,7 +100,7 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
 
 
 class Gathering:
-    """Of one checkpoint, from the trainers `asked`; `centred`: the servers have the values."""
+    """Mean of the replicas that the trainers `asked` send for a checkpoint; `centred`: the servers have the values."""
 
     def __init__(self, asked: Iterable[int], centred: bool) -> None:
         self.due, self.centred = set(asked), centred
@@ -108,9 +108,9 @@ class Gathering:
         self._count = self._step = self._params = 0
 
     def came(self, worker: int, step: int, params: int, values: Floats) -> None:
-        """A trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none.
+        """Add a trainer's replica, packed (see DenseBlock), after `step` steps; `params` below 0: it has none.
 
-        Raises WireError for one that is not as long as those before."""
+        Raises WireError for one of another length than the others."""
         if worker not in self.due:
             return
         self.due.discard(worker)
@@ -122,11 +122,11 @@ class Gathering:
         self._count, self._step, self._params = self._count + 1, max(self._step, step), params
 
     def left(self, worker: int) -> None:
-        """A trainer is gone: nobody waits for it."""
+        """Stop waiting for a failed trainer."""
         self.due.discard(worker)
 
     def tensors(self, optimizer: str) -> dict[str, NDArray[Any]] | None:
-        """What goes to the file; None where nobody had anything."""
+        """Return the tensors of the dense file; None where no trainer had a replica."""
         if self._sum is None:
             return None
         mean = (self._sum / self._count).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Ranges of a day's samples, in order: what of it is still to be trained. Pure.
+"""Ranges of a day's samples that are still to be trained, in order. Pure.
 
-A batch is cut from the ranges as if they were one after the other without gaps.
+Batches are cut from the ranges as if they were joined without gaps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Ranges = tuple[Range, ...]
 
 
 def merged(found: Iterable[Range]) -> Ranges:
-    """The same samples, with neighbours joined and nothing empty; `found` is ascending."""
+    """Join adjacent ranges and drop empty ones; `found` is ascending."""
     out: list[Range] = []
     for low, high in found:
         if low >= high:
@@ -27,12 +27,12 @@ def merged(found: Iterable[Range]) -> Ranges:
 
 
 def total(ranges: Iterable[Range]) -> int:
-    """Samples in all."""
+    """Count the samples of all ranges."""
     return sum(high - low for low, high in ranges)
 
 
 def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
-    """Where samples [start, start + samples) of the joined ranges lie; less where they end before."""
+    """Map samples [start, start + samples) of the joined ranges to ranges; fewer where the ranges end before."""
     found, end = [], start + samples
     for low, high in ranges:
         size = high - low
@@ -46,24 +46,24 @@ def pieces(ranges: Iterable[Range], start: int, samples: int) -> list[Range]:
 
 
 def after(ranges: Ranges, samples: int) -> Ranges:
-    """What is left once the first `samples` are gone."""
+    """Return the ranges that are left after the first `samples`."""
     return merged(pieces(ranges, samples, total(ranges)))
 
 
 def flat(ranges: Ranges) -> list[int]:
-    """[low, high, low, high, ...], for a message; empty where one range says it all."""
+    """Encode ranges for a message as [low, high, low, high, ...]; empty for a single range."""
     return [] if len(ranges) < 2 else [number for pair in ranges for number in pair]
 
 
 def of_phase(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
-    """The ranges that a message told: `numbers` as `flat` made them, else one that begins at `first`."""
+    """Decode the ranges of a message: `numbers` as `flat` made them, else one range that begins at `first`."""
     if not numbers:
         return ((first, first + samples),)
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class Finished:
-    """Which batches of a phase have a fate, and the ledger of those. O(1) a batch; holds those out of order alone."""
+    """Batches of a phase that have a fate, with their ledger. O(1) a batch; stores only those out of order."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -71,18 +71,18 @@ class Finished:
         self._beyond: set[int] = set()
 
     def settle(self, step: Step) -> None:
-        """A step was ordered."""
+        """Record the batches of an ordered step."""
         self.ledger.settle(step)
         for member in step.members:
             self._add(member.batch)
 
     def drop(self, drop: Drop) -> None:
-        """A gradient was discarded for good."""
+        """Record a gradient that was dropped for good."""
         self.ledger.lost += drop.samples
         self._add(drop.batch)
 
     def forgo(self, batches: Iterable[int], samples: int) -> None:
-        """Batches in flight, of `samples` in all, were given up."""
+        """Record batches in flight, of `samples` in all, that were given up (counted as decayed)."""
         self.ledger.decayed += samples
         for batch in batches:
             self._add(batch)
@@ -94,7 +94,7 @@ class Finished:
             self._below += 1
 
     def unread(self, ranges: Ranges, local_batch: int) -> Ranges:
-        """What of a phase's ranges has no fate: a job that goes on from here has yet to read it."""
+        """Return the samples of a phase's ranges without a fate, which a job resumed here has yet to read."""
         edges = [self._below, *(batch + 1 for batch in sorted(self._beyond))]
         ends = [*sorted(self._beyond), -(-total(ranges) // local_batch)]
         found: list[Range] = []

@@ -1,8 +1,9 @@
-"""A shard, or a worker's dense part, as a checkpoint has it; rows are dealt anew where there were other servers.
+"""Restoring a shard or a worker's dense parameters from a checkpoint, also with another number of servers.
 
-Read in pieces of 4 MiB: memory beside the shard's own is one piece. Time: that of reading (1 GB/s), for every server
-all files where their number differs. A shard that has no checkpoint yet comes back as it was before the first step: its
-rows follow from the seed; its dense slice came from a worker, so the server keeps it in a file, once, some megabytes.
+Files are read in pieces of 4 MiB, the only memory beside the shard's own. Time is that of reading (1 GB/s); where the
+number of servers differs, every server reads all files. A shard without a checkpoint restarts as it was before the
+first step: its rows follow from the seed. Its initial dense slice came from a worker, so the server keeps it in a file
+of some megabytes.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from gbactl.store.spec import ShardSpec
 
 State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
-BEGINNING = -1  # the step of what no checkpoint has
+BEGINNING = -1  # step of the initial state, which has no checkpoint
 INITIAL_FOLDER = "beginning"
 log = logging.getLogger(__name__)
 
 
 def chain_at(cut: Path) -> Chain:
-    """The checkpoint in folder `cut` and what it rests on. Raises CheckpointError."""
+    """Read the checkpoint in folder `cut` and those that it builds on. Raises CheckpointError."""
     return Folder(cut.parent).chain(cut.name)
 
 
 def load_shard(shard: Shard, chain: Chain, with_dense: bool = True) -> None:
-    """Rows, their optimizer and its dense slice, if wanted; its version is the checkpoint's step.
+    """Load a shard's rows, their optimizer state and, if wanted, its dense slice.
 
-    Rows that no file has keep their initial values. Raises CheckpointError for what does not fit."""
+    Its version becomes the checkpoint's step. Rows that no file has keep their initial values. Raises CheckpointError
+    where the checkpoint does not fit."""
     last, spec = chain.last, shard.spec
     if (last.table_rows, last.width) != (spec.rows, spec.width):
         raise CheckpointError(f"{chain.folder / last.name} is of a table of {last.table_rows} x {last.width}.")
@@ -52,14 +54,14 @@ def load_shard(shard: Shard, chain: Chain, with_dense: bool = True) -> None:
 
 
 def arrays_of(shard: Shard) -> Arrays:
-    """A shard's rows and their optimizer, as files name them."""
+    """Return a shard's rows and their optimizer state, by their names in files."""
     found = {"rows": shard.rows.table}
     found |= {f"row_moment.{name}": moment for name, moment in shard.rows.moments.items()}
     return found if shard.rows.counts is None else {**found, "row_counts": shard.rows.counts}
 
 
 def load_rows(into: Arrays, folder: Path, cut: Manifest, shard: int, shards: int) -> None:
-    """Copy those rows of one cut that belong to shard `shard` of `shards`; `into` by local row."""
+    """Copy the rows of one checkpoint that belong to shard `shard` of `shards`; `into` is by local row."""
     for entry in cut.files:
         if entry.shard < 0 or (cut.shards == shards and entry.shard != shard):
             continue
@@ -86,7 +88,7 @@ def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any
 
 
 def _pieces(file: Any, entry: Entry, width: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """(local rows, low, high): positions [low, high) of the file hold these rows."""
+    """Iterate over (local rows, low, high): positions [low, high) of the file hold these rows."""
     many = max(1, PIECE // (4 * width))
     index = file.get_slice("index") if "index" in file.keys() else None  # noqa: SIM118
     for low in range(0, entry.rows, many):
@@ -104,9 +106,10 @@ def _open(path: Path) -> Any:
 
 
 def dense_state(chain: Chain) -> State:
-    """The whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1]. Raises CheckpointError without one.
+    """Read the whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1].
 
-    Of a centre, whose values the servers have, trainers told the optimizer's state."""
+    With an EASGD centre the servers' files have the values, and the trainers' file has the optimizer's state. Raises
+    CheckpointError where there is none."""
     cut = chain.last
     names = [entry.name for entry in sorted(cut.files, key=lambda entry: entry.shard)]
     files = [DENSE] if cut.home == "workers" else [name for name in names if name != DENSE]
@@ -127,7 +130,7 @@ def _dense_of(path: Path, needed: tuple[str, ...] = ("value", "step")) -> State:
 
 
 def load_dense(block: DenseBlock, whole: State) -> None:
-    """A block's slice of the whole vector. Raises CheckpointError where it does not fit."""
+    """Load a block's slice of the whole vector. Raises CheckpointError where it does not fit."""
     low, params = block.lo, block.params
     state = {"value": whole["value"][low : low + len(block.value)], "step": whole["step"]}
     state |= {
@@ -144,7 +147,9 @@ def _fit(block: DenseBlock, state: State) -> None:
 
 
 def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
-    """Rows, their optimizer and, if wanted, the dense slice of another shard of the same kind; the version stays."""
+    """Copy rows, their optimizer state and, if wanted, the dense slice of another shard of the same kind.
+
+    The version stays."""
     here, there = arrays_of(shard), arrays_of(other)
     for name, array in here.items():
         np.copyto(array, there[name])
@@ -153,10 +158,10 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
 
 
 def load_newest(shard: Shard, folder: Folder, refused: Callable[[str], None]) -> Manifest | None:
-    """Put a shard that has just begun back to its newest good checkpoint of the same run; None if there is none.
+    """Load a new shard's newest valid checkpoint of the same run; None if there is none.
 
-    Reads that shard's files alone, and the dense part where others held it; all of a checkpoint of more or fewer
-    servers, which the run may have gone on from. `refused` hears of those that are not good."""
+    Reads that shard's files, and the dense file where workers held the parameters. A checkpoint of another number of
+    servers, which the run may have resumed from, is read whole. `refused` is called for each that is invalid."""
     try:
         chain = folder.newest(refused, (shard.spec.shard, shard.spec.shards))
     except CheckpointError:
@@ -168,12 +173,12 @@ def load_newest(shard: Shard, folder: Folder, refused: Callable[[str], None]) ->
 
 
 def _load_own(block: DenseBlock, chain: Chain, spec: ShardSpec) -> None:
-    """A shard's slice from its own file, if that is where it lies."""
+    """Load a shard's dense slice from its own file if it is there, else from the whole vector."""
     same = chain.last.home == "servers" and chain.last.shards == spec.shards
     own = _dense_of(chain.files(spec.shard)[-1]) if same else None
     if own is not None and len(own["value"]) == len(block.value):
         _fit(block, own)
-    else:  # workers held it then, or more or fewer of the servers
+    else:  # workers held it then, or another number of servers
         load_dense(block, dense_state(chain))
 
 
@@ -182,7 +187,7 @@ def _initial_path(run_dir: Path, shard: int) -> Path:
 
 
 def keep_initial(run_dir: Path, spec: ShardSpec) -> None:
-    """Write a shard's first dense slice down; where that cannot be, nobody can take this server's place."""
+    """Save a shard's initial dense slice; where that fails, this server cannot be replaced."""
     if spec.dense is None or spec.dense_init is None:
         return
     path, sizes = _initial_path(run_dir, spec.shard), np.array([spec.dense.params, spec.dense.buffers], np.int64)
@@ -194,7 +199,7 @@ def keep_initial(run_dir: Path, spec: ShardSpec) -> None:
 
 
 def load_initial(run_dir: Path, spec: ShardSpec, momentum: float) -> ShardSpec:
-    """The shard as it was installed at first. Raises CheckpointError."""
+    """Load a shard's specification with its initial dense slice. Raises CheckpointError."""
     from safetensors import SafetensorError, safe_open
 
     path = _initial_path(run_dir, spec.shard)

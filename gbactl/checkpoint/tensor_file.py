@@ -1,11 +1,11 @@
-"""Writes a safetensors file piece by piece, if wanted in a thread: whole at the end, or not there at all.
+"""Safetensors file written piece by piece, optionally in a thread; complete at the end, or absent.
 
-The library writes what lies in memory as a whole; a shard is copied in pieces while it trains, so the pieces are
-written where they belong, a tensor's in their order. Its SHA-256 (2 GB/s) is taken on the way, and floats are looked at
-for infinities and NaN (25 times as fast). A file takes its room on the disk before its first byte, and has its name
-only once it is complete and on the disk. Of float32 it may keep two bytes a value: bf16, as U16 for readers that do not
-know that. With the thread, training waits neither for the disk nor for the checksums; its memory is the pieces handed
-over and not yet written, and whoever hands them over sees how many wait.
+The safetensors library writes whole tensors. A shard is copied in pieces while it trains, so that this module writes
+each piece at its place, those of a tensor in order. The SHA-256 (2 GB/s) and a check for infinities and NaN (25 times
+as fast) run on the way. A file allocates its space before its first byte, and gets its name only once it is complete
+and synced. It may store float32 as bf16, two bytes a value, with type U16 for readers that do not know this. With the
+thread, training waits neither for the disk nor for checksums; memory is the pieces handed over and not yet written,
+whose number `waiting` tells.
 """
 
 from __future__ import annotations
@@ -40,47 +40,48 @@ Piece = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Written:
-    """A complete file: its size, and the SHA-256 of its header and of each tensor."""
+    """Complete file: its size, and the SHA-256 of its header and of each tensor."""
 
     bytes: int
     sums: dict[str, str]
 
 
 def layout_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Of arrays that are all there."""
+    """Describe complete arrays by type and shape."""
     return {name: (array.dtype, array.shape) for name, array in tensors.items()}
 
 
 def halved(layout: Layout, names: Iterable[str]) -> Layout:
-    """The layout with those of the tensors `names` that are float32 in bf16."""
+    """Return the layout with the float32 tensors among `names` as bf16."""
     small = {name for name in names if layout[name][0] == np.float32}
     return {name: (HALVED if name in small else kind, shape) for name, (kind, shape) in layout.items()}
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """float32[...] rounded to bf16, as its bits."""
+    """Round float32[...] to bf16, as its bits."""
     out = np.empty(values.shape, np.uint16)
     CODECS["bf16"].narrow(values, out)
     return out
 
 
 def widened(values: NDArray[Any]) -> NDArray[np.float32]:
-    """And back, exactly."""
+    """Convert bf16 bits to float32, exactly."""
     out = np.empty(values.shape, np.float32)
     CODECS["bf16"].widen(values, out)
     return out
 
 
 def finite(kind: str, data: NDArray[np.uint8] | bytes) -> bool:
-    """Whether the values in some bytes of a tensor are finite; `kind`: its type as files name it. Integers always are,
-    but for U16, the bits of bf16."""
+    """Return whether the values in some bytes of a tensor are finite. `kind`: the tensor's type as named in files.
+
+    Integers always are, but for U16, the bits of bf16."""
     if kind == NAMES["uint16"]:
         return bool(np.max(np.frombuffer(data, np.uint16) & _BF16_SIGNLESS, initial=0) < _BF16_INFINITY)
     return kind != NAMES["float32"] or bool(np.isfinite(np.frombuffer(data, np.float32)).all())
 
 
 def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, int], int]:
-    """The file's header and, by tensor, where its bytes begin in the file; and the file's size."""
+    """Build the file's header; returns it, each tensor's offset in the file, and the file's size."""
     entries: dict[str, Any] = {"__metadata__": dict(told)}
     starts, end = {}, 0
     for name, (kind, shape) in layout.items():
@@ -94,10 +95,10 @@ def _header(layout: Layout, told: Mapping[str, str]) -> tuple[bytes, dict[str, i
 
 
 class TensorFile:
-    """A file that comes to be. Every method may raise OSError; `discard` then takes away what there is.
+    """Safetensors file being written. Every method may raise OSError; `discard` then removes the partial file.
 
-    `spare`: bytes that have to stay free on the disk. `not_finite`: the first tensor found to hold an infinity or NaN,
-    "" so far."""
+    `spare`: bytes that must stay free on the disk. `not_finite`: the first tensor with an infinity or NaN, "" so far.
+    """
 
     def __init__(self, path: Path, layout: Layout, told: Mapping[str, str], spare: int = 0) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
@@ -117,7 +118,7 @@ class TensorFile:
             raise
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """The next piece of a tensor; float32 is rounded where it is to be bf16."""
+        """Write the next piece of a tensor; float32 is rounded where the file stores bf16."""
         if name in self._halved and values.dtype == np.float32:
             values = narrowed(values)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -138,7 +139,7 @@ class TensorFile:
             view, at = view[written:], at + written
 
     def finish(self) -> Written:
-        """On the disk, under its name."""
+        """Sync the file to disk and give it its name."""
         os.fsync(self._fd)
         self._close()
         self._partial.replace(self.path)
@@ -146,7 +147,7 @@ class TensorFile:
         return Written(self.bytes, {**self._sums, **{name: found.hexdigest() for name, found in self._hashes.items()}})
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Close and remove the partial file."""
         self._close()
         self._partial.unlink(missing_ok=True)
 
@@ -157,23 +158,23 @@ class TensorFile:
 
 
 def write_at(fd: int, data: memoryview, at: int) -> int:
-    """Where all bytes of tensors go out; returns how many went. Tests put a full disk in its place."""
+    """Write bytes at an offset; returns how many were written. Tests replace it to simulate a full disk."""
     return os.pwrite(fd, data, at)
 
 
 def _take_room(fd: int, size: int, spare: int) -> None:
-    """Take a file's `size` bytes from the disk at once; `spare` bytes have to stay free. Raises OSError."""
+    """Allocate `size` bytes of disk for a file and leave `spare` bytes free. Raises OSError."""
     free = shutil.disk_usage(fd).free
     if free >= size + spare:
         take_room(fd, size)
-        if shutil.disk_usage(fd).free >= spare:  # others may have taken theirs meanwhile
+        if shutil.disk_usage(fd).free >= spare:  # another process may have taken space meanwhile
             return
     kept = f", of which {spare:,} are kept for the event log and the result" if spare else ""
     raise OSError(errno.ENOSPC, f"it needs {size:,} bytes; {free:,} are free there{kept}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Sync a folder, so that the names in it survive a crash."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -182,15 +183,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def not_finite(path: Path, tensor: str) -> NotFiniteError:
-    """The error for a file with such a tensor."""
+    """Build the error for a file in which a tensor has infinities or NaN."""
     return NotFiniteError(f"{path} is not finite: {tensor} holds infinities or NaN.")
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str], needs_finite: bool = False, spare: int = 0
 ) -> Written:
-    """A file of arrays that are all there. Raises OSError, and NotFiniteError where values must be finite and are not;
-    nothing is left then."""
+    """Write complete arrays to a file. Raises OSError, and NotFiniteError where values must be finite and are not.
+
+    After an error no file is left."""
     file: TensorFile | None = None
     try:
         file = TensorFile(path, layout_of(tensors), told, spare)
@@ -206,12 +208,11 @@ def write_tensors(
 
 
 class Writing:
-    """A thread that writes one file.
+    """Thread that writes one file, begun by the constructor.
 
-    It begins at once, `pace` bytes a second (0: as fast as can be). What goes wrong is told at the end, in `error`;
-    nothing is left of the file then. `finite`: no infinity and no NaN was found; with one, there is no file.
-
-    `inline`: everything is written within `end`, in no other thread, and held until then. `spare`: see TensorFile."""
+    `pace`: bytes a second (0: unlimited). A failure is in `error` at the end; no file is left then. `finite`: whether
+    no infinity and no NaN was found; with one, there is no file. `inline`: everything is written within `end`, without
+    a thread, and held until then. `spare`: see TensorFile."""
 
     def __init__(
         self, path: Path, layout: Layout, told: Mapping[str, str], pace: float = 0.0, inline: bool = False,
@@ -226,45 +227,45 @@ class Writing:
         self._began = time.monotonic()
         self._given_up = self._ended = False
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()  # a piece was taken, or there is no rest any more
+        self._changed = threading.Condition()  # a piece was taken, or the pace was lifted
         self._thread = None if inline else threading.Thread(target=self._run, name="checkpoint", daemon=True)
         if self._thread is not None:
             self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Pieces handed over and not yet begun."""
+        """Number of pieces handed over and not yet begun."""
         return self._pieces.qsize()
 
     def add(self, piece: Piece) -> None:
-        """Hand over a piece."""
+        """Hand over a piece to be written."""
         self._pieces.put(piece)
 
     def wait(self, most: int) -> None:
-        """Until at most so many pieces wait."""
+        """Wait until at most `most` pieces are waiting."""
         if self._thread is not None:
             with self._changed:
                 self._changed.wait_for(lambda: self.waiting <= most)
 
     def hurry(self) -> None:
-        """As fast as can be from now on."""
+        """Lift the limit on bytes written a second."""
         with self._changed:
             self.pace = 0.0
             self._changed.notify_all()
 
     def end(self) -> None:
-        """That was the last piece."""
+        """Finish the file after the last piece."""
         self._pieces.put(None)
         if self._thread is None:
             self._run()
 
     @property
     def over(self) -> bool:
-        """The file is on the disk, or will never be."""
+        """Whether the file is complete or has failed."""
         return self.written is not None or bool(self.error)
 
     def give_up(self) -> None:
-        """Nobody wants it any more; comes back when nothing of it is left."""
+        """Cancel writing; returns when nothing of the file is left."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
@@ -275,8 +276,8 @@ class Writing:
     def _run(self) -> None:
         try:
             self._write()
-        except Exception as error:  # told to the coordinator; training goes on
-            for _ in self._handed():  # whoever hands over pieces must not wait for ever
+        except Exception as error:  # reported to the coordinator; training continues
+            for _ in self._handed():  # a caller that waits in `wait` must not wait for ever
                 pass
             self.finite = not isinstance(error, NotFiniteError)
             why = f"{self.path} could not be written ({getattr(error, 'strerror', None) or error})"
@@ -293,7 +294,7 @@ class Writing:
                 yield piece
 
     def _rest(self, written: int) -> None:
-        """Writing takes processor time from training: not more of it at a time than the pace allows."""
+        """Pause so that writing takes no more processor time from training than the pace allows."""
         with self._changed:
             if self.pace > 0:
                 left = written / self.pace - (time.monotonic() - self._began)

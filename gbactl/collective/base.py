@@ -1,9 +1,8 @@
-"""The all-reduce behind `sync` as one small interface, and the buckets a vector is cut into.
+"""Interface of an all-reduce among workers, and the buckets that a vector is cut into.
 
-A dense gradient is one flat float32 vector. It is summed in place over all ranks, in pieces
-("buckets") that are fixed and named for the whole run: nothing is fused or reordered by timing, so the
-same inputs give the same bits every time. Cost: one message round per bucket; a bucket can be started
-while the backward pass still fills the next one.
+A dense gradient is one flat float32 vector. It is summed in place over all ranks, in pieces ("buckets") that are fixed
+and named for the whole run. Nothing is fused or reordered by timing, so that the same inputs give the same bits every
+time. Cost: one message round per bucket. A bucket can be started while the backward pass still fills the next one.
 """
 
 from __future__ import annotations
@@ -23,31 +22,30 @@ ALIGN = 16  # floats: bucket edges fall on cache lines
 
 
 def uncounted(nbytes: int, shared: bool) -> None:
-    """Nobody asks how much a collective moves."""
+    """Ignore the number of bytes that a collective moves."""
 
 
 class Handle(Protocol):
-    """What start() returns; only wait() of the same collective understands it."""
+    """Handle of a started sum; only wait() of the same collective accepts it."""
 
 
 class Collective(Protocol):
     """Sums of float32 vectors over the ranks of one group.
 
-    Every rank must start the same names with the same lengths in the same order. A name stands for one
-    length for the life of the collective. Buffers are 1-D contiguous float32, NumPy arrays or CPU torch
-    tensors, and may not be touched between start() and wait().
-    """
+    Every rank must start the same names with the same lengths in the same order. A name stands for one length for the
+    lifetime of the collective. Buffers are 1-D contiguous float32, NumPy arrays or CPU torch tensors, and may not be
+    touched between start() and wait()."""
 
     rank: int
     size: int
-    #: told of the bytes that this rank has sent for a sum, or (True) written to memory that ranks share
+    #: called with the bytes that this rank has sent for a sum, or (True) written to shared memory
     moved: Moved
 
     def start(self, name: str, buffer: Any) -> Any:
         """Begin summing `buffer` (f32[n]) over the ranks and return a handle at once."""
 
     def wait(self, handle: Any) -> None:
-        """Block until the buffer holds the sum. Raises ClusterError when a peer is gone."""
+        """Block until the buffer holds the sum. Raises ClusterError when another rank has failed."""
 
     def close(self) -> None:
         """Leave the group and release sockets, threads and memory; also after a failure. Idempotent."""
@@ -60,14 +58,14 @@ def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Fixed cuts of a flat vector: bucket i is [edges[i], edges[i+1]) and is called `name.i`."""
+    """Fixed partition of a flat vector: bucket i is [edges[i], edges[i+1]) and is called `name.i`."""
 
     name: str
     edges: tuple[int, ...]
 
     @classmethod
     def even(cls, name: str, length: int, count: int) -> Buckets:
-        """`count` pieces of nearly equal length (fewer when the vector is very short)."""
+        """Cut a vector into `count` buckets of nearly equal length (fewer when it is very short)."""
         blocks = -(-length // ALIGN)
         count = max(1, min(count, blocks))
         edges = [min(length, ALIGN * (blocks * i // count)) for i in range(count)]
@@ -75,11 +73,10 @@ class Buckets:
 
     @classmethod
     def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
-        """At most `count` pieces whose edges fall between parameters, of nearly equal length.
+        """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
 
-        `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the
-        vector from its end, so the last bucket is ready first.
-        """
+        `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
+        end, so the last bucket is ready first."""
         ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
         total = int(ends[-1]) if len(ends) else 0
         wanted = [total * (i + 1) / count for i in range(count - 1)]
@@ -90,11 +87,11 @@ class Buckets:
         return len(self.edges) - 1
 
     def label(self, index: int) -> str:
-        """The collective's name of bucket `index`."""
+        """Return the name of bucket `index` in the collective."""
         return f"{self.name}.{index}"
 
     def piece(self, buffer: Any, index: int) -> Any:
-        """The view of `buffer` that is bucket `index`."""
+        """Return the view of `buffer` that is bucket `index`."""
         return buffer[self.edges[index] : self.edges[index + 1]]
 
     def start(self, collective: Collective, buffer: Any) -> list[Any]:
@@ -109,7 +106,7 @@ class Buckets:
 
 
 def as_array(buffer: Any) -> Vector:
-    """A NumPy view of the caller's memory (never a copy). Raises ValueError for anything else."""
+    """Return a NumPy view of the caller's memory (never a copy). Raises ValueError for anything else."""
     array = buffer if isinstance(buffer, np.ndarray) else buffer.detach().numpy()
     if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
         raise ValueError(f"a collective sums contiguous float32[n], not {array.dtype}{list(array.shape)}")
@@ -117,41 +114,43 @@ def as_array(buffer: Any) -> Vector:
 
 
 def as_tensor(buffer: Any) -> Any:
-    """A torch view of the caller's memory (never a copy). Raises ValueError for anything else."""
+    """Return a torch view of the caller's memory (never a copy). Raises ValueError for anything else."""
     import torch
 
     return torch.from_numpy(as_array(buffer))
 
 
 def ring_item(collective: str, wire_dtype: str) -> int:
-    """Bytes of a value on its way through a collective: Gloo, with which Horovod sums, too, adds fp16 and knows no
-    bf16; in shared memory all have four."""
+    """Return the bytes of a value in a collective's messages: 2 with fp16 on Gloo, else 4.
+
+    Gloo, with which Horovod sums too, adds fp16 and not bf16. In shared memory values have four bytes."""
     return 2 if wire_dtype == "fp16" and collective != "shm" else 4
 
 
 def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
-    """What all ranks of a ring together send to sum `length` values: each 2 (W - 1) / W of its bytes, W being `ranks`.
+    """Compute the bytes that all ranks of a ring send together to sum `length` values.
 
-    Values alone: no headers, and nothing of what ranks say to agree on what is summed next (Horovod does)."""
+    Each rank sends 2 (W - 1) / W of the vector's bytes, W being `ranks`. Values alone: no headers, and no negotiation
+    of what is summed next (Horovod's)."""
     return 2 * (ranks - 1) * item * length
 
 
 def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
-    """One rank's part of `ring_bytes`, in whole bytes that add up to it."""
+    """Compute one rank's share of `ring_bytes`, in whole bytes that add up to it."""
     return (ring_bytes(length, ranks, item) + rank) // ranks
 
 
 class Handed:
-    """What a ring is given: the buffers themselves, or, values being of two bytes, others that it sums in their place.
+    """Tensors that a ring sums: the buffers themselves, or fp16 copies where values have two bytes on the wire.
 
-    Costs two passes over the vector there; rounding is the caller's (see kernels/halves.py)."""
+    A copy costs two passes over the vector; rounding is the caller's (see kernels/halves.py)."""
 
     def __init__(self, item: int) -> None:
         self.item = item
         self._halves: dict[str, Any] = {}
 
     def of(self, name: str, buffer: Any) -> Any:
-        """A tensor with the values of `buffer` (f32[n]); its memory is the name's until `back`."""
+        """Return a tensor with the values of `buffer` (f32[n]); its memory is reserved for `name` until `back`."""
         tensor = as_tensor(buffer)
         if self.item == 4:
             return tensor
@@ -160,13 +159,13 @@ class Handed:
         return self._halves[name].copy_(tensor)
 
     def back(self, handed: Any, buffer: Any) -> None:
-        """The sum is in what was handed: it is in the buffer now."""
+        """Copy the sum from the ring's tensor to the buffer."""
         if self.item != 4:
             as_tensor(buffer).copy_(handed)
 
 
 def sum_in_rank_order(parts: list[Vector]) -> Vector:
-    """((p0 + p1) + p2) + ... in float32."""
+    """Sum vectors in float32 in rank order: ((p0 + p1) + p2) + ..."""
     total = parts[0].copy()
     for part in parts[1:]:
         np.add(total, part, out=total)
@@ -174,12 +173,12 @@ def sum_in_rank_order(parts: list[Vector]) -> Vector:
 
 
 def rank_gone(name: str, rank: int) -> ClusterError:
-    """What an all-reduce that fails half-way means."""
+    """Build the error of an all-reduce that failed half-way."""
     return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
 
 class Single:
-    """A group of one rank: every sum is already there."""
+    """Collective of a single rank, whose sums are the buffers themselves."""
 
     rank = 0
     size = 1
@@ -188,15 +187,15 @@ class Single:
         self.moved: Moved = uncounted
 
     def start(self, name: str, buffer: Any) -> Any:
-        """Check the buffer; there is nothing to sum."""
+        """Return at once after checking the buffer, which already is the sum."""
         as_array(buffer)
         return name
 
     def wait(self, handle: Any) -> None:
-        """Return at once."""
+        """Return at once, as a single rank has nothing to wait for."""
 
     def abandon(self) -> None:
-        """Nobody else can be gone."""
+        """Do nothing, as no other rank can fail."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing, as there is nothing to release."""

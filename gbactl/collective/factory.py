@@ -1,11 +1,11 @@
-"""From a configured name to the launcher's rendezvous and the worker's collective.
+"""Factory of the launcher's rendezvous and the worker's collective, by the configured name.
 
 launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
                spawn(env={**os.environ, **meeting.environment(rank)})
 worker:    collective = connect()
 
-A ring has something under it that goes on where a rank dies: shared memory, or where there is none in common what the
-worker brings itself (see worker/sum_fallback.py).
+A ring has a fallback that continues where a rank fails: shared memory, or, where ranks have none in common, a fallback
+that the worker provides (see worker/sum_fallback.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = ("horovod", "gloo", "shm")
 
 
 def check_here(name: str) -> None:
-    """Raise ConfigError where a group whose ranks are all on this machine could not form, with what to type."""
+    """Raise ConfigError, with what to type, where a group with all ranks on this machine could not form."""
     if name == "horovod":
         require_own_name()
     if name == "shm":
@@ -44,12 +44,13 @@ def open_rendezvous(
     survives: bool = False,
     seats: Sequence[Seat] | None = None,
 ) -> Meeting:
-    """Start the launcher's side for `size` ranks; `timeout` is in seconds. `seats`: on which hosts those are (Horovod
-    alone); None: all on this one. `survives`: where a rank dies the sums go on.
+    """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
 
-    Raises MissingDependencyError when Horovod is asked for and is not there, ConfigError for an unknown
-    name, ClusterError when `bind` cannot be bound.
-    """
+    `seats`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
+    fails.
+
+    Raises MissingDependencyError when Horovod is asked for and is not installed, ConfigError for an unknown name,
+    ClusterError when `bind` cannot be bound."""
     if name not in NAMES:
         raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
     if name == "shm":
@@ -65,7 +66,7 @@ def open_rendezvous(
 
 
 class Elsewhere(Meeting):
-    """Ranks that have no memory in common, and know themselves what is under their ring."""
+    """Rendezvous for the fallback of ranks without common memory, which provide it themselves."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -78,13 +79,12 @@ class Elsewhere(Meeting):
 def connect(
     late: bool = False, elsewhere: Callable[[int, int], Beneath] | None = None, item: int = 4
 ) -> Collective:
-    """Join the group described by this process's environment. A process outside any group is alone.
+    """Join the collective described by this process's environment; without one, form a group of one.
 
-    `late`: in the place of another one, whose ring is broken. `elsewhere(rank, size)`: what is under the ring of those
-    who have no memory in common. `item`: bytes of a value in a ring (see base.ring_item).
+    `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
+    without common memory. `item`: bytes of a value in a ring (see base.ring_item).
 
-    Raises ClusterError when the ring does not form.
-    """
+    Raises ClusterError when the ring does not form."""
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
     rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
     under: Beneath | None = None

@@ -1,10 +1,11 @@
-"""A ring (Horovod, Gloo) that may break, with something under it: when a rank dies the sums go on there.
+"""Ring all-reduce (Horovod, Gloo) with a fallback that continues when a rank fails.
 
-Every rank also lays its part down before the ring takes it: one copy of the vector a step. As soon as a rank is gone
-the ring is used no more, to the end of the run. Under it is shared memory on one host (shared_memory.py): there the
-last sum of the ring may have reached some ranks and not others, who then sum in another order: so where workers hold
-the same dense parameters, they are made the same again (see coordinator/worker_recovery.py); replicas differ anyway.
-What the dead one had laid counts for either. On several hosts it is the first server (worker/sum_fallback.py).
+Every rank also gives its summand to the fallback before the ring takes it: one copy of the vector a step. Once a rank
+has failed, the ring is not used again in this run. On one host the fallback is shared memory (shared_memory.py). There
+the ring's last sum may have reached some ranks only, while the others sum in another order. Workers that hold the same
+dense parameters are therefore made equal again (see coordinator/worker_recovery.py); replicas differ anyway. A summand
+that the failed rank had already given counts in either case. On several hosts the fallback is the first server
+(worker/sum_fallback.py).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class Ring(Collective, Protocol):
-    """A collective whose waits can be given up."""
+    """Ring all-reduce whose waits can be given up."""
 
     def abandon(self) -> None:
-        """From any thread: somebody is gone, and waits that do not end soon are to fail."""
+        """Let waits fail that do not end soon, as a rank has failed. Callable from any thread."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Handle:
 
 
 class FallingCollective(Surviving):
-    """`ring` is None for a rank that comes when others have left it."""
+    """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
 
     def __init__(self, ring: Ring | None, under: Beneath) -> None:
         self.ring, self.under = ring, under
@@ -48,7 +49,7 @@ class FallingCollective(Surviving):
 
     @property
     def wanted(self) -> Callable[[], bool]:
-        """See Surviving."""
+        """See Surviving.wanted."""
         return self.under.wanted
 
     @wanted.setter
@@ -57,7 +58,7 @@ class FallingCollective(Surviving):
 
     @property
     def moved(self) -> Moved:
-        """See Collective: what the ring sends, and what is laid down beside it."""
+        """See Collective.moved: bytes that the ring sends, and those of the fallback."""
         return self.under.moved
 
     @moved.setter
@@ -67,28 +68,28 @@ class FallingCollective(Surviving):
             self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving."""
+        """See Surviving.deal."""
         self.under.deal(number, part, parts, after)
 
     def without_the_dead(self) -> None:
-        """See Surviving."""
+        """See Surviving.without_the_dead."""
         self.under.without_the_dead()
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving."""
+        """See Surviving.leave_out."""
         self._break(f"rank {rank} is gone")
         self.under.leave_out(rank)
 
     def fall(self) -> None:
-        """From any thread: the ring of another rank is broken, and this one's need not fail by itself."""
+        """Leave the ring because another rank's is broken, which this rank may not notice; from any thread."""
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
-        """See Surviving."""
+        """See Surviving.interrupt."""
         self.under.interrupt()
 
     def renew(self, generation: int) -> None:
-        """See Surviving."""
+        """See Surviving.renew."""
         self.under.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
@@ -103,7 +104,9 @@ class FallingCollective(Surviving):
         return _Handle(ring, of_ring, laid)
 
     def _laid(self, name: str, buffer: Any) -> Any:
-        """The part beside the ring; None where there is no room for it, and then a death ends the run."""
+        """Give the summand to the fallback; None where it has no memory for it.
+
+        A failed rank then ends the run."""
         if not self._room:
             return None
         try:
@@ -116,7 +119,9 @@ class FallingCollective(Surviving):
             return None
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait. One that began in the ring is waited for there, if not for long: it may write."""
+        """See Collective.wait. A sum that began in the ring is awaited there for a short time.
+
+        The ring may still write into the buffer."""
         if handle.ring is not None:
             try:
                 handle.ring.wait(handle.of_ring)
@@ -138,14 +143,14 @@ class FallingCollective(Surviving):
             self.under.fall()
 
     def close(self) -> None:
-        """See Collective.close. A broken ring is left as it is: its end could wait for the dead."""
+        """See Collective.close. A broken ring is not closed, as that could wait for failed ranks."""
         if self.ring is not None:
             self.ring.close()
         self.under.close()
 
 
 class FallingMeeting(Meeting):
-    """Both meeting points in one."""
+    """Rendezvous of a ring and of its fallback."""
 
     def __init__(self, ring: Meeting, under: Meeting) -> None:
         self.ring, self.under = ring, under

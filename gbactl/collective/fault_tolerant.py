@@ -1,7 +1,8 @@
-"""What a collective offers whose sums go on when a rank dies: of two kinds, as a run's phases need them.
+"""Interfaces of a collective whose sums continue when a rank fails, in two variants.
 
-Parts that are dealt to whoever lives, following the rule that `sync` sums in batch order: a part is a batch's place in
-its step, whoever computes it. Or a part of every rank's own, as where replicas are averaged: then the dead are missing.
+Dealt summands: summands are assigned to the live ranks. As `sync` sums in batch order, a summand is a batch's place in
+its step, whoever computes it. Own summands: every rank has its own, as in an average of replicas; those of failed ranks
+are missing.
 """
 
 from __future__ import annotations
@@ -16,64 +17,70 @@ NAME = "shm"  # collective=
 
 
 class InterruptedSum(Exception):
-    """A wait was broken off: there is something else to do first. What was put in stays."""
+    """Raised by an interrupted wait for a sum; summands given before are kept."""
 
 
 class Surviving(ABC):
-    """`wanted` is asked while a wait blocks: whether it is to be broken off."""
+    """Collective that continues when a rank fails. `wanted` is polled while a wait blocks: whether to interrupt it."""
 
     wanted: Callable[[], bool]
     moved: Moved  # see Collective
 
     @abstractmethod
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """What is started from now on is part `part` (None: no part) of round `number`, which has `parts` parts and
-        belongs to the step that rows have taken from version `after` on.
+        """Set the summand of the following starts: `part` (None: none) of round `number`, which has `parts` summands.
 
-        Rounds of a generation are numbered from 1, one after the other, the same on every rank; a part may be put in
-        twice, with the same numbers. A wait sums the parts in their order."""
+        The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
+        from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
+        sums them in order."""
 
     @abstractmethod
     def without_the_dead(self) -> None:
-        """To the next `deal` or `renew` every rank puts in a part of its own in every round, and a sum is over those
-        who live. The part of a rank that dies counts for all ranks or for none: whether it had put it in."""
+        """Let every rank give its own summand in every round until the next `deal` or `renew`.
+
+        A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
+        been given."""
 
     @abstractmethod
     def leave_out(self, rank: int) -> None:
-        """A rank is gone: nobody waits for what it has yet to read, or to put in."""
+        """Stop waiting for a failed rank: for its summands, and for its reads of others'."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """From another thread: ask `wanted` now."""
+        """Wake a blocked wait, so that it calls `wanted` now. Callable from another thread."""
 
     @abstractmethod
     def renew(self, generation: int) -> None:
-        """Nothing is in flight: begin anew, nothing dealt, with all ranks that are there, some of which may be new."""
+        """Start a new generation with all ranks that are present, also new ones, and nothing dealt.
+
+        Nothing may be in flight."""
 
 
 class Beneath(Surviving):
-    """What a ring that may break has under it (see fallback.py): sums as a Collective does, and hears of every round
-    while the ring still sums."""
+    """Fallback of a ring (see fallback.py), which sums as a Collective does.
+
+    It also records every round while the ring still sums."""
 
     rank: int
     size: int
 
     @abstractmethod
     def start(self, name: str, buffer: Any) -> Any:
-        """See Collective.start; the ring has not begun to change the buffer."""
+        """See Collective.start; called before the ring changes the buffer."""
 
     @abstractmethod
     def wait(self, handle: Any) -> None:
-        """See Collective.wait: the ring is broken."""
+        """See Collective.wait; called where the ring is broken."""
 
     @abstractmethod
     def passed(self, handle: Any) -> bool:
-        """The ring has put the sum into the buffer. Whether that counts: where others were told before that this rank
-        has it not, all take another one."""
+        """Record that the ring has put the sum into the buffer, and return whether it counts.
+
+        It does not where other ranks were told before that this rank lacks it: then all take another sum."""
 
     @abstractmethod
     def fall(self) -> None:
-        """From any thread: the ring is broken, or this rank never had one."""
+        """Take over from a ring that is broken, or that this rank never had. Callable from any thread."""
 
     @abstractmethod
     def close(self) -> None:

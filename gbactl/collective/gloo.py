@@ -1,12 +1,12 @@
-"""The all-reduce on torch.distributed (Gloo): the second implementation, which needs no build.
+"""All-reduce on torch.distributed (Gloo), the alternative to Horovod that needs no build.
 
-Cost: one ring all-reduce per bucket, run by torch's own threads, no polling cycle. The ranks find each
-other through a file in the run's private directory, never through a port that anyone can reach.
+Cost: one ring all-reduce per bucket, run by torch's own threads, no polling cycle. The ranks find each other through a
+file in the run's private directory, never through a port that anyone can reach.
 
-A connection that breaks while a thread of Gloo's writes to it does not end the process (Horovod's Gloo included). Its
-event loop lets the exception out that it has already given to all who wait for that connection (Gloo's issue 168), and
-C++ ends a process for that: so ended three of thirteen workers whose host's connections were reset. Here that thread
-stands still instead, and the worker gets the error. Costs nothing until then.
+A connection that breaks while a thread of Gloo's writes to it does not end the process (this covers Horovod's Gloo).
+Gloo's event loop rethrows the exception that it has already passed to all who wait for that connection (Gloo's issue
+168), and C++ ends a process for that: it ended three of thirteen workers whose host's connections were reset. Here that
+thread blocks for ever instead, and the worker gets the error. Costs nothing until then.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncount
 from gbactl.collective.rendezvous_base import Meeting, interface_of
 from gbactl.errors import ClusterError
 
-PATIENCE = datetime.timedelta(seconds=1)  # how often a wait looks whether it was given up
-STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a dead peer is noticed at once
+PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
+STEP_TIMEOUT = datetime.timedelta(hours=1)  # a straggler is no failure; a failed peer is noticed at once
 _HANDLER = ctypes.CFUNCTYPE(None)
-_kept: list[Any] = []  # what C++ points to must stay
+_kept: list[Any] = []  # keeps alive what C++ points to
 log = logging.getLogger(__name__)
 
 
 class GlooRendezvous(Meeting):
-    """A store file with a random name in the run directory (0700), and a per-run key inside it."""
+    """Rendezvous by a store file with a random name in the run directory (0700), and a per-run key inside it."""
 
     def __init__(self, size: int, bind: str, run_dir: Path, timeout: float) -> None:
         self.size, self.timeout = size, timeout
@@ -41,7 +41,7 @@ class GlooRendezvous(Meeting):
         self.secret = secrets.token_hex(16)
         folder = run_dir / "rendezvous"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in folder.glob("gloo-*"):  # by a launcher that was killed; the directory is this one's alone
+        for left in folder.glob("gloo-*"):  # left by a launcher that was killed; no other one uses this directory
             left.unlink()
         self.path = folder / f"gloo-{secrets.token_hex(4)}"
 
@@ -71,7 +71,9 @@ class _Handle:
 
 
 class GlooCollective:
-    """The default process group of this process. One instance a process. `item`: bytes of a value on the wire."""
+    """Rank of a Gloo group (torch's default process group), one instance a process.
+
+    `item`: bytes of a value on the wire."""
 
     def __init__(self, environment: Mapping[str, str], item: int = 4) -> None:
         import torch.distributed as dist
@@ -99,7 +101,7 @@ class GlooCollective:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """See falling.Ring."""
+        """See Ring.abandon."""
         self._abandoned = True
 
     def start(self, name: str, buffer: Any) -> _Handle:
@@ -131,13 +133,13 @@ class GlooCollective:
 
 
 class _TypeInfo(ctypes.Structure):
-    """std::type_info, as every compiler on Linux lays it out."""
+    """Layout of std::type_info, the same for every compiler on Linux."""
 
     _fields_ = (("methods", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
 def outlive() -> None:
-    """From now on, in this process. Without C++'s library, where nothing could break, it does nothing."""
+    """Install the handler that keeps this process alive when a Gloo thread throws; no effect without libstdc++."""
     if _kept:
         return
     try:
@@ -153,7 +155,7 @@ def outlive() -> None:
 
 
 def _ended(current: Callable[[], Any], usual: Callable[[], None]) -> None:
-    """A thread has let an exception out, or something worse."""
+    """Handle an uncaught C++ exception: block a Gloo thread for ever, end the process for any other."""
     thrown = current()
     name = thrown.contents.name.decode() if thrown else ""
     if "4gloo" in name and threading.get_ident() != threading.main_thread().ident:

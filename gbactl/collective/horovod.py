@@ -1,9 +1,9 @@
-"""The all-reduce on Horovod (Gloo operations over TCP between the ranks).
+"""All-reduce on Horovod (Gloo operations over TCP between the ranks).
 
-Horovod is told not to fuse (HOROVOD_FUSION_THRESHOLD=0): fusion groups whatever happens to be ready, so
-it would change the order of sums from run to run. Cost: a background thread wakes every cycle, so a
-bucket waits on average half a cycle to be noticed, and a short cycle steals the cores from the compute.
-The environment comes from HorovodRendezvous.environment(); see rendezvous.py.
+Horovod is told not to fuse (HOROVOD_FUSION_THRESHOLD=0): fusion groups whatever happens to be ready, so it would change
+the order of sums from run to run. Cost: a background thread wakes every cycle, so a bucket waits on average half a
+cycle to be noticed, and a short cycle steals the cores from the compute. The environment comes from
+HorovodRendezvous.environment(); see rendezvous.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gbactl.collective.gloo import outlive
 from gbactl.errors import ClusterError, MissingDependencyError
 
 POLL_SECONDS = 1e-4
-PATIENCE_SECONDS = 1.0  # what a wait may still take when somebody is gone
+PATIENCE_SECONDS = 1.0  # limit of a wait once a rank has failed
 FIRST_SLEEP, ADAPTING, LONGEST_USUAL = 0.75, 0.1, 0.02
 HOW_TO_GET_IT = (
     "collective=horovod needs Horovod, which cannot be imported here ({reason}); type `make install` in a "
@@ -27,18 +27,18 @@ HOW_TO_GET_IT = (
 
 
 def missing(reason: BaseException | str) -> MissingDependencyError:
-    """The one sentence for a machine without Horovod."""
+    """Build the error for a machine without Horovod."""
     first = (str(reason).splitlines() or [type(reason).__name__])[0]
     return MissingDependencyError(HOW_TO_GET_IT.format(reason=first.rstrip(".")))
 
 
 def import_horovod() -> Any:
-    """horovod.torch. Raises MissingDependencyError, also for a build against another torch."""
+    """Import horovod.torch. Raises MissingDependencyError, also for a build against another torch."""
     try:
         import horovod.torch as hvd
-    except Exception as error:  # a wheel built for another torch raises all kinds of things
+    except Exception as error:  # a wheel built for another torch raises many types of errors
         raise missing(error) from error
-    if not hasattr(hvd, "init"):  # it swallows the failure and goes on without its library
+    if not hasattr(hvd, "init"):  # it ignores the failure and continues without its library
         raise missing("its compiled part is missing")
     return hvd
 
@@ -52,7 +52,7 @@ class _Handle:
 
 
 class HorovodCollective:
-    """One Horovod process = one rank. One instance a process. `item`: bytes of a value on the wire, 4 or 2 (fp16)."""
+    """Rank of a Horovod group, one instance a process. `item`: bytes of a value on the wire, 4 or 2 (fp16)."""
 
     def __init__(self, item: int = 4) -> None:
         self._handed, self._hvd = Handed(item), import_horovod()
@@ -69,7 +69,7 @@ class HorovodCollective:
         self._usual: dict[str, float] = {}
 
     def abandon(self) -> None:
-        """See falling.Ring."""
+        """See Ring.abandon."""
         self._abandoned = time.monotonic()
 
     def start(self, name: str, buffer: Any) -> _Handle:
@@ -82,8 +82,10 @@ class HorovodCollective:
         return _Handle(name, number, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait. Sleeps most of the usual time, then polls: Horovod's own wait sleeps a whole
-        millisecond at a time, and polling all the while takes the core from those who sum."""
+        """See Collective.wait. Sleeps for most of the usual time, then polls.
+
+        Horovod's own wait sleeps a whole millisecond at a time, and continuous polling takes the core from the ranks
+        that sum."""
         began = time.perf_counter()
         try:
             if not self._hvd.poll(handle.number):
@@ -100,7 +102,7 @@ class HorovodCollective:
         self.moved(ring_share(handle.tensor.numel(), self.size, self.rank, self._handed.item), False)
 
     def _note(self, name: str, seconds: float) -> None:
-        """How long a wait takes, on the whole; one that a straggler made long counts as the longest usual one."""
+        """Update the average duration of a wait; one that a straggler prolonged counts as LONGEST_USUAL."""
         usual = self._usual.get(name, 0.0)
         self._usual[name] = usual + ADAPTING * (min(seconds, LONGEST_USUAL) - usual)
 

@@ -1,4 +1,4 @@
-"""The in-memory twin: threads of one process, sums in rank order. For tests and the virtual backend.
+"""In-memory collective: ranks are threads of one process, sums are in rank order. For tests and virtual clusters.
 
 Costs one copy of each buffer and a condition variable; no sockets, no torch.
 """
@@ -15,7 +15,7 @@ from gbactl.collective.base import Moved, Vector, as_array, ring_share, sum_in_r
 from gbactl.collective.fault_tolerant import InterruptedSum, Surviving
 from gbactl.errors import ClusterError
 
-KEPT_ROUNDS = 16  # of those that are dealt: nobody is so far behind
+KEPT_ROUNDS = 16  # dealt rounds that are kept: no rank is so far behind
 
 
 @dataclass
@@ -34,7 +34,9 @@ class _Handle:
 
 
 class MemoryGroup:
-    """What the ranks share. `member(rank)` is that rank's Collective; `item`: bytes that a value counts."""
+    """Shared state of an in-memory group of ranks.
+
+    `member(rank)` is that rank's Collective; `item`: bytes counted for a value."""
 
     def __init__(self, size: int, timeout: float = 30.0, item: int = 4) -> None:
         self.size, self.item = size, item
@@ -45,11 +47,11 @@ class MemoryGroup:
         self.gone: set[int] = set()
 
     def member(self, rank: int) -> MemoryCollective:
-        """The collective of one rank, to be used from one thread."""
+        """Return the collective of one rank, to be used from one thread."""
         return MemoryCollective(self, rank)
 
     def put(self, key: tuple[str, int], rank: int, part: Vector) -> None:
-        """File one rank's part; the last one to arrive sums all of them in rank order."""
+        """Store one rank's summand; the last one to arrive sums all of them in rank order."""
         with self.changed:
             if self.lengths.setdefault(key[0], len(part)) != len(part):
                 raise ValueError(f"{key[0]} has {self.lengths[key[0]]} floats in this group, not {len(part)}")
@@ -60,7 +62,7 @@ class MemoryGroup:
                 self.changed.notify_all()
 
     def take(self, key: tuple[str, int], out: Vector) -> None:
-        """Copy the sum out, waiting for the parts that miss. Raises ClusterError."""
+        """Wait for all summands and copy the sum out. Raises ClusterError where one is missing."""
         deadline = time.monotonic() + self.timeout
         with self.changed:
             entry = self.rounds[key]
@@ -76,13 +78,13 @@ class MemoryGroup:
                 del self.rounds[key]
 
     def fill(self, key: tuple[str, int], part: int, vector: Vector) -> None:
-        """File a part of a round, whoever's it is."""
+        """Store a summand of a round, whichever rank computed it."""
         with self.changed:
             self.rounds.setdefault(key, _Round()).parts[part] = vector
             self.changed.notify_all()
 
     def gather(self, key: tuple[str, int], parts: int, out: Vector, wanted: Callable[[], bool]) -> None:
-        """Sum a round's parts into `out` when all are there. Raises InterruptedSum, ClusterError."""
+        """Sum a round's summands into `out` when all are there. Raises InterruptedSum, ClusterError."""
         deadline = time.monotonic() + self.timeout
         with self.changed:
             entry = self.rounds.setdefault(key, _Round())
@@ -96,7 +98,9 @@ class MemoryGroup:
             self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
 
     def meet(self, key: tuple[str, int], out: Vector, absent: set[int]) -> None:
-        """Copy out the sum over those who live, and over those of the dead whose part is there. Raises ClusterError."""
+        """Wait for the live ranks and copy out their sum, with summands that failed ranks had given.
+
+        Raises ClusterError."""
         deadline = time.monotonic() + self.timeout
         with self.changed:
             entry = self.rounds.setdefault(key, _Round())
@@ -111,19 +115,19 @@ class MemoryGroup:
             self.rounds.pop((key[0], key[1] - KEPT_ROUNDS), None)
 
     def back(self, rank: int) -> None:
-        """Another one is there in the place of one that had left."""
+        """Mark a rank as present again after its replacement has joined."""
         with self.changed:
             self.gone.discard(rank)
 
     def leave(self, rank: int) -> None:
-        """Tell those who wait that `rank` will not come."""
+        """Mark a rank as gone and wake the waiting ranks."""
         with self.changed:
             self.gone.add(rank)
             self.changed.notify_all()
 
 
 class MemoryCollective(Surviving):
-    """One rank of a MemoryGroup, which counts what a ring of those who live would send."""
+    """One rank of a MemoryGroup. It counts the bytes that a ring of the live ranks would send."""
 
     def __init__(self, group: MemoryGroup, rank: int) -> None:
         self.group, self.rank, self.size = group, rank, group.size
@@ -136,25 +140,25 @@ class MemoryCollective(Surviving):
         self._spares = False
 
     def without_the_dead(self) -> None:
-        """See Surviving."""
+        """See Surviving.without_the_dead."""
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving."""
+        """See Surviving.deal."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving; nothing is ever overwritten here."""
+        """See Surviving.leave_out; no memory is ever overwritten here."""
         self._absent.add(rank)
         self.interrupt()
 
     def interrupt(self) -> None:
-        """See Surviving."""
+        """See Surviving.interrupt."""
         with self.group.changed:
             self.group.changed.notify_all()
 
     def renew(self, generation: int) -> None:
-        """See Surviving."""
+        """See Surviving.renew."""
         self._generation, self._dealt, self._spares = generation, None, False
         self._absent.clear()
         self._rounds.clear()

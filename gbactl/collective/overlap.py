@@ -1,8 +1,8 @@
-"""Summing a gradient while the backward pass still computes the rest of it.
+"""Overlap of a gradient's all-reduce with the backward pass that computes it.
 
-A bucket is started as soon as its last parameter has its gradient and every bucket behind it is started: the
-order of starts is fixed, whatever the order in which gradients come, so all ranks agree. Costs a few
-microseconds a parameter.
+A bucket is started as soon as its last parameter has its gradient and every bucket behind it is started. The order of
+starts is fixed, whatever the order in which gradients are computed, so that all ranks agree. Costs a few microseconds a
+parameter.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gbactl.kernels.halves import Codec, round_here
 
 
 class Filling:
-    """One float32[edges[-1]] vector that is filled parameter by parameter, once a step.
+    """Gradient vector whose buckets are summed over ranks while a backward pass fills it.
 
-    `spans`: each parameter's (low, high) in the vector; none of them crosses an edge of a bucket. `codec`: what is
-    summed is rounded before and after, as values of two bytes are on their way.
-    """
+    It has float32[edges[-1]] and is filled parameter by parameter, once a step. `spans`: each parameter's (low, high)
+    in the vector; none of them crosses an edge of a bucket. `codec`: rounds the summands and the sums, as values of two
+    bytes on the wire would be."""
 
     def __init__(
         self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]],
@@ -31,24 +31,24 @@ class Filling:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is filled."""
+        """Start a new step, with no parameter filled."""
         self._missing = list(self._parameters)
         self._next = len(self.buckets) - 1
         self._started: list[tuple[Any, Any]] = []
 
     def filled(self, parameter: int) -> None:
-        """Parameter number `parameter` has its gradient: start what may be started."""
+        """Note that a parameter's gradient is computed, and start the sums of complete buckets."""
         self._missing[self._bucket[parameter]] -= 1
         while self._next >= 0 and self._missing[self._next] <= 0:
             self._start()
 
     def flush(self) -> None:
-        """Everything is filled: start what is left, without waiting."""
+        """Start the sums of all remaining buckets, without waiting."""
         while self._next >= 0:
             self._start()
 
     def wait(self) -> None:
-        """Block until the vector holds the sums; then nothing is filled."""
+        """Block until the vector holds the sums over ranks; then start a new step."""
         self.flush()
         try:
             for handle, piece in self._started:
@@ -65,7 +65,7 @@ class Filling:
 
 
 def _bucket_of(buckets: Buckets, low: int, high: int) -> int:
-    """The bucket that holds [low, high). Raises ValueError if none does."""
+    """Return the index of the bucket that holds [low, high). Raises ValueError if none does."""
     for bucket, (begin, end) in enumerate(zip(buckets.edges, buckets.edges[1:], strict=False)):
         if begin <= low and high <= end:
             return bucket

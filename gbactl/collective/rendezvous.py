@@ -1,16 +1,16 @@
-"""Where the ranks find each other: the launcher's side of a collective.
+"""Rendezvous of Horovod's ranks, run by the launcher, behind a per-run secret.
 
-Horovod's own RendezvousServer binds every interface and answers anyone. This one binds ONE address
-(loopback by default) and answers only requests whose path starts with the run's secret; all others get
-403, are counted and touch nothing. Horovod's C++ client builds its URL as
-`http://$HOROVOD_GLOO_RENDEZVOUS_ADDR:$PORT/scope/key` and splits host, port and path at the first `/`, so
-an address of `127.0.0.1:4711/SECRET` makes it ask for `/SECRET:4711/scope/key` of port 4711: that is how
-the secret travels. What remains: the ring itself (Gloo over TCP) is neither authenticated nor encrypted;
-it listens on the interface of the bind address, loopback unless told otherwise (its first rings do; the one of the
-process set, which sums, does not know HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to),
-and a stranger would have to guess an ephemeral port and win a race; the secret is readable by the same user in /proc.
-Cost: one thread in the launcher, idle after the ring has formed, and one for every visitor, of whom there is a bounded
-number (`Visitors`).
+Horovod's own RendezvousServer binds every interface and answers anyone. This one binds ONE address (loopback by
+default) and answers only requests whose path starts with the run's secret; all others get 403, are counted and change
+nothing. Horovod's C++ client builds its URL as `http://$HOROVOD_GLOO_RENDEZVOUS_ADDR:$PORT/scope/key` and splits host,
+port and path at the first `/`, so an address of `127.0.0.1:4711/SECRET` makes it ask for `/SECRET:4711/scope/key` of
+port 4711: that is how the secret travels.
+
+Remaining risks: the ring itself (Gloo over TCP) is neither authenticated nor encrypted. It listens on the interface of
+the bind address, loopback unless told otherwise. Its first rings do; the one of the process set, which sums, ignores
+HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to. An attacker would have to guess an
+ephemeral port and win a race. The secret is readable by the same user in /proc. Cost: one thread in the launcher, idle
+after the ring has formed, and one for every open request, of which there is a bounded number (`Visitors`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from gbactl.errors import ClusterError, ConfigError
 
 MAX_BODY = 1 << 20
 MOST_VISITORS = 128
-VISIT_SECONDS = 10.0  # for one request, however slowly it is written
+VISIT_SECONDS = 10.0  # limit of one request, however slowly it is written
 
 
 def require_own_name() -> None:
-    """Raise ConfigError where this machine's own name has no address: the ring that sums would listen there, and its
-    process would die without a word."""
+    """Raise ConfigError where this machine's own name has no address.
+
+    The ring that sums would listen there, and its process would end without a message."""
     if not address_of_own_name():
         name = socket.gethostname()
         raise ConfigError(
@@ -46,12 +47,12 @@ def require_own_name() -> None:
 
 
 def here(size: int, interface: str) -> list[Seat]:
-    """One host: every rank is a local rank."""
+    """Return the seats of ranks on one host, where every rank is a local rank."""
     return [Seat("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
 
 
 def _handler(secret: str, refuse: Any) -> Any:
-    """A request handler class for one secret."""
+    """Create a request handler class for one secret."""
     from horovod.runner.http.http_server import RendezvousHandler
 
     class Handler(RendezvousHandler):  # type: ignore[misc]
@@ -87,12 +88,12 @@ def _handler(secret: str, refuse: Any) -> Any:
 
 
 def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
-    """Horovod's HTTP server on one address and a port the kernel chooses, for a bounded number of visitors."""
+    """Create Horovod's HTTP server on one address and a free port, for a bounded number of open requests."""
     from horovod.runner.http.http_server import RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
         daemon_threads = True
-        request_queue_size = 128  # the base class has 5: in a crowd ranks would wait for seconds
+        request_queue_size = 128  # the base class has 5, with which many ranks would wait for seconds
 
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang
@@ -109,7 +110,7 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
             visitors.tend()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Who goes in the middle of a word is no failure of ours; the base class prints its stack."""
+            """Ignore a client that disconnects during a request; the base class would print a stack trace."""
 
     try:
         return Server((bind, 0), handler, 0)
@@ -119,8 +120,9 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
 
 
 class HorovodRendezvous(Meeting):
-    """Horovod's RendezvousServer on one address, behind a per-run secret. `seats`: rank -> where it sits; None: all on
-    this host."""
+    """Rendezvous of Horovod's ranks: its RendezvousServer on one address, behind a per-run secret.
+
+    `seats`: rank -> seat; None: all on this host."""
 
     def __init__(
         self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[Seat] | None = None
@@ -181,38 +183,37 @@ class HorovodRendezvous(Meeting):
 
 
 class Visitors:
-    """Connections that are being answered. Where one more comes, whoever has been here longest goes. `refuse` is called
-    for everybody who is sent away."""
+    """Limit on open requests to the rendezvous: one more closes the oldest. `refuse` is called for each closed one."""
 
     def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
         self.most, self.seconds, self._refuse = most, seconds, refuse
         self._lock = threading.Lock()
-        self._here: dict[socket.socket, float] = {}  # until when, in the order in which they came
+        self._here: dict[socket.socket, float] = {}  # deadlines, in order of arrival
 
     def __len__(self) -> int:
         return len(self._here)
 
     def comes(self, visitor: socket.socket) -> None:
-        """Somebody has connected."""
+        """Register a new connection; at the limit, close the oldest."""
         with self._lock:
             if len(self._here) >= self.most:
                 self._send_away(next(iter(self._here)))
             self._here[visitor] = time.monotonic() + self.seconds
 
     def leaves(self, visitor: socket.socket) -> None:
-        """The answer has been given."""
+        """Unregister a connection that was answered."""
         with self._lock:
             self._here.pop(visitor, None)
 
     def tend(self) -> None:
-        """Whose time is over goes."""
+        """Close connections whose deadline has passed."""
         now = time.monotonic()
         with self._lock:
             for visitor in [visitor for visitor, until in self._here.items() if until <= now]:
                 self._send_away(visitor)
 
     def _send_away(self, visitor: socket.socket) -> None:
-        """Its thread finds the connection at its end, and ends."""
+        """Shut a connection down, so that its thread reads the end and returns."""
         del self._here[visitor]
         self._refuse()
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What every rendezvous offers the launcher, and this machine's interfaces and addresses."""
+"""Base of the launcher's rendezvous, and this machine's interfaces and addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a rank sits, as Horovod's launcher counts (its SlotInfo), and the network interface of its host."""
+    """Host and local rank of a rank, as in Horovod's SlotInfo, and the network interface of its host."""
 
     hostname: str
     local_rank: int
@@ -28,20 +28,20 @@ class Seat:
 
 
 class Meeting:
-    """The launcher's handle on a group that forms: one environment per rank, a count of refusals."""
+    """Launcher's rendezvous for a group of ranks: one environment per rank, a count of rejected requests."""
 
     refused = 0
 
     def turned_away(self) -> int:
-        """How many were refused so far."""
+        """Return the number of requests that the rendezvous has rejected so far."""
         return self.refused
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What the process of `rank` needs in its environment before it starts."""
+        """Return the environment variables that the process of `rank` needs at its start."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop answering and release what is held. Idempotent."""
+        """Stop answering ranks and release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class Meeting:
 
 
 def _address(name: str) -> str:
-    """The IPv4 address of an interface, or '' when it has none (Linux)."""
+    """Return the IPv4 address of an interface, or "" when it has none (Linux)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -61,8 +61,7 @@ def _address(name: str) -> str:
 
 
 def address_of_own_name() -> str:
-    """What this machine's name means to itself, as Gloo finds it: the first of its addresses that can be bound; ""
-    where there is none."""
+    """Resolve this machine's own name as Gloo does: the first of its addresses that can be bound, or ""."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -72,7 +71,7 @@ def address_of_own_name() -> str:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that carries the IPv4 `address`. Raises ClusterError."""
+    """Return the network interface that has the IPv4 `address`. Raises ClusterError."""
     for _, name in socket.if_nameindex():
         if _address(name) == address:
             return name

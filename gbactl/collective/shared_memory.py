@@ -1,14 +1,13 @@
-"""An all-reduce in shared memory, for ranks on one host: each adds the others' vectors up itself, in rank order.
+"""All-reduce in shared memory for ranks on one host: each rank sums all vectors itself, in rank order.
 
-Cost per bucket: one copy in, `size` reads of the vector, one futex barrier; no polling, no background
-thread, nothing that steals a core from the compute. Memory: 2 x size x n floats per bucket name, twice
-because a rank that is a round ahead must not overwrite what a slower one still reads. Every rank
-computes ((x0 + x1) + x2) + ..., so all ranks and all runs get the same bits.
+Cost per bucket: one copy in, `size` reads of the vector, one futex barrier; no polling, no background thread, nothing
+that takes a core from the compute. Memory: 2 x size x n floats per bucket name, twice because a rank that is a round
+ahead must not overwrite what a slower one still reads. Every rank computes ((x0 + x1) + x2) + ..., so all ranks and all
+runs get the same bits.
 
-A bucket's file is unlinked as soon as every rank has mapped it, and the folder with the last one: whatever dies, the
-memory is released and no name is left.
-Linux only (futex through libc). A counter has one writer at a time and is an aligned 32-bit word, published by the
-system call that follows it.
+A bucket's file is unlinked as soon as every rank has mapped it, and the folder with the last one: whichever process
+ends, the memory is released and no name is left. Linux only (futex through libc). A counter has one writer at a time
+and is an aligned 32-bit word, published by the system call that follows it.
 """
 
 from __future__ import annotations
@@ -46,11 +45,14 @@ class _Timespec(ctypes.Structure):
 
 
 _ROOM_SECONDS = 2e-4
-_PATIENCE = _Timespec(0, 200_000_000)  # how often a waiting rank looks whether its peer still lives
+_PATIENCE = _Timespec(0, 200_000_000)  # interval at which a waiting rank checks whether its peer is alive
 
 
 class _Line(ctypes.Structure):
-    """Up to which round the part of this number is written; who the rank of this number is, and up to where it read."""
+    """Counters of one rank and of the summand of the same index, on a cache line of their own.
+
+    `round`: last round of which the summand of this index is written. `pid`: process of the rank of this index. `done`:
+    last round that it has read."""
 
     _fields_ = (
         ("round", ctypes.c_uint32), ("pid", ctypes.c_uint32), ("done", ctypes.c_uint32),
@@ -63,7 +65,7 @@ class _Bucket:
     length: int
     path: Path
     lines: list[Any]
-    slots: tuple[list[Vector], list[Vector]]  # two parities, one slot per part
+    slots: tuple[list[Vector], list[Vector]]  # two parities, one slot per summand
     round: int = 0
     named: bool = True
 
@@ -78,7 +80,7 @@ class _Handle:
 
 
 def available() -> bool:
-    """Whether this machine has what it takes."""
+    """Return whether this machine supports a collective in shared memory (futex and /dev/shm)."""
     return bool(FUTEX) and shared_names.available()
 
 
@@ -93,7 +95,7 @@ def _unusable(why: str) -> ConfigError:
 
 
 def alive(pid: int) -> bool:
-    """Whether process `pid` can still do anything: a zombie cannot."""
+    """Return whether process `pid` is alive; a zombie is not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -104,8 +106,9 @@ def alive(pid: int) -> bool:
 class SharedMemoryCollective(Beneath):
     """One rank of a group on this host. `folder` is private to the group and starts out empty.
 
-    Where parts are dealt a rank that dies breaks nothing: what it had put in counts, the rest others put in. Without
-    the dead the rest is missing: a process that is gone writes no more, so all ranks find the same part missing."""
+    With dealt summands, a failed rank breaks nothing: the summands that it had given count, other ranks give the rest.
+    With own summands the rest is missing: a process that has ended writes no more, so that all ranks see the same ones
+    missing."""
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self.folder, self.rank, self.size = folder, rank, size
@@ -119,26 +122,26 @@ class SharedMemoryCollective(Beneath):
         self._held: int | None = None
 
     def without_the_dead(self) -> None:
-        """See Surviving."""
+        """See Surviving.without_the_dead."""
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving."""
+        """See Surviving.deal."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving."""
+        """See Surviving.leave_out."""
         self._absent.add(rank)
         self.interrupt()
 
     def interrupt(self) -> None:
-        """See Surviving."""
+        """See Surviving.interrupt."""
         for bucket in list(self._buckets.values()):
             for line in bucket.lines:
                 _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
 
     def renew(self, generation: int) -> None:
-        """See Surviving."""
+        """See Surviving.renew."""
         self._buckets.clear()
         self._absent.clear()
         self._dealt, self._spares = None, False
@@ -162,7 +165,7 @@ class SharedMemoryCollective(Beneath):
         return _Handle(name, bucket, number, array, parts)
 
     def _make_room(self, bucket: _Bucket, number: int) -> None:
-        """A slot is free once everybody who lives has read what was in it two rounds before."""
+        """Wait until every live rank has read the summand that is to be overwritten, of two rounds before."""
         for rank, line in enumerate(bucket.lines):
             while line.done + 2 < number and rank not in self._absent and (not line.pid or alive(line.pid)):
                 time.sleep(_ROOM_SECONDS)
@@ -171,7 +174,7 @@ class SharedMemoryCollective(Beneath):
         """See Collective.wait."""
         slots = handle.bucket.slots[handle.round & 1]
         parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
-        first, second = next(parts), next(parts, None)  # one's own is always there
+        first, second = next(parts), next(parts, None)  # this rank's own is always there
         if second is None:
             np.copyto(handle.buffer, first)
         else:
@@ -181,17 +184,17 @@ class SharedMemoryCollective(Beneath):
         self.passed(handle)
 
     def fall(self) -> None:
-        """See Beneath: whatever was put in is there."""
+        """See Beneath.fall: nothing to do, as the summands are already in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """This rank has the round's sum, and will read nothing of it any more."""
+        """See Beneath.passed: this rank has the round's sum, and will not read its slots again."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
         return True
 
     def _forget_name(self, bucket: _Bucket) -> None:
-        """Unlink a bucket's file once everyone has it mapped."""
+        """Unlink a bucket's file once every rank has mapped it."""
         if all(line.pid or rank in self._absent for rank, line in enumerate(bucket.lines)):
             bucket.path.unlink(missing_ok=True)
             bucket.named = False
@@ -200,7 +203,7 @@ class SharedMemoryCollective(Beneath):
                 self._root.rmdir()
 
     def _await(self, handle: _Handle, part: int) -> bool:
-        """Wait for a part. False where it will never come."""
+        """Wait for a summand of a round; returns False where it will never come."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
             slept = _libc.syscall(
@@ -219,13 +222,15 @@ class SharedMemoryCollective(Beneath):
         return True
 
     def _gone(self, rank: int, line: Any, slept: bool) -> bool:
-        """Whether a rank can write no more: its process has ended, or it was given up before it wrote anything."""
+        """Return whether a rank can write no more: its process has ended, or it was given up before its first write."""
         if not line.pid:
             return self._spares and rank in self._absent
         return slept and not alive(line.pid)
 
     def _open(self, name: str, length: int) -> _Bucket:
-        """Map the bucket's file, making it if this rank is first. Same name, same length on every rank."""
+        """Map the shared-memory file of a bucket, creating it if this rank is first.
+
+        Same name, same length on every rank."""
         path = self.folder / f"{len(self._buckets)}-{length}"
         stride = -(-length * 4 // LINE) * LINE
         handle = self._create(path)
@@ -249,9 +254,9 @@ class SharedMemoryCollective(Beneath):
         return self._buckets.setdefault(name, bucket)
 
     def _create(self, path: Path) -> int:
-        """Open a bucket's file. Raises ClusterError where it is somebody else's."""
+        """Open the shared-memory file of a bucket. Raises ClusterError where it belongs to another user."""
         while True:
-            with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped took the folder away
+            with contextlib.suppress(FileNotFoundError):  # a rank that saw all buckets mapped has removed the folder
                 self._root.mkdir(mode=0o700, exist_ok=True)
                 self._hold()
                 self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -263,13 +268,13 @@ class SharedMemoryCollective(Beneath):
         return handle
 
     def _hold(self) -> None:
-        """Keep sweeps from the folder as it is now. Raises FileNotFoundError where it is gone again."""
+        """Protect the group's folder from clean-ups. Raises FileNotFoundError where it was removed again."""
         held, self._held = self._held, shared_names.held(self._root)
         if held is not None:
             os.close(held)
 
     def close(self) -> None:
-        """See Collective.close. The memory goes with the last view of it."""
+        """See Collective.close. The memory is freed with the last view of it."""
         self._buckets.clear()
         held, self._held = self._held, None
         if held is not None:
@@ -277,7 +282,7 @@ class SharedMemoryCollective(Beneath):
 
 
 class SharedMemoryMeeting(Meeting):
-    """A private folder in shared memory; the ranks remove it as soon as all have what is in it, else close() does."""
+    """Rendezvous by a private folder in shared memory; removed once all ranks have mapped its files, or by close()."""
 
     def __init__(self, size: int) -> None:
         require_available()

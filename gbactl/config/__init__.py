@@ -1,4 +1,4 @@
-"""The typed schema of a run's configuration, and the rules between its fields.
+"""Typed schema of a run's configuration, and the rules between its fields.
 
 Only the launcher composes and checks; every other process reads the resolved result.
 """

@@ -1,4 +1,4 @@
-"""Plain containers into the typed schema; the error that every rule of the configuration ends in."""
+"""Conversion of plain containers to the typed schema, and the error of the configuration's rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def require(ok: bool, message: str) -> None:
 
 @contextlib.contextmanager
 def naming(where: str) -> Iterator[None]:
-    """An error within is that of `where`, an entry of the switch schedule or the like, and is told with its name."""
+    """Prefix configuration errors inside this context with `where`, such as an entry of the switch schedule."""
     try:
         yield
     except ConfigError as error:
@@ -27,7 +27,9 @@ def naming(where: str) -> Iterator[None]:
 
 
 def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
-    """A dataclass from a group's keys, checked by type and bounds. Raises ConfigError that names the key by `path`."""
+    """Build a dataclass from a group's keys, checked by type and bounds.
+
+    Raises ConfigError that names the key by `path`."""
     known = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(known))
     where = path.rstrip(".") or "The configuration"
@@ -44,7 +46,7 @@ def build(cls: type[Any], values: dict[str, Any], path: str) -> Any:
 
 
 def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a mode or a place, `kind` being its group, with those of its own gathered under `options`."""
+    """Gather the keys of a mode or a place that its group `kind` does not have under `options`."""
     common = {f.name for f in dataclasses.fields(kind)} - {"options"}
     own = {key: value for key, value in values.items() if key not in common}
     return {**{key: value for key, value in values.items() if key in common}, "options": own}

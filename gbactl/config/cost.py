@@ -1,4 +1,4 @@
-"""What a virtual cluster is made of and what its work costs: the configuration group `cost`, flat and plain.
+"""Configuration group `cost`: the hardware of a virtual cluster and the costs of its work.
 
 Times are microseconds (`_us`) or nanoseconds (`_ns`) of a core, bandwidths Gbit/s. The defaults are
 conf/cost/laptop.yaml.
@@ -21,7 +21,7 @@ Factor = Annotated[float, Within(at_least=1e-3, at_most=1e6)]
 
 @dataclass
 class CostConfig:
-    """Hosts, computing, serving, sending; conf/cost/laptop.yaml says what each key means."""
+    """Costs of hosts, computing, serving and sending; conf/cost/laptop.yaml explains each key."""
 
     name: str = "laptop"
     cores: Processes = 4
@@ -53,7 +53,7 @@ class CostConfig:
     restart_us: Time = 3_000_000.0
 
     def check(self) -> None:
-        """Raises ConfigError, with the key to type, on values that cannot work."""
+        """Raise ConfigError, with the key to type, for invalid values."""
         for key, known in (("servers_on", SERVERS_ON), ("spread", SPREADS)):
             if getattr(self, key) not in known:
                 raise ConfigError(f"cost.{key}={getattr(self, key)} cannot be; type one of: {', '.join(known)}.")

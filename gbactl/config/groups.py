@@ -1,6 +1,6 @@
-"""Groups of a run's configuration, as conf/ has them.
+"""Groups of a run's configuration, as in conf/.
 
-The group of a part that takes it whole stands beside that part: faults/plan.py, checkpoint/plan.py,
+A group that one module uses as a whole is defined beside that module: faults/plan.py, checkpoint/plan.py,
 models/options.py, store/schedule.py.
 """
 
@@ -15,7 +15,9 @@ from gbactl.typed import Count, Interval, Natural, Processes, Seconds, ShareBelo
 
 @dataclass
 class ModeConfig:
-    """How gradients meet parameters. `options` are the mode's own keys; in files they stand beside the others."""
+    """Mode: the rule by which gradients are applied.
+
+    `options` are the mode's own keys; in files they stand beside the others."""
 
     name: str = "sync"
     local_batch: Count | None = None
@@ -26,7 +28,7 @@ class ModeConfig:
 
 @dataclass
 class ClusterConfig:
-    """Processes, where they listen and how they talk. `options` are the place's own keys, as in ModeConfig."""
+    """Processes, their addresses and transport. `options` are the place's own keys, as in ModeConfig."""
 
     name: str = "local"
     workers: Processes = 4
@@ -50,14 +52,13 @@ class ClusterConfig:
 
     @property
     def dense_holders(self) -> int:
-        """Servers, the first ones, that hold a slice of the dense vector; the others hold rows alone."""
+        """Number of servers, the first ones, that hold a slice of the dense vector; the others hold rows alone."""
         return self.servers if self.dense_servers is None else self.dense_servers
 
 
 @dataclass
 class TransportConfig:
-    """What is done to what processes send each other: TLS around TCP (wire/tls.py), and how values travel
-    (wire/compression.py)."""
+    """Transport of messages: TLS around TCP (wire/tls.py), and values in two bytes (wire/compression.py)."""
 
     encrypt: bool = False
     wire_dtype: str = "fp32"
@@ -65,7 +66,7 @@ class TransportConfig:
 
 @dataclass
 class CollectiveConfig:
-    """The all-reduce behind `sync`. `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
+    """All-reduce of `sync`. `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
 
     name: str = "horovod"
     cycle_time_ms: Annotated[float, Within(at_least=0.01, at_most=10_000)] | None = None
@@ -74,7 +75,7 @@ class CollectiveConfig:
 
 @dataclass
 class OptimConfig:
-    """One optimizer for dense block and rows; `row_lr` overrides the rate of rows."""
+    """Optimizer of dense parameters and rows; `row_lr` overrides the rate of rows."""
 
     name: str = "adam"
     lr: Annotated[float, Within(above=0, at_most=1e38)] = 1e-3  # a finite fp32
@@ -91,7 +92,7 @@ class OptimConfig:
 
 @dataclass
 class TrainConfig:
-    """What is trained on, for how long, and when it is judged."""
+    """Batches, epochs and evaluation of the training."""
 
     global_batch: Count = 2048
     epochs: Count = 1
@@ -107,7 +108,7 @@ class TrainConfig:
 
 @dataclass
 class TrackingConfig:
-    """MLflow: where, and under which experiment."""
+    """MLflow tracking: the store and the experiment."""
 
     uri: str | None = None
     experiment: str = "gbactl"
@@ -118,13 +119,12 @@ class TrackingConfig:
 
 @dataclass
 class SwitchConfig:
-    """When the run goes on in another mode: by a schedule (none; see switching/schedule.py), or auto (see
-    switching/controller.py for `window` to `minimum_stay`; `every`: seconds between two looks; `changes`: keys of the
-    mode that the run does not begin in).
+    """Switches of the mode: by a schedule (`name` none; see switching/schedule.py), or automatic (auto).
 
-    `modes` are resolved files: of the schedule's modes, or of auto's other one. `prepare`: the modes that the run is
-    started for beside those, servers (all that keep the dense part there) or all.
-    """
+    For auto: `window` to `minimum_stay`, see switching/controller.py; `every`: seconds between two decisions;
+    `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
+    auto's other mode. `prepare`: further modes that the run is started for, servers (all that keep the dense parameters
+    there) or all."""
 
     schedule: list[dict[str, Any]] = field(default_factory=list)
     modes: list[dict[str, Any]] = field(default_factory=list)

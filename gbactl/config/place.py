@@ -1,8 +1,9 @@
-"""Where a run's processes are, as an object that is asked what can be done there; nothing asks for the name.
+"""Interface of a place, where the processes of a run are: local, on several hosts, or simulated.
 
-A place is the constant PLACE of gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name:
-the configuration stands below the engines, and to add one no file here is touched. Such a module imports what starts
-processes when it starts them (see engine/base.py), so that every process may ask.
+A place answers what is possible there, so that no code tests its name. It is the constant PLACE of
+gbactl/engine/NAME.py, beside conf/cluster/NAME.yaml. The module is loaded by its name, as the configuration is a layer
+below the engines; a new place changes no file here. Such a module imports its launching code only when it starts
+processes (see engine/base.py), so that every process can load it.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ ENGINES = "gbactl.engine"
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Keys of conf/cluster/NAME.yaml beside those that all places have. A place with some subclasses this."""
+    """Keys of conf/cluster/NAME.yaml beside those that all places have; a place with such keys subclasses this."""
 
 
 class Place:
-    """Where the processes of a run are; unless a subclass says otherwise, real ones on this host."""
+    """Place of a run's processes: real processes on this host, unless a subclass says otherwise."""
 
     #: its own keys
     Options: ClassVar[type[PlaceOptions]] = PlaceOptions
 
-    #: whether its processes are an operating system's; else they are modelled, in this one, and so is their time
+    #: whether its processes are real; else they and their time are simulated in this process
     real: ClassVar[bool] = True
-    #: whether all of them share this host's memory
+    #: whether all processes share this host's memory
     one_host: ClassVar[bool] = True
 
     @property
     def here(self) -> bool:
-        """Whether its processes are some of this host, whose cores they share."""
+        """Whether its processes run on this host and share its cores."""
         return self.real and self.one_host
 
     @property
     def clock(self) -> str:
-        """What measures a run's seconds."""
+        """Clock of a run's seconds: wall or virtual."""
         return "wall" if self.real else "virtual"
 
     def workers(self, cluster: Mapping[str, Any]) -> int | None:
-        """How many there are where the keys of `cluster` do not say; None where they have to."""
+        """Return the number of workers where `cluster` does not give it; None where it must."""
         return None
 
     def options(self, cluster: ClusterConfig) -> PlaceOptions:
-        """Its own keys. Raises ConfigError for one that it does not have or a bad value."""
+        """Build the place's own keys. Raises ConfigError for an unknown key or a bad value."""
         common, own = ([f.name for f in dataclasses.fields(kind)] for kind in (ClusterConfig, self.Options))
         strange = sorted(set(cluster.options) - set(own))
         keys = [*(key for key in common if key != "options"), *own]
@@ -67,13 +68,13 @@ class Place:
         """Raise ConfigError, with the key to type, on keys that cannot work with so many workers."""
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """OpenMP threads of one worker, where so many threads compute at a time."""
+        """Return the OpenMP threads of one worker, where `computing` threads compute at a time."""
         return cluster.threads or max(1, (os.cpu_count() or 1) // computing)
 
 
 @functools.cache
 def place_of(name: str) -> Place:
-    """The place of a cluster's name. Raises ConfigError that lists the places."""
+    """Return the place of a cluster's name. Raises ConfigError that lists the places."""
     module = f"{ENGINES}.{name}"
     if name.isidentifier() and importlib.util.find_spec(module) is not None:
         found = getattr(importlib.import_module(module), "PLACE", None)

@@ -1,7 +1,7 @@
-"""Which host has which process: decided from the configuration alone. Pure.
+"""Placement of processes on hosts, decided from the configuration alone. Pure.
 
 Workers fill the hosts' slots in the order of `cluster.hosts`, as Horovod's launcher numbers its ranks; servers are
-spread over the hosts in turn, or packed on the first. The coordinator is the launcher's neighbour, never on this list.
+spread over the hosts in turn, or packed on the first. The coordinator runs beside the launcher, never on this list.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _HOST = re.compile(r"(?!-)([\w.-]+):([0-9]{1,4})")  # Horovod's own pattern of a
 
 @dataclass(frozen=True)
 class Host:
-    """A machine as ssh knows it, and how many workers fit on it."""
+    """Machine as ssh names it, and its number of worker slots."""
 
     name: str
     slots: int
 
 
 def hosts_of(given: Sequence[str]) -> tuple[Host, ...]:
-    """`["a:4", "b:2"]` read. Raises ConfigError that says what to type."""
+    """Parse `["a:4", "b:2"]`. Raises ConfigError that says what to type."""
     if not given:
         raise ConfigError("cluster=hosts needs machines; type cluster.hosts='[a:4,b:4]', each with its worker slots.")
     found = []
@@ -43,12 +43,12 @@ def hosts_of(given: Sequence[str]) -> tuple[Host, ...]:
 
 
 def slots(hosts: Sequence[Host]) -> int:
-    """How many workers fit on all."""
+    """Count the worker slots of all hosts."""
     return sum(host.slots for host in hosts)
 
 
 def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SPREAD) -> dict[str, str]:
-    """Process -> host, for W0.. and S0.. in their order. Raises ConfigError where slots do not suffice."""
+    """Return process -> host, for W0.. and S0.. in their order. Raises ConfigError where slots do not suffice."""
     if placement not in PLACEMENTS:
         raise ConfigError(f"cluster.placement={placement} is not known; type one of: {', '.join(PLACEMENTS)}.")
     if workers > slots(hosts):
@@ -64,14 +64,15 @@ def place(hosts: Sequence[Host], workers: int, servers: int, placement: str = SP
 
 
 def most_workers(placed: Mapping[str, str]) -> int:
-    """The most workers that share a host."""
+    """Return the largest number of workers on one host."""
     on = [host for process, host in placed.items() if process[0] == "W"]
     return max((on.count(host) for host in set(on)), default=0)
 
 
 def successor(process: str, placed: Mapping[str, str], hosts: Sequence[Host], live: Collection[str]) -> str | None:
-    """Where the successor of a dead process goes: its own host while that lives, else the live one that is fullest the
-    least by then (processes of its kind to a slot); None where no host lives."""
+    """Choose the host of a failed process's successor: its own host if live, else the least loaded live one, or None.
+
+    Load: processes of its kind, with the successor; for workers, to a slot."""
     if placed[process] in live:
         return placed[process]
 

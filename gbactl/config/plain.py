@@ -1,4 +1,4 @@
-"""A configuration as plain containers, and back."""
+"""Conversion of a configuration to plain containers, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConf
 
 
 def to_dict(cfg: RunConfig) -> dict[str, Any]:
-    """Plain containers, for the resolved file and for MLflow's params."""
+    """Convert to plain containers, for the resolved file and for MLflow's params."""
     values = dataclasses.asdict(cfg)
     for group in WITH_OPTIONS:
         values[group].update(values[group].pop("options"))
@@ -23,7 +23,7 @@ def to_dict(cfg: RunConfig) -> dict[str, Any]:
 
 
 def mode_values(cfg: RunConfig) -> dict[str, Any]:
-    """The mode's keys as in conf/mode/, all of them, and how many workers it has."""
+    """Return all keys of the mode as in conf/mode/, and its number of workers."""
     return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
 
 
@@ -34,7 +34,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 
 
 def _with_options(values: dict[str, Any]) -> dict[str, Any]:
-    """The mode's own keys, and the place's, gathered under `options`."""
+    """Gather the mode's own keys, and the place's, under `options`."""
     found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
     return {**values, **found}
 
@@ -44,7 +44,7 @@ def _is_dict(values: dict[str, Any], group: str) -> bool:
 
 
 def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
-    """As many workers as the place has, where nobody says how many."""
+    """Fill in the place's number of workers where none is given."""
     cluster = values.get("cluster")
     if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
         return values
@@ -53,7 +53,7 @@ def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}."""
+    """Flatten {'a': {'b': 1}} to {'a.b': 1}."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"

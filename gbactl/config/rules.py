@@ -1,5 +1,4 @@
-"""The rules between the fields of a configuration, and what may be asked of a running job, each with the sentence that
-says what to type."""
+"""Rules between fields of a configuration and for requests to a running job, each with a sentence on what to type."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def _check_faults(cfg: RunConfig) -> None:
 
 
 def check_switch(cfg: RunConfig, to: RunConfig) -> None:
-    """Raise ConfigError unless a run of `cfg` can go on as `to`."""
+    """Raise ConfigError unless a run of `cfg` can switch to `to`."""
     _check_mode(to)
     require(
         to.mode.sparse_divisor == cfg.mode.sparse_divisor,
@@ -62,7 +61,9 @@ def check_switch(cfg: RunConfig, to: RunConfig) -> None:
 
 
 def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
-    """The run `cfg`, which is `now`, in the mode whose keys `mode` are. Raises ConfigError where it cannot be."""
+    """Return the configuration of a run after a requested switch. Raises ConfigError where it is invalid.
+
+    `cfg`: the run's configuration; `now`: its current one; `mode`: the keys of the requested mode."""
     if not isinstance(mode, dict):
         raise ConfigError("A switch needs a mode; type --to MODE.")
     to = now.in_mode({str(key): value for key, value in mode.items()})
@@ -71,7 +72,7 @@ def wished(cfg: RunConfig, now: RunConfig, mode: Any) -> RunConfig:
 
 
 def obstacle(cfg: RunConfig, to: RunConfig) -> str:
-    """Why a run that was started as `cfg` cannot go on as `to`; empty if it can."""
+    """Describe why a run that was started as `cfg` cannot switch to `to`; "" if it can."""
     if (to.home == "workers" and to.home not in cfg.homes) or (to.collective_now and not cfg.collects):
         return (
             f"this run was not started for mode={to.mode.name}, whose workers need an all-reduce; type "
@@ -138,7 +139,7 @@ def _check_mode(cfg: RunConfig) -> None:
 
 
 def check_transport(cfg: RunConfig) -> None:
-    """Raise ConfigError where what is asked for does not reach everything that a run sends."""
+    """Raise ConfigError where encryption does not cover everything that a run sends."""
     choice("transport.wire_dtype", cfg.transport.wire_dtype, ("fp32", "fp16", "bf16"))
     ring = cfg.collects and cfg.collective.name in ("horovod", "gloo") and not cfg.place.one_host
     require(

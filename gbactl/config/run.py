@@ -1,4 +1,4 @@
-"""A whole run's configuration and what follows from it."""
+"""Configuration of a whole run, and values derived from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 
 @dataclass
 class RunConfig:
-    """A whole run. `data` stays open: each reader validates its own options."""
+    """Configuration of a whole run. `data` is an open dictionary: each reader validates its own options."""
 
     mode: ModeConfig = field(default_factory=ModeConfig)
     data: dict[str, Any] = field(default_factory=dict)
@@ -55,35 +55,34 @@ class RunConfig:
 
     @property
     def local_batch(self) -> int:
-        """B_a: samples in one worker's gradient (default G / workers)."""
+        """Samples B_a in one worker's gradient (default G / workers)."""
         if self.mode.local_batch is not None:
             return self.mode.local_batch
         return self.train.global_batch // max(1, self.cluster.workers)
 
     @property
     def cycle_time_ms(self) -> float:
-        """How often Horovod's thread looks for work, by default the less often the longer a step takes.
+        """Interval at which Horovod's thread looks for work, by default longer for longer steps.
 
-        A look costs every worker about .9 ms of a core, whether there is work or not, and a sum waits for half a
-        cycle: 3 ms are best for local batches of 512, 12 ms for those of 4,096 (experiments/performance).
-        """
+        A look costs every worker about .9 ms of a core, whether there is work or not, and a sum waits for half a cycle:
+        3 ms are best for local batches of 512, 12 ms for those of 4,096 (experiments/performance)."""
         if self.collective.cycle_time_ms is not None:
             return self.collective.cycle_time_ms
         return CYCLE_MS * max(1.0, min(phase.local_batch for phase in self.possible) / CYCLE_BATCH)
 
     @property
     def gradients_per_step(self) -> int:
-        """M = G / B_a."""
+        """M = G / B_a: number of gradients in one global batch."""
         return self.train.global_batch // self.local_batch
 
     @functools.cached_property
     def entries(self) -> list[Entry]:
-        """The switch schedule. Raises ConfigError that names the entry that is wrong."""
+        """Entries of the switch schedule. Raises ConfigError that names the wrong entry."""
         return entries(self.switch.schedule)
 
     @functools.cached_property
     def phases(self) -> list[RunConfig]:
-        """This configuration, then one for every entry of the switch schedule, in the entry's mode."""
+        """Configurations of the scheduled phases: this one, then one in the mode of each switch schedule entry."""
         files = self.switch.modes if self.entries and self.switch.modes else [{} for _ in self.entries]
         given = [{**file, "name": entry.to, **entry.changes} for entry, file in zip(self.entries, files, strict=True)]
         return [self, *(self._named(number, values) for number, values in enumerate(given))]
@@ -94,7 +93,7 @@ class RunConfig:
 
     @functools.cached_property
     def candidates(self) -> dict[str, RunConfig]:
-        """What switch=auto chooses from, by mode: this configuration, and the other one's; {} without it."""
+        """Configurations that switch=auto chooses from, by mode: this one and the other mode's; {} without it."""
         own = self.mode.name
         if self.switch.name != "auto" or own not in MODES:
             return {}
@@ -106,13 +105,13 @@ class RunConfig:
 
     @property
     def possible(self) -> list[RunConfig]:
-        """Every way in which this run knows from its start that it may train."""
+        """Configurations of all phases that are known at the run's start."""
         return [*self.phases, *(phase for phase in self.candidates.values() if phase is not self)]
 
     def in_mode(self, values: dict[str, Any]) -> RunConfig:
-        """This configuration in another mode, whose keys `values` are, and `workers`, how many train then.
+        """Return this configuration in another mode. Raises ConfigError for a key that the mode does not have.
 
-        Raises ConfigError for a key that the mode does not have."""
+        `values`: the mode's keys and, under `workers`, its number of workers."""
         workers = values.get("workers", self.cluster.workers)
         expect("workers", workers, Processes)
         own = {key: value for key, value in values.items() if key != "workers"}
@@ -122,12 +121,12 @@ class RunConfig:
 
     @property
     def processes(self) -> int:
-        """Workers that are started: as many as the phase with the most of them has."""
+        """Number of workers to start: the largest of any phase."""
         return max(phase.cluster.workers for phase in self.possible)
 
     @property
     def home(self) -> str:
-        """Who holds the dense parameters in this mode: "servers", "workers" or "replicas"."""
+        """Placement of the dense parameters in this mode: "servers", "workers" or "replicas"."""
         return policy_class(self.mode.name).home
 
     @property
@@ -137,27 +136,27 @@ class RunConfig:
 
     @property
     def place(self) -> Place:
-        """Where its processes are. Raises ConfigError for a cluster that is not known."""
+        """Place (engine) that runs its processes. Raises ConfigError for an unknown cluster."""
         return place_of(self.cluster.name)
 
     @property
     def server_returns(self) -> bool:
-        """Whether a server that is lost comes back with what its checkpoint has: only where there are some."""
+        """Whether a failed server is replaced from its checkpoint: only real servers, in a run with checkpoints."""
         return self.checkpoint.name != "none" and self.place.real
 
     @property
     def collects(self) -> bool:
-        """Whether the run is started with an all-reduce: some mode that it may come to needs one."""
+        """Whether the run is started with an all-reduce, as a mode that it may switch to needs one."""
         return self.switch.prepare == "all" or any(phase.collective_now for phase in self.possible)
 
     @property
     def homes(self) -> set[str]:
-        """Who may hold the dense parameters at any time: "servers", where they can always be put, and others."""
+        """Possible placements of the dense parameters: "servers", always possible, and others."""
         more = {"workers"} if self.switch.prepare == "all" else set()
         return {"servers", *more, *(phase.home for phase in self.possible)}
 
     def policy_options(self) -> PolicyOptions:
-        """The options of the mode's policy. Raises ConfigError for a key it does not have or a bad value."""
+        """Build the options of the mode's policy. Raises ConfigError for an unknown key or a bad value."""
         kind = policy_class(self.mode.name).Options
         known = [f.name for f in dataclasses.fields(kind)]
         strange = sorted(set(self.mode.options) - set(known))
@@ -168,12 +167,12 @@ class RunConfig:
         return options
 
     def fault_plan(self) -> FaultPlan:
-        """What is slowed, killed or lost on purpose, and when. Raises ConfigError for a plan that cannot be."""
+        """Build the fault plan. Raises ConfigError for an invalid plan."""
         return FaultPlan(self.faults, self.seed, self.processes, self.cluster.servers)
 
     @property
     def pinned(self) -> bool:
-        """Whether each worker keeps to one core of this host."""
+        """Whether each worker is pinned to one core of this host."""
         return self.place.here and self.cluster.pin == "auto"
 
     @property
@@ -183,5 +182,5 @@ class RunConfig:
 
     @property
     def lanes(self) -> int:
-        """The most compute threads that a worker has in any phase."""
+        """Largest number of compute threads (Hogwild) that a worker has in any phase."""
         return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))

@@ -1,4 +1,4 @@
-"""What the configuration makes of servers and of the memory between them and workers."""
+"""Specification of the servers' shards, and sizes of the shared memory between servers and workers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gbactl.store.spec import ShardSpec
 
 
 def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:
-    """The configured optimizer with one rate and decay."""
+    """Return the configured optimizer with one rate and decay."""
     o = cfg.optim
     return OptimizerSpec(o.name, lr, (o.beta1, o.beta2), o.eps, weight_decay, o.initial_accumulator)
 
 
 def shard_spec(cfg: RunConfig, dataset: Dataset, shard: int) -> ShardSpec:
-    """What a server holds, its dense slice left out."""
+    """Return a server's shard specification, without its dense slice."""
     return spec_of(cfg, dataset.schema.rows, shard)
 
 
 def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
-    """The same for a table of so many rows."""
+    """Return a server's shard specification for a table of `rows` rows."""
     row_lr = cfg.optim.lr if cfg.optim.row_lr is None else cfg.optim.row_lr
     return ShardSpec(
         shard, cfg.cluster.servers, rows, row_width(cfg.model), cfg.seed, cfg.model.init_scale,
@@ -35,24 +35,27 @@ def spec_of(cfg: RunConfig, rows: int, shard: int) -> ShardSpec:
 
 
 def row_staleness(cfg: RunConfig) -> str:
-    """"row" if any phase of the run weighs rows by their own staleness, else "token"."""
+    """Return "row" if any phase of the run weights rows by their own staleness, else "token"."""
     chosen = {getattr(phase.policy_options(), "row_staleness", "token") for phase in cfg.possible}
     return "row" if "row" in chosen else "token"
 
 
 def dense_cuts(cfg: RunConfig, size: int) -> list[Cut]:
-    """Every server's slice [low, high) of a dense vector of `size` values; those that hold rows alone have none."""
+    """Return every server's slice [low, high) of a dense vector of `size` values.
+
+    Servers that hold rows alone have an empty one."""
     cluster = cfg.cluster
     return [dense_range(size, shard, cluster.dense_holders) for shard in range(cluster.servers)]
 
 
 def segment_bytes(cfg: RunConfig, dataset: Dataset, dense: int) -> tuple[int, int]:
-    """Largest push and largest answer between one worker and one server, which has `dense` values of the dense vector;
-    (0, 0) over TCP."""
+    """Compute the largest push and the largest answer between one worker and one server, in bytes; (0, 0) over TCP.
+
+    The server holds `dense` values of the dense vector."""
     if cfg.cluster.transport != "shm":
         return 0, 0
     fields, width = dataset.schema.fields, row_width(cfg.model)
-    # ids are spread by a modulo: a shard's part exceeds twice its share only in odd data, which goes by wire
+    # ids are spread by a modulo: only in unusual data a shard's slice exceeds twice its share; it then goes by wire
     share = 1.0 if cfg.cluster.servers == 1 else min(1.0, 2.0 / cfg.cluster.servers)
     local_batch = max(phase.local_batch for phase in cfg.possible)
     push = int(local_batch * fields * share) * 4 * (width + 1) + 4 * dense

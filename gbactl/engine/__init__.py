@@ -1,8 +1,8 @@
-"""Where the processes of a run are: NAME.py is the place `cluster=NAME`; base.py starts processes on this host.
+"""Engines, which place and run the processes of a run: NAME.py is `cluster=NAME`, base.py starts local processes.
 
 For `cluster=hosts` the launcher starts one agent a host over ssh (`ssh_command.py`: Horovod's own way of building that
 command), and talks to it over ssh's standard input and output (`agent_protocol.py`: length-checked msgpack). An agent
 (`agent.py`) starts, kills and reports the processes of its host; coordinator and event log stay with the launcher.
-Whoever hears nothing from the other end for `cluster.hang_seconds` takes it for gone: a host that is cut off ends by
-itself.
+Launcher and agent each take the other end as failed after `cluster.hang_seconds` of silence; the processes of a host
+that is cut off are then ended by its agent.
 """

@@ -1,7 +1,8 @@
-"""`python -m gbactl.engine.agent`: a run's hand on one host. Speaks on standard input and output, and nowhere else.
+"""Agent of a run on one host, which talks to the launcher on standard input and output.
 
-It ends, and every process that it has started with it, when its input ends (the launcher, or ssh, is gone), and when
-nothing was heard for as long as the launcher has said: then this host is cut off, and the run goes on without it.
+Started as `python -m gbactl.engine.agent`. It ends, with every process that it has started, when its input ends (the
+launcher or ssh has ended), and when it has heard nothing for as long as the launcher has set: then this host is cut
+off, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from gbactl.engine.network_interface import interface_to
 from gbactl.errors import GbactlError, WireError
 
 LOOK_SECONDS, PULSE_SECONDS = 0.05, 0.5
-FIRST_PATIENCE = 60.0  # before the launcher has said how long is too long
+FIRST_PATIENCE = 60.0  # until the launcher has set the limit
 READ_BYTES = 1 << 18
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Agent:
-    """Reads in the main thread, which starts every process: those die with the thread that has started them."""
+    """Agent of one host.
+
+    It reads and starts processes in the main thread: they end with the thread that started them."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read, self._write = read_fd, write_fd
@@ -48,7 +51,7 @@ class Agent:
         self._slow: dict[str, Handler] = {"find": self._find, "whole": self._whole, "dial": self._dial}
 
     def run(self) -> None:
-        """To the end of the input."""
+        """Handle the launcher's requests until the input ends."""
         write_all(self._write, MAGIC)
         for loop in (self._watch, self._fence):
             threading.Thread(target=loop, daemon=True).start()
@@ -61,13 +64,13 @@ class Agent:
                 self._handle(name, fields)
 
     def end(self) -> None:
-        """Nothing is left on this host."""
+        """End all processes of this host and remove their files."""
         self.nodes.end()
         self.holding.drop()
         self._unlisten({})
 
     def tell(self, name: str, fields: dict[str, Any]) -> None:
-        """Send to the launcher; nothing if that is gone, which the end of the input tells."""
+        """Send a message to the launcher; errors are ignored, as the end of the input shows that it is gone."""
         try:
             with self._lock:
                 write_all(self._write, pack(name, fields))
@@ -77,7 +80,7 @@ class Agent:
     # -- threads ------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Report, and pulse."""
+        """Report logs and ended processes, and send heartbeats."""
         due = 0.0
         while True:
             self.nodes.look()
@@ -87,12 +90,12 @@ class Agent:
             time.sleep(LOOK_SECONDS)
 
     def _fence(self) -> None:
-        """End everything on a host that is cut off; in a thread of its own, as a pipe that is full stops the others."""
+        """Kill every process once the host is cut off; in a thread of its own, as a full pipe blocks the others."""
         looked = time.monotonic()
         while True:
             time.sleep(LOOK_SECONDS)
             now = time.monotonic()
-            if now - looked > 1.0:  # this host itself was away, and what was sent meanwhile is yet to be read
+            if now - looked > 1.0:  # this host itself was suspended; messages sent meanwhile are still unread
                 self._heard = max(self._heard, now - self._patience / 2)
             looked = now
             if now - self._heard > self._patience:
@@ -153,7 +156,7 @@ class Agent:
         return {"found": found}
 
     def _piece(self, fields: dict[str, Any]) -> None:
-        """What is wrong with it, `whole` tells: nobody waits for an answer."""
+        """Write a piece of the data. Errors are reported by `whole`, as no answer is awaited."""
         try:
             name, data = field(fields, "name", str), field(fields, "data", bytes)
             self.holding.take(name, data, bool(fields.get("first")))
@@ -173,7 +176,7 @@ class Agent:
 
 
 def main() -> None:
-    """Be an agent on standard input and output; what anything else prints goes to standard error."""
+    """Run an agent on standard input and output; any other output goes to standard error."""
     write_fd = os.dup(1)
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -1,6 +1,6 @@
-"""The launcher's line to one host's agent: questions with answers, and what the agent tells by itself.
+"""Launcher's connection to one host's agent: requests with answers, and reports of the agent.
 
-Two threads a host: one reads, one pulses. An agent that says nothing for too long counts as gone, with its host.
+Two threads a host: one reads, one sends heartbeats. A host whose agent is silent for too long is taken as failed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from gbactl.errors import ClusterError, WireError
 
 LOOK_SECONDS = 0.25
 END_SECONDS = 4.0
-LAST_WORDS_SECONDS = 1.0  # for what ssh has yet to say of its end
+LAST_WORDS_SECONDS = 1.0  # wait for ssh's error message when it ends
 READ_BYTES = 1 << 18
 Told = Callable[[str, dict[str, Any]], None]
 
 
 class Link:
-    """`command` is split as a shell would; what it says of errors goes to the file `errors`. `patience` in seconds."""
+    """Connection to a host's agent, started by `command`, which is split as a shell would.
+
+    Error output goes to the file `errors`. `patience`: seconds of silence after which the host is taken as failed."""
 
     def __init__(self, host: str, command: str, errors: Path, patience: float) -> None:
         self.host, self.errors, self.patience = host, errors, patience
@@ -55,7 +57,7 @@ class Link:
     # -- to the agent -------------------------------------------------------------------------------
 
     def tell(self, name: str, /, **fields: Any) -> None:
-        """Send, and wait for nothing. Does nothing where the host is gone."""
+        """Send a message to the agent without waiting for an answer; does nothing where the host is gone."""
         data = pack(name, fields)
         try:
             with self._writing:
@@ -64,7 +66,7 @@ class Link:
             self.lose("its agent is gone")
 
     def ask(self, name: str, seconds: float, /, **fields: Any) -> dict[str, Any]:
-        """Send and wait for the answer. Raises ClusterError, which names the host."""
+        """Send a request to the agent and wait for its answer. Raises ClusterError, which names the host."""
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with self._state:
             self._asked += 1
@@ -124,7 +126,7 @@ class Link:
             self.told(name, fields)
 
     def lose(self, why: str) -> None:
-        """The host is gone, or counts as gone from now on: what it runs ends when it hears no more. Said once."""
+        """Take the host as failed and end the connection, which ends its processes. Only the first call counts."""
         with self._state:
             if self.gone is not None:
                 return
@@ -139,7 +141,7 @@ class Link:
     # -- the end ------------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """The last line of what ssh, or the agent, said of errors."""
+        """Return the last line of the error output of ssh or the agent."""
         try:
             lines = self.errors.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -147,10 +149,10 @@ class Link:
         return lines[-1].strip() if lines else ""
 
     def end(self) -> None:
-        """Tell the agent to end with all it has started; `close` waits for that."""
+        """Tell the agent to end with all processes it has started; `close` waits for that."""
         self._ending = True
         if self.gone is None:
-            threading.Thread(target=lambda: self.tell("end"), daemon=True).start()  # a full pipe must not keep us
+            threading.Thread(target=lambda: self.tell("end"), daemon=True).start()  # a full pipe must not block
 
     def close(self) -> None:
         """Wait until the agent has ended, a few seconds at most."""
@@ -168,7 +170,7 @@ class Link:
                 pipe.close()
 
     def _kill(self) -> None:
-        """ssh, which takes the agent's standard input away, or the agent here."""
+        """Kill ssh, which closes the agent's standard input, or the local agent."""
         with contextlib.suppress(OSError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)

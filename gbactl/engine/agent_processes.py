@@ -1,4 +1,4 @@
-"""The processes of a run on one host: started, signalled, watched, and their logs sent on. Part of the agent."""
+"""Processes of a run on an agent's host: start, signal, watch, and forward their logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class Node:
-    """A process by its log's name (W3, W3-1)."""
+    """Process on this host, named as its log (W3, W3-1)."""
 
     name: str
     process: Started
@@ -40,7 +40,9 @@ class Node:
 
 
 class Nodes:
-    """`tell` sends to the launcher. Any thread may look and kill; everything else is for the one that reads."""
+    """Processes of a run on an agent's host. `tell` sends to the launcher.
+
+    Any thread may look and kill; the other methods are for the thread that reads the agent's input."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -51,7 +53,9 @@ class Nodes:
         self._looking = threading.Lock()
 
     def settle(self, run_dir: Path | None, token: str) -> bool:
-        """Work in the launcher's run directory if this host sees it, else in one of its own. Whether it does."""
+        """Choose the folder for logs: the launcher's run directory if this host sees it, else one of its own.
+
+        Returns whether it sees the launcher's."""
         with contextlib.suppress(OSError):
             self._shared = run_dir is not None and (run_dir / mark(token)).is_file()
         if self._shared:
@@ -64,9 +68,9 @@ class Nodes:
     def start(
         self, name: str, boot: dict[str, Any], environment: dict[str, str], seat: list[int] | None
     ) -> int:
-        """Start a process; its pid. `seat`: which of how many workers of this host it is, where they keep to cores.
+        """Start a process and return its pid. Raises WireError for an invalid name.
 
-        Raises WireError for a name that no node has."""
+        `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
         if not NODE.fullmatch(name) or name in self.all or self._folder is None:
             raise WireError(f"A host is asked to start {name[:20]!r}, which cannot be.")
         log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
@@ -77,7 +81,7 @@ class Nodes:
         return process.pid
 
     def _place(self, seat: list[int] | None) -> tuple[int, int, int] | None:
-        """See turns.Place; None where the workers of this host need not share cores."""
+        """Return a worker's share of the cores (core_sharing.Place); None where workers need not share cores."""
         if seat is None:
             return None
         cores = available_cores()
@@ -87,7 +91,7 @@ class Nodes:
         return own[seat[0]] if seat[0] < len(own) else None
 
     def signal(self, name: str, number: int) -> None:
-        """Signal a process, if it is there. Raises WireError for a signal that nobody needs."""
+        """Signal a process, if it exists. Raises WireError for a signal that is not in SIGNALS."""
         if number not in SIGNALS:
             raise WireError(f"A host is asked to send signal {number}.")
         node = self.all.get(name)
@@ -95,7 +99,7 @@ class Nodes:
             node.process.send_signal(number)
 
     def look(self) -> None:
-        """Send on what was logged, and who has ended."""
+        """Forward new log output and report processes that have ended."""
         with self._looking:
             for node in list(self.all.values()):
                 if not node.told:
@@ -118,12 +122,12 @@ class Nodes:
                 self.tell("log", {"name": node.name, "data": data})
 
     def kill(self) -> None:
-        """Kill all at once."""
+        """Kill all processes of this host at once."""
         for node in list(self.all.values()):
             node.process.kill()
 
     def end(self) -> None:
-        """End all, nicely first, and leave nothing of this host's own folder."""
+        """Terminate all processes, kill the rest, and remove this host's own folder."""
         running = [node.process for node in self.all.values() if node.process.poll() is None]
         for process in running:
             process.terminate()
@@ -138,11 +142,11 @@ class Nodes:
         self.clear()
 
     def clear(self) -> None:
-        """Leave nothing of this host's own folder."""
+        """Remove this host's own folder."""
         if self._folder is not None and not self._shared:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def mark(token: str) -> str:
-    """A file's name by which a host knows that it sees the launcher's run directory."""
+    """Return the name of a file by which a host recognises the launcher's run directory."""
     return f".seen-{token[:16]}"

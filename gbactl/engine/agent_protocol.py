@@ -1,7 +1,7 @@
-"""What launcher and agent say to each other: a length and a msgpack pair (name, fields), on a pipe that ssh carries.
+"""Protocol between launcher and agent: a length and a msgpack pair (name, fields), on a pipe that ssh carries.
 
-Nothing is unpickled, and nothing longer than `LONGEST` is read. A remote shell may greet before the agent speaks: what
-stands before `MAGIC` is skipped.
+Nothing is unpickled, and no message above `LONGEST` bytes is read. A remote shell may print a greeting before the agent
+starts: everything before `MAGIC` is skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gbactl.errors import WireError
 MAGIC = b"\0gbactl-agent-1\n"
 LONGEST = 1 << 23
 MOST_GREETING = 1 << 16
-PIECE = 1 << 20  # of a file
+PIECE = 1 << 20  # bytes of a file in one message
 _LENGTH = struct.Struct("<I")
 Message = tuple[str, dict[str, Any]]
 
 
 def pack(name: str, fields: dict[str, Any]) -> bytes:
-    """One message as bytes. Raises WireError if it is too long to be read."""
+    """Encode one message to or from an agent. Raises WireError if it is too long."""
     body: bytes = msgpack.packb((name, fields))
     if len(body) > LONGEST:
         raise WireError(f"A message {name} of {len(body)} bytes is too long for a host's pipe.")
@@ -31,14 +31,14 @@ def pack(name: str, fields: dict[str, Any]) -> bytes:
 
 
 class Reader:
-    """Bytes in, messages out. `greeted`: whether MAGIC has been seen, or need not be."""
+    """Decoder of a byte stream into messages. `greeted`: whether MAGIC has been seen, or is not expected."""
 
     def __init__(self, greeted: bool = True) -> None:
         self._buffer = bytearray()
         self._greeted = greeted
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now. Raises WireError for what cannot be one."""
+        """Return the messages that are complete now. Raises WireError for malformed data."""
         self._buffer += data
         if not self._greeted and not self._past_greeting():
             return []
@@ -67,7 +67,7 @@ class Reader:
 def _message(body: bytes) -> Message:
     try:
         name, fields = msgpack.unpackb(body)
-    except Exception as error:  # anything malformed is the same to us
+    except Exception as error:  # any malformed message gives the same error
         raise WireError("A message on a host's pipe cannot be read.") from error
     if not isinstance(name, str) or not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
         raise WireError("A message on a host's pipe is not a name with fields.")
@@ -75,7 +75,7 @@ def _message(body: bytes) -> Message:
 
 
 def field(fields: dict[str, Any], key: str, kind: Any) -> Any:
-    """A field of the type that it has to have. Raises WireError."""
+    """Return a message's field after checking its type. Raises WireError."""
     value = fields.get(key)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise WireError(f"A message on a host's pipe lacks {key}.")
@@ -83,7 +83,7 @@ def field(fields: dict[str, Any], key: str, kind: Any) -> Any:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything. Raises OSError when the other end is gone."""
+    """Write all bytes to a pipe. Raises OSError when the other end is gone."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

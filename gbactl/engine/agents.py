@@ -1,4 +1,4 @@
-"""All agents of a run, or of `gbactl doctor --hosts`: started together, checked, given the data, ended together."""
+"""Agents of all hosts, for a run or for `gbactl doctor --hosts`: start, checks, transfer of the data, end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 
 
 class Fleet:
-    """`patience`: seconds that a host may take to answer at first; `folder` keeps what ssh says of errors."""
+    """Agents of all hosts. `patience`: seconds for a host's first answer; `folder` keeps ssh's error output."""
 
     def __init__(self, hosts: Sequence[str], reach: Reach, folder: Path, patience: float) -> None:
         self.hosts, self.reach, self.folder, self.patience = tuple(hosts), reach, folder, patience
@@ -38,7 +38,7 @@ class Fleet:
         self._probe: Probe | None = None
 
     def connect(self) -> None:
-        """Start all agents and hear what their hosts have; who does not answer has a fault."""
+        """Start all agents and collect their hosts' facts; a host that does not answer gets a fault."""
         for host in self.hosts:
             log = self.folder / f"host-{host}.log"
             self.links[host] = Link(host, command(host, self.reach), log, self.patience)
@@ -55,7 +55,7 @@ class Fleet:
 
     def settle(self, bind: str, hang_seconds: float, run_dir: Path | None = None, paths: Sequence[str] = (),
                environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """Agree on addresses; host -> what its agent answers. `bind`: the launcher's address, or "auto".
+        """Agree on addresses; returns host -> its agent's answer. `bind`: the launcher's address, or "auto".
 
         Raises ClusterError where hosts see the launcher at addresses that are not one of its own."""
         self.bind = self._own_address() if bind == "auto" else bind
@@ -75,7 +75,7 @@ class Fleet:
         return answers
 
     def _own_address(self) -> str:
-        """The one address at which all hosts see the launcher."""
+        """Return the one address at which all hosts see the launcher."""
         remote = [host for host in self.hosts if self.found[host].facts and not is_here(host)]
         seen: dict[str, str] = {}
         for host in remote:
@@ -91,9 +91,10 @@ class Fleet:
         return next(iter(seen.values()), LOOPBACK)
 
     def lines(self, measure: bool = False) -> None:
-        """Every host tries every other one, and the launcher all of them; `measure`: one after the other, in numbers.
+        """Test the connections between all hosts and from the launcher.
 
-        Raises ClusterError where the launcher cannot listen."""
+        `measure`: measure the speed too, one connection after the other. Raises ClusterError where the launcher cannot
+        listen."""
         targets: dict[str, str] = {}
         self.each(lambda link: targets.update({link.host: str(link.ask("listen", ANSWER_SECONDS)["address"])}))
         self._probe = self._listen()
@@ -128,7 +129,7 @@ class Fleet:
     def give_data(
         self, path: Path, fingerprint: str, cache: str | None, progress: Callable[[str, float], None]
     ) -> None:
-        """Every host gets the data that it has not."""
+        """Send the data to every host that does not have them."""
 
         def give(link: Link) -> None:
             found = self.found[link.host]
@@ -155,7 +156,7 @@ class Fleet:
         link.ask("whole", ANSWER_SECONDS + total / 20e6)
 
     def each(self, work: Callable[[Link], object]) -> None:
-        """Do something with every host that has no fault, all at once; what goes wrong is that host's fault."""
+        """Call `work` for every host without a fault, in parallel; an error becomes that host's fault."""
         links = [link for host, link in self.links.items() if self.found[host].ok]
 
         def guarded(link: Link) -> None:
@@ -169,21 +170,21 @@ class Fleet:
                 asked = [pool.submit(guarded, link) for link in links]
                 try:
                     while wait(asked, LOOK_SECONDS).not_done:
-                        pass  # in pieces: where a library restarts what a signal interrupts, Python hears of it between
+                        pass  # short waits: Python handles signals between them
                     for each in asked:
                         each.result()
-                except BaseException:  # Ctrl-C: the pool waits for its threads, and those for hosts
+                except BaseException:  # Ctrl-C: else the pool would wait for its threads, and those for hosts
                     for link in links:
                         link.lose("the launcher was stopped")
                     raise
 
     @property
     def faults(self) -> list[str]:
-        """Of all hosts, in their order."""
+        """Faults of all hosts, in the hosts' order."""
         return preflight.faults_of(self.found)
 
     def close(self) -> None:
-        """End every agent with all it has started, all at once."""
+        """End every agent with all processes it has started, in parallel."""
         for link in self.links.values():
             link.end()
         if self.links:

@@ -1,7 +1,7 @@
-"""Whether hosts reach each other, how fast, and how much goes through: plain TCP between two agents.
+"""Reachability, latency and bandwidth between hosts, by plain TCP between two agents.
 
-A listener on one address answers whoever sends the run's token first, and nobody else: it returns small messages, and
-counts large ones. Costs a thread a connection while a check or a measurement goes on.
+A listener on one address serves only clients that send the run's token first: it returns small messages and counts
+large ones. Costs a thread a connection during a check or a measurement.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ TOKEN_BYTES = 32
 PING, BULK = b"p", b"b"
 PING_BYTES, PINGS = 64, 200
 FIRST_BYTES, MOST_BYTES = 1 << 20, 256 << 20
-SECONDS = 5.0  # a connection that says nothing for so long is closed
-MEASURED_SECONDS = 1.0  # about how long the bulk of one measurement takes
+SECONDS = 5.0  # a connection that is silent for so long is closed
+MEASURED_SECONDS = 1.0  # approximate duration of a bandwidth measurement
 MOST_OPEN = 64
 _COUNT = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class Line:
-    """From one host to another: one way in microseconds, and Gbit/s; or why there is no way."""
+    """Connection from one host to another: one-way latency in microseconds and Gbit/s, or the error."""
 
     latency_us: float = 0.0
     gbit: float = 0.0
     error: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As fields of a message."""
+        """Encode the measurement as fields of a message."""
         return asdict(self)
 
 
 class Probe:
-    """A listener on one address, until `close`."""
+    """Listener for reachability tests on one address, until `close`."""
 
     def __init__(self, address: str, token: bytes) -> None:
-        """Raises OSError where the address cannot be bound."""
+        """Listen on a free port of `address`. Raises OSError where the address cannot be bound."""
         self.token = token
         self._open = threading.Semaphore(MOST_OPEN)
         self._listener = socket.create_server((address, 0))
@@ -75,7 +75,7 @@ class Probe:
             self._open.release()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for probes."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -99,7 +99,7 @@ def _answer(sock: socket.socket) -> None:
 
 
 def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> Line:
-    """Try a line, and measure it if asked to."""
+    """Test the connection to another host's probe, and measure it if asked to."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=seconds) as sock:
@@ -116,7 +116,7 @@ def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) ->
 
 
 def _latency(sock: socket.socket) -> float:
-    """Microseconds one way: half the median of a small message and its return."""
+    """Measure the latency in microseconds one way: half the median round trip of a small message."""
     message, taken = PING + bytes(PING_BYTES), []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -127,7 +127,7 @@ def _latency(sock: socket.socket) -> float:
 
 
 def _bandwidth(sock: socket.socket) -> float:
-    """Gbit/s of about a second's bulk."""
+    """Measure the bandwidth in Gbit/s by about a second of bulk data."""
     first = _send(sock, FIRST_BYTES)
     count = int(FIRST_BYTES * MEASURED_SECONDS / max(first, 1e-6))
     count = min(max(count, FIRST_BYTES), MOST_BYTES)
@@ -135,7 +135,7 @@ def _bandwidth(sock: socket.socket) -> float:
 
 
 def _send(sock: socket.socket, count: int) -> float:
-    """Send so many bytes; seconds until all have arrived."""
+    """Send `count` bytes; returns the seconds until all have arrived."""
     block, left = bytes(1 << 20), count
     began = time.perf_counter()
     sock.sendall(BULK + _COUNT.pack(count))

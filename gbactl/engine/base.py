@@ -1,8 +1,7 @@
-"""The child processes of a run: started together, watched, and all gone at the end whatever happens; and what an engine
-is: a place (config/place.py) that has runs trained there.
+"""Base of the engines: interfaces of an engine and a process, and the child processes of a local run.
 
-To add one: engine/NAME.py with its PLACE, which `train`s, conf/cluster/NAME.yaml, one test.
-tests/integration/test_additions.py does it.
+To add an engine: engine/NAME.py with its PLACE (config/place.py), which has a method `train`, conf/cluster/NAME.yaml,
+one test. tests/integration/test_additions.py does it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ from gbactl.wire.messages import Event
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0
-MOST_LIVES = 3  # coordinators one after the other that are killed before they go on
+MOST_LIVES = 3  # replacement coordinators in a row that may be killed before they continue the run
 
 
 class Launch(Protocol):
-    """The launcher's side of a run (launch/run.py), as an engine needs it. `config`: the run's, as its processes get
-    it; `key`: what they know each other by."""
+    """Launcher's side of a run (launch/run.py), as an engine needs it.
+
+    `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
 
     cfg: RunConfig
     config: dict[str, Any]
@@ -46,60 +46,60 @@ class Launch(Protocol):
     show: Any
 
     def follow(self, children: Children) -> None:
-        """Have real processes train until there is a result. Raises GbactlError where one ends badly."""
+        """Run real processes until there is a result. Raises GbactlError where one fails."""
 
     def on_event(self, event: Event) -> None:
-        """Take what a coordinator in this process tells."""
+        """Handle an event of a coordinator in this process."""
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """Tell such a coordinator what the user wishes; to be called again and again."""
+        """Forward the user's requests (signals) to a coordinator in this process; to be called repeatedly."""
 
 
 class Engine(Protocol):
-    """A place, as a launcher uses it."""
+    """Engine of a run's processes, as the launcher uses it."""
 
     def train(self, launch: Launch) -> None:
-        """Have a run trained. Raises GbactlError."""
+        """Train a run. Raises GbactlError."""
 
 
 def engine_of(cfg: RunConfig) -> Engine:
-    """The engine of the place where a run's processes are."""
+    """Return the engine of a configuration."""
     return cast(Engine, cfg.place)
 
 
 class Process(Protocol):
-    """A process here (subprocess.Popen) or on another host."""
+    """Process on this host (subprocess.Popen) or on another host."""
 
     @property
     def pid(self) -> int:
-        """Its number on its host."""
+        """Process id on the process's host."""
 
     def poll(self) -> int | None:
-        """None while it runs; else its exit code, or minus the signal that killed it."""
+        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
 
     def send_signal(self, sig: int, /) -> None:
-        """Signal it, if it still runs."""
+        """Send a signal to the process if it still runs."""
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM to the process."""
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the process."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it has ended."""
+        """Wait until the process has ended and return its exit code."""
 
 
 @dataclass
 class Child:
-    """A started process and its name (W3, S0, C)."""
+    """Started child process and its name (W3, S0, C)."""
 
     name: str
     process: Process
     log: Path
 
     def exit_sentence(self) -> str | None:
-        """Why it ended, in one sentence; None while it runs or if it ended well."""
+        """Describe in one sentence why a child ended; None while it runs or if it ended without an error."""
         code = self.process.poll()
         if code is None or code == 0:
             return None
@@ -108,7 +108,7 @@ class Child:
         return f"{self.name} (pid {self.process.pid}) failed: {self._reason()}"
 
     def only_noticed(self) -> bool:
-        """Whether it ended because another process was gone."""
+        """Return whether a child ended because another process had failed."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:
@@ -132,13 +132,13 @@ def _signal(number: int) -> str:
 
 
 class Children:
-    """Starts and stops the processes of one run."""
+    """Processes of one local run: started, watched, replaced and stopped."""
 
     def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
         self.running: list[Child] = []
-        self.buried: list[Child] = []  # gone, or taken for gone; nobody waits for them
-        self.settled = False  # everybody has come: from now on the coordinator judges who may be lost
+        self.buried: list[Child] = []  # failed or taken as failed; not awaited any more
+        self.settled = False  # all are ready: from now on the coordinator decides which failures the run survives
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
@@ -149,16 +149,16 @@ class Children:
 
     @property
     def bind(self) -> str:
-        """Where coordinator and rendezvous listen."""
+        """Address on which coordinator and rendezvous listen."""
         return self.cfg.cluster.bind
 
     @property
     def seats(self) -> list[Seat] | None:
-        """Rank -> where it sits, for an all-reduce; None where all sit on this host."""
+        """Seat of each rank in an all-reduce over several hosts; None where all are on this host."""
         return None
 
     def prepare(self) -> None:
-        """What has to be done before anything starts."""
+        """Prepare the hosts before any process starts."""
 
     def start(self, worker_environment: list[dict[str, str]]) -> None:
         """Start coordinator, servers and workers."""
@@ -173,7 +173,7 @@ class Children:
         self._start_workers(worker_environment)
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Workers that must share the cores get a place each (see worker/core_sharing.py)."""
+        """Start the workers; those that must share cores get a place each (see worker/core_sharing.py)."""
         cores, self._environments = available_cores(), environments
         self._board = board = open_board(len(cores))
         self._places = places(len(environments), cores, board) if self.cfg.cluster.pin == "auto" else []
@@ -188,8 +188,9 @@ class Children:
         self._spawn("server", index, 1, {}, epoch=self._epochs[f"S{index}"])
 
     def bury(self, name: str, kill: bool = False) -> None:
-        """A process is gone for the run: nothing that becomes of it is a failure. It may still be a process, which
-        hangs: `kill` it where it could write into what others share."""
+        """Stop watching a failed process, so that its end is no failure of the run.
+
+        It may still run and hang: `kill` it where it could write into memory that others share."""
         found = [child for child in self.running if child.name == name]
         for child in found if kill else ():
             child.process.kill()
@@ -198,15 +199,15 @@ class Children:
 
     @property
     def revivable(self) -> bool:
-        """Whether the coordinator was killed and another one can take its place."""
+        """Whether the coordinator was killed and can be replaced."""
         code = self.running[0].process.poll() if self.running else None
         killed = code is not None and code < 0
         return killed and self.settled and self._left > 0 and kept(self.cfg) and (self.run_dir / JOURNAL).exists()
 
     def revive(self, failure: str, sign: float) -> None:
-        """Start another coordinator, which listens where the one before did, with everybody who has dialled since.
+        """Start a replacement coordinator on the same listening socket, where nodes may already have dialled again.
 
-        `sign`: when the last sign of life of that one was, by the machine's clock."""
+        `sign`: when the failed one was last heard of, by the machine's clock."""
         self.buried.append(self.running.pop(0))
         self._left -= 1
         self._coordinators += 1
@@ -215,16 +216,17 @@ class Children:
         self.running.insert(0, self.running.pop())
 
     def revived(self) -> None:
-        """It goes on."""
+        """Note that the replacement coordinator continues the run."""
         self._left = MOST_LIVES
 
     def epoch(self, name: str) -> int:
-        """Of the worker or server that has a place now."""
+        """Return the current incarnation of a worker or server."""
         return self._epochs[name]
 
     def succeed(self, name: str, again: bool = False) -> None:
-        """Start a worker or a server in the place of one that is buried; `again`: which was a successor itself, and has
-        not come."""
+        """Start a replacement for a failed worker or server.
+
+        `again`: the failed one was a replacement itself, and never became ready."""
         self._epochs[name] += 1
         start = self._start_server if name[0] == "S" else self._start_worker
         start(int(name[1:]))
@@ -243,20 +245,20 @@ class Children:
         self._begin(boot, {**thread_environment(threads), **environment}, log)
 
     def _begin(self, boot: Bootstrap, environment: dict[str, str], log: Path) -> None:
-        """Start a process of this host."""
+        """Start a process on this host."""
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
-        with whole():  # or nobody would end what was just started
+        with whole():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
             self.running.append(Child(str(boot.peer), process, log))
         tell(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:
-        """(sentence, whether it is the cause) of a child that ended badly: killed, failed, or only noticed.
+        """Return (sentence, whether it is the root cause) of a child process that ended badly, or None.
 
-        None while only those did that the coordinator may do without, or gets another one for.
-        """
+        Badly: killed, failed or having noticed a failure. None also while only processes failed that the coordinator
+        can do without or replaces."""
         ended = [(child, sentence) for child in self.running if (sentence := child.exit_sentence())]
-        goes_on = self.revivable  # asked last: who has just been killed is not judged as if nobody could take its place
+        goes_on = self.revivable  # asked last, so that a coordinator that was killed just now counts as replaceable
         if goes_on:
             ended = [(child, sentence) for child, sentence in ended if child is not self.running[0]]
         spared = "W" * (self.cfg.cluster.lost_worker != "end") + "S" * self.cfg.server_returns
@@ -268,18 +270,18 @@ class Children:
         return (sentences[0][2], not sentences[0][0]) if sentences else None
 
     def ended(self) -> bool:
-        """Whether every child has ended."""
+        """Return whether every child has ended."""
         return all(child.process.poll() is not None for child in self.running)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until every child has ended; False if some have not."""
+        """Wait until every child has ended; False at the time-out."""
         deadline = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.ended()
 
     def stop(self) -> None:
-        """Terminate, then kill, whatever still runs; reap all."""
+        """Terminate, then kill, all running processes, and reap all."""
         for child in self.buried:
             child.process.kill()
         for child in self.running:

@@ -1,6 +1,6 @@
-"""A host's copy of the prepared data: found by its fingerprint, or received from the launcher's cache, piece by piece.
+"""Prepared data on an agent's host: found by fingerprint, or received from the launcher's cache in pieces.
 
-What is received has its final name once every byte is there and its checksums hold.
+Received data get their final name once every byte is there and the checksums match.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILES = (*(f"{name}.npy" for name in ARRAYS), META)
 
 
 class Holding:
-    """One host's data. `wanted`: the launcher's path, its fingerprint, and data.cache of the configuration."""
+    """Prepared data of one host."""
 
     def __init__(self) -> None:
         self.place: Path | None = None
@@ -29,7 +29,9 @@ class Holding:
         self._wanted: dict[str, Any] = {}
 
     def find(self, path: str, fingerprint: str, cache: str | None) -> bool:
-        """Whether the data are here: where the launcher has them (a shared file system), or in this host's cache."""
+        """Find the data where the launcher has them (a shared file system), or in this host's cache.
+
+        Returns whether they were found."""
         self._wanted = {"path": path, "fingerprint": fingerprint, "cache": cache}
         own = cache_root({"cache": cache}) / Path(path).name
         for place in (Path(path), own):
@@ -40,7 +42,7 @@ class Holding:
         return False
 
     def take(self, name: str, data: bytes, first: bool) -> None:
-        """A piece of a file. Raises WireError for a name that no cache has."""
+        """Write a received piece of a data file. Raises WireError for an unknown file name."""
         if name not in FILES:
             raise WireError(f"A host is given a file {name[:40]!r}, which no data cache has.")
         if self._partial is None:
@@ -57,7 +59,7 @@ class Holding:
         return partial
 
     def whole(self) -> None:
-        """Everything was sent. Raises DataError where that is not what was announced."""
+        """Verify and publish the received data. Raises DataError where they are not what was announced."""
         partial, self._partial = self._partial, None
         if partial is None:
             raise DataError("nothing of the data has arrived")
@@ -75,6 +77,6 @@ class Holding:
         self.place = place
 
     def drop(self) -> None:
-        """Nothing is left of what did not arrive."""
+        """Remove incompletely received data."""
         if self._partial is not None:
             shutil.rmtree(self._partial, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Starting a node's process on this host: what the launcher and a host's agent have in common.
+"""Start of node processes on this host, by the launcher or by a host's agent.
 
-A launcher has nodes forked by a process that has imported torch once for all of them; without one they are started one
-by one. This module imports little, so that the fork server begins before the launcher's own imports.
+A launcher has nodes forked by a process that has imported torch once for all of them; without it each node is started
+separately. This module imports little, so that the fork server starts before the launcher's own imports.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import BinaryIO
 from gbactl.nodes.process import FORK_SERVER, READY
 
 PR_SET_CHILD_SUBREAPER = 36
-FORK_SECONDS = 60.0  # how long a fork server that does not answer is waited for
-NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # of pyarrow, which comes with scikit-learn
+FORK_SECONDS = 60.0  # time-out for an answer of the fork server
+NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # for pyarrow, which comes with scikit-learn
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Two pools of spinning threads on the same cores cost most of the speed: fixed counts, passive waiting."""
+    """Return environment variables that fix thread counts and make idle threads wait passively.
+
+    Two pools of spinning threads on the same cores would cost most of the speed."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -39,7 +41,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 class Forked:
-    """A child that the fork server has forked: what subprocess.Popen is for one that was started."""
+    """Child that the fork server has forked, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, stdin: BinaryIO) -> None:
         self.pid, self.stdin = pid, stdin
@@ -47,7 +49,7 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """None while it runs; else its exit code, or minus the signal that killed it."""
+        """Return None while the child runs; else its exit code, or minus the signal that killed it."""
         with self._lock:
             return self._poll()
 
@@ -58,21 +60,21 @@ class Forked:
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """Signal it, if it still runs."""
+        """Send a signal to the child if it still runs."""
         with self._lock:
             if self._poll() is None:
                 os.kill(self.pid, sig)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM to the child."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the child."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it has ended. Raises subprocess.TimeoutExpired."""
+        """Wait until the child has ended and return its exit code. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -82,11 +84,10 @@ class Forked:
 
 
 class ForkServer:
-    """The launcher's end of a process that forks nodes (see nodes/process.py).
+    """Launcher's end of a process that forks nodes (see nodes/process.py).
 
-    A node is orphaned at once and adopted by this process, its nearest subreaper: then it dies with this process and
-    is waited for like any child, and a fork server that dies takes nobody with it.
-    """
+    A node is orphaned at once and adopted by this process, its nearest subreaper. It therefore ends with this process,
+    is reaped like any child, and survives the end of the fork server."""
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -102,13 +103,13 @@ class ForkServer:
         self._ready = False
 
     def ready(self) -> None:
-        """Wait until it has imported everything. Raises OSError if it has ended."""
+        """Wait until the fork server has imported everything. Raises OSError if it has ended."""
         if not self._ready and self._line.recv(len(READY)) != READY:
             raise OSError("The fork server has ended.")
         self._ready = True
 
     def fork(self, environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Forked:
-        """See start_node. Raises OSError, also if it has ended."""
+        """Fork a node (see start_node). Raises OSError, also if the fork server has ended."""
         self.ready()
         read, write = os.pipe()
         stdin = os.fdopen(write, "wb")
@@ -126,7 +127,7 @@ class ForkServer:
         return Forked(int(answer), stdin)
 
     def close(self) -> None:
-        """End it; the nodes live on."""
+        """End the fork server; the nodes continue."""
         self._line.close()
         self.process.kill()
         self.process.wait()
@@ -137,14 +138,14 @@ _server: ForkServer | None = None
 
 
 def open_fork_server() -> None:
-    """Start importing what nodes need, if this process has no fork server yet. Linux only."""
+    """Start the fork server, which imports what nodes need, if this process has none yet. Linux only."""
     global _server
     if sys.platform == "linux" and (_server is None or _server.owner != os.getpid()):
         _server = ForkServer()
 
 
 def await_fork_server() -> None:
-    """Wait until nodes can be forked; where that cannot be, they are started one by one."""
+    """Wait until nodes can be forked; where that fails, they are started one by one."""
     open_fork_server()
     try:
         if _server is not None:
@@ -155,7 +156,7 @@ def await_fork_server() -> None:
 
 @atexit.register
 def close_fork_server() -> None:
-    """Have nodes started one by one from now on."""
+    """End the fork server; nodes are started one by one from now on."""
     global _server
     if _server is not None and _server.owner == os.getpid():
         _server.close()
@@ -163,8 +164,10 @@ def close_fork_server() -> None:
 
 
 def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Started:
-    """A process that inherits `fds`, writes what it prints to the end of `log`, waits for what it is to be (see `tell`)
-    and dies with the thread that has started it, if it was forked with this process."""
+    """Start a node's process, which waits for its bootstrap document (see `tell`).
+
+    It inherits `fds`, appends its output to `log`, and, if this process forked it, ends with the thread that started
+    it."""
     environment = {**os.environ, **environment}
     if _server is not None and _server.owner == os.getpid():
         try:
@@ -180,7 +183,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
 
 
 def tell(process: Started, boot: bytes) -> None:
-    """Hand over the bootstrap. One that died at once has an exit code that tells why."""
+    """Write the bootstrap document to a new process; one that ended at once has an exit code that tells why."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(boot)

@@ -1,4 +1,7 @@
-"""What a host has that a run needs: told by its agent, judged by the launcher. Imports nothing heavy."""
+"""Facts about a host that a run depends on, collected by its agent and checked by the launcher.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gbactl.engine.network_interface import client_of_ssh
 
 
 class Group(NamedTuple):
-    """How a version of control groups names what it tells of memory."""
+    """Names of the memory files in one version of control groups."""
 
     controller: str
     mount: str
@@ -31,11 +34,11 @@ GROUPS = (
         "memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     ),
 )  # fmt: skip
-SAME = ("gbactl", "python", "torch", "horovod")  # versions that have to be the same everywhere
+SAME = ("gbactl", "python", "torch", "horovod")  # versions that must be equal on all hosts
 
 
 def facts() -> dict[str, Any]:
-    """Versions, cores, free memory in bytes, from where ssh came, and which address its own name has."""
+    """Collect versions, cores, free memory in bytes, the ssh client's address and that of the host's own name."""
     from gbactl import __version__
 
     return {
@@ -53,7 +56,7 @@ def facts() -> dict[str, Any]:
 
 
 def version(package: str) -> str:
-    """Of an installed package; "" where it is not there. Costs no import of it."""
+    """Return an installed package's version without importing it; "" where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -61,15 +64,17 @@ def version(package: str) -> str:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that processes can have without swapping: what the system has, or a control group leaves of its limit; 0
-    where the system does not tell."""
+    """Return the bytes that processes can allocate without swapping.
+
+    This is the system's available memory, or what a control group leaves of its limit; 0 where the system does not
+    tell."""
     lines = _lines(root / "proc/meminfo")
     available = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     return min([*available, *_left_by_groups(root)], default=0)
 
 
 def _left_by_groups(root: Path) -> list[int]:
-    """What each control group of memory that this process is in has left, the groups around it among them."""
+    """Return the memory left in each control group of this process, and in the groups around it."""
     found = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -81,7 +86,7 @@ def _left_by_groups(root: Path) -> list[int]:
 
 
 def _left(folder: Path, group: Group) -> int | None:
-    """Bytes below its limit, pages of files that nobody uses counted as free; None where there is no limit."""
+    """Return the bytes below a group's limit, counting unused file pages as free; None where there is no limit."""
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     try:
         limit, used = (int(_lines(folder / name)[0]) for name in (group.limit, group.used))

@@ -1,4 +1,4 @@
-"""`cluster=hosts`: real processes on several machines, over ssh."""
+"""Engine of `cluster=hosts`: real processes on several machines, over ssh."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 
 class Hosts(Place):
-    """Children of agents (see gbactl/engine/__init__.py); the coordinator is the launcher's."""
+    """Engine that has agents start processes (see engine/__init__.py); the coordinator runs beside the launcher."""
 
     one_host: ClassVar[bool] = False
 
     def workers(self, cluster: Mapping[str, Any]) -> int:
-        """See Place: as many as the hosts have slots."""
+        """See Place.workers: as many as the hosts have slots."""
         given = cluster.get("hosts")
         require(isinstance(given, list) and all(isinstance(host, str) for host in given), "cluster.hosts is a list.")
         return slots(hosts_of(given or []))
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
-        """See Place."""
+        """See Place.check."""
         place(hosts_of(cluster.hosts), workers, cluster.servers, cluster.placement)
         require(bool(cluster.ssh.strip()), "cluster.ssh is the command that reaches a host; type cluster.ssh=ssh.")
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """See Place: the launcher decides when the hosts have told of their cores."""
+        """See Place.threads: the launcher decides when the hosts have reported their cores."""
         return cluster.threads or 1
 
     def train(self, launch: Launch) -> None:
-        """See engine.base.Engine."""
+        """See Engine.train."""
         from gbactl.engine.ssh import HostChildren
 
         children = HostChildren(

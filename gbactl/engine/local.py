@@ -1,4 +1,4 @@
-"""`cluster=local`: real processes on this machine."""
+"""Engine of `cluster=local`: real processes on this machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Local(Place):
-    """Children of the launcher."""
+    """Engine that starts processes as children of the launcher."""
 
     def train(self, launch: Launch) -> None:
-        """See engine.base.Engine."""
+        """See Engine.train."""
         from gbactl.engine.base import Children
 
         launch.follow(Children(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))

@@ -1,4 +1,4 @@
-"""Which address of this machine others see: that of the route to one of them."""
+"""Address and network interface of this machine on the route to another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANY_PORT = 9  # nothing is sent
 
 
 def route_to(address: str) -> str:
-    """The IPv4 address of this machine on its route to another. Raises ClusterError where there is no route."""
+    """Return this machine's IPv4 address on its route to another. Raises ClusterError where there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, ANY_PORT))
@@ -23,12 +23,12 @@ def route_to(address: str) -> str:
 
 
 def interface_to(address: str) -> tuple[str, str]:
-    """(address, interface) of this machine on its route to another. Raises ClusterError."""
+    """Return (address, interface) of this machine on its route to another. Raises ClusterError."""
     own = route_to(address)
     return own, interface_of(own)
 
 
 def client_of_ssh() -> str | None:
-    """The address from which this session's ssh client came; None outside ssh."""
+    """Return the address of this session's ssh client; None outside ssh."""
     given = os.environ.get("SSH_CONNECTION", "").split()
     return given[0] if len(given) == 4 and ":" not in given[0] else None

@@ -1,4 +1,4 @@
-"""`gbactl doctor --hosts`: the check of hosts alone, and how fast the lines between them are.
+"""Report of `gbactl doctor --hosts`: checks of hosts, and latency and bandwidth between them.
 
 Pairs are measured one after the other, about a second each way; nothing else should use the network meanwhile.
 """
@@ -26,7 +26,7 @@ LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
 
 @dataclass(frozen=True)
 class Network:
-    """What the virtual cluster takes for the lines between hosts: keys of `cost`."""
+    """Network parameters of a virtual cluster: keys of `cost`."""
 
     latency_us: float
     bandwidth_gbit: float
@@ -34,31 +34,31 @@ class Network:
 
 @dataclass(frozen=True)
 class Examined:
-    """What was found on every host, in the order in which they were typed."""
+    """Findings on every host, in the order in which they were typed."""
 
     found: dict[str, Found]
 
     @property
     def faults(self) -> list[str]:
-        """A sentence each."""
+        """Faults of all hosts, a sentence each."""
         return faults_of(self.found)
 
     @property
     def advice(self) -> list[str]:
-        """Sentences about what stands in the way of modes with an all-reduce alone."""
+        """Faults that only affect modes with an all-reduce, a sentence each."""
         found = self.found.values()
         told = [sentence for each in found for sentence in ring(each.host, each.facts, each.address)]
         return [f"For an all-reduce: {sentence}" for sentence in told]
 
     @property
     def pairs(self) -> list[tuple[str, str, float, float]]:
-        """(from, to, microseconds one way, Gbit/s) of every line that was measured."""
+        """Measurements of every connection: (from, to, microseconds one way, Gbit/s)."""
         lines = [(host, name, line) for host, found in self.found.items() for name, line in found.lines.items()]
         return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if not line.error]
 
     @property
     def network(self) -> Network | None:
-        """Medians over the pairs; None where there is none."""
+        """Median latency and bandwidth over the measured pairs; None without any."""
         if not self.pairs:
             return None
         return Network(
@@ -66,7 +66,7 @@ class Examined:
         )
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Encode the findings for JSON."""
         told = self.found.items()
         hosts = {host: {"address": found.address, "faults": found.faults, **found.facts} for host, found in told}
         names = ("from", "to", "latency_us", "bandwidth_gbit")
@@ -75,7 +75,7 @@ class Examined:
 
 
 def examine(hosts: Sequence[str], reach: Reach, bind: str = "auto") -> Examined:
-    """Check hosts and measure their lines. Raises GbactlError."""
+    """Check hosts and measure their connections. Raises GbactlError."""
     names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
     with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
         fleet = Fleet(names, reach, Path(folder), REACH_SECONDS)
@@ -89,7 +89,7 @@ def examine(hosts: Sequence[str], reach: Reach, bind: str = "auto") -> Examined:
 
 
 def text(examined: Examined) -> str:
-    """The file that `gbactl calibrate --network` takes. Raises UsageError where nothing was measured."""
+    """Build the text of the file that `gbactl calibrate --network` reads. Raises UsageError without measurements."""
     from gbactl import __version__
 
     network = examined.network
@@ -106,7 +106,7 @@ def text(examined: Examined) -> str:
 
 
 def read(path: Path) -> dict[str, float]:
-    """Keys of `cost` from such a file. Raises UsageError."""
+    """Read latency and bandwidth, keys of `cost`, from the file of `text`. Raises UsageError."""
     import yaml
 
     try:
@@ -127,7 +127,7 @@ def _complete(values: Any, names: Sequence[str]) -> bool:
 
 
 def print_tables(examined: Examined) -> None:
-    """What was found, for people."""
+    """Print the findings as tables."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What is wrong with a host, before anything trains on it: one sentence each, with its name and what to do. Pure."""
+"""Preflight checks of a host before training: each fault is one sentence, with the host's name and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gbactl.engine.bandwidth_probe import Line
 from gbactl.engine.host_info import SAME
 
 MEBI = 1 << 20
-# what a worker says last that has lost a server, or did not get through to one
+# last message of a worker that has lost a server, or did not reach one
 CUT = re.compile(r"lost its connection to (S\d+)\.|answers at ([\d.]+):")
 LABELS = {"gbactl": "gbactl", "python": "Python", "torch": "torch", "horovod": "Horovod"}
 GET = {
@@ -24,7 +24,7 @@ GET = {
 
 @dataclass
 class Found:
-    """What is known of a host, and what is wrong with it (`faults`)."""
+    """Facts about a host, and its faults, which keep a run from using it."""
 
     host: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Found:
 
     @property
     def ok(self) -> bool:
-        """Whether a run may use it."""
+        """Whether a run may use the host."""
         return not self.faults
 
     def cells(self) -> list[str]:
-        """Its line of the table."""
+        """Return the host's row of the table."""
         facts = self.facts
         if not facts:
             return [self.host, "-", "-", "-", "-", "-", "no answer"]
@@ -53,7 +53,7 @@ class Found:
 
 
 def faults_of(found: Mapping[str, Found]) -> list[str]:
-    """Of all hosts, in their order."""
+    """Collect the faults of all hosts, in the hosts' order."""
     return [sentence for each in found.values() for sentence in each.faults]
 
 
@@ -61,13 +61,13 @@ HEADINGS = ("host", "address", "cores", "gbactl Python torch Horovod", "MiB free
 
 
 def unreachable(host: str, said: str, why: str) -> str:
-    """A host that no agent answers from."""
+    """Describe a host whose agent does not answer."""
     told = f" ({said.rstrip('.')})" if said else f" ({why})"
     return f"Host {host} cannot be reached{told}; see that `ssh {host} true` works without a question."
 
 
 def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Sentences about versions that differ."""
+    """Describe versions that differ from this machine's, a sentence each."""
     found = []
     for name in SAME:
         own, other = str(here.get(name, "")), str(there.get(name, ""))
@@ -78,9 +78,10 @@ def versions(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> li
 
 
 def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
-    """A sentence where others cannot reach what Horovod's ring listens on: of its two rings the one that sums (that of
-    the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens where the host's own name points to.
-    `address`: "" where that is not known."""
+    """Describe a host whose own name is no address at which others reach Horovod's ring; "" for an unknown `address`.
+
+    Of Horovod's two rings the one that sums (that of the process set) ignores HOROVOD_GLOO_IFACE in 0.28.1, and listens
+    where the host's own name points to."""
     name, found = there.get("name", ""), there.get("own_name", "")
     if not address or found == address:
         return []
@@ -92,7 +93,7 @@ def ring(host: str, there: Mapping[str, Any], address: str) -> list[str]:
 
 
 def memory(host: str, free: int, needs: int) -> list[str]:
-    """A sentence where a host's servers and workers do not fit into its free memory."""
+    """Describe a host whose servers and workers do not fit into its free memory."""
     if not free or needs <= free:
         return []
     return [
@@ -102,12 +103,12 @@ def memory(host: str, free: int, needs: int) -> list[str]:
 
 
 def lines(host: str, targets: Mapping[str, str], found: Mapping[str, Line]) -> list[str]:
-    """Sentences about hosts that this one does not reach. `targets`: name -> address and port."""
+    """Describe the hosts that this one does not reach. `targets`: name -> address and port."""
     return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
 
 
 def unreached(host: str, target: str, line: Line) -> list[str]:
-    """A sentence where the launcher does not reach a host."""
+    """Describe a host that the launcher does not reach."""
     return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
 
 
@@ -119,8 +120,9 @@ def _cut(who: str, whom: str, target: str, why: str) -> str:
 
 
 def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
-    """A sentence where what a process `said` last is that it does not reach another host; else "". `hosts`: by the
-    names of servers and by addresses."""
+    """Describe a failed connection between two hosts, where a process's last message `said` names one; else "".
+
+    `hosts`: host by server name and by address."""
     match = CUT.search(said)
     far = None if match is None else hosts.get(match[1] or match[2])
     if far is None or far == host:
@@ -129,5 +131,5 @@ def cut(host: str, said: str, hosts: Mapping[str, str]) -> str:
 
 
 def unseen(host: str, what: str, path: str, instead: str) -> str:
-    """A host that has to see a path and does not."""
+    """Describe a host that does not see a path which it must share."""
     return f"Host {host} does not see {what} {path}; put it on a file system that all hosts share, or type {instead}."

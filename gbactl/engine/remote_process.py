@@ -1,4 +1,4 @@
-"""A process on another host as the launcher sees it: what subprocess.Popen would tell of one here."""
+"""Process on another host, with the interface of subprocess.Popen, for the launcher."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gbactl.engine.base import Child
 from gbactl.errors import ClusterError
 
 START_SECONDS, WAIT_SECONDS = 20.0, 2.0
-FAILED = 1  # the exit code of one that could not be started
+FAILED = 1  # exit code of a process that could not be started
 
 
 class HostProcess:
-    """`name` is that of its log (W3, W3-1), by which its agent knows it."""
+    """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
 
     def __init__(self, link: Link, name: str, **asked: Any) -> None:
-        """Start it; one that cannot be started has ended badly."""
+        """Start the process through its agent; one that cannot be started counts as failed."""
         self.link, self.name, self.pid = link, name, 0
-        self.why = ""  # it could not be started
+        self.why = ""  # why it could not be started
         self._code: int | None = None
         self._over = threading.Event()
         try:
@@ -32,32 +32,32 @@ class HostProcess:
             self.ended(FAILED)
 
     def ended(self, code: int) -> None:
-        """Its agent says so."""
+        """Record the process's exit code, as its agent reports it."""
         if self._code is None:
             self._code = code
             self._over.set()
 
     def poll(self) -> int | None:
-        """See children.Process. With its host a process is killed."""
+        """See Process.poll. A process whose host is lost counts as killed."""
         if self._code is None and self.link.gone is not None:
             self.ended(-signal.SIGKILL)
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """See children.Process."""
+        """See Process.send_signal."""
         if self.poll() is None:
             self.link.tell("signal", name=self.name, number=int(sig))
 
     def terminate(self) -> None:
-        """See children.Process."""
+        """See Process.terminate."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """See children.Process."""
+        """See Process.kill."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """See children.Process. Without a `timeout` a host that does not answer for some seconds counts as gone."""
+        """See Process.wait. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
@@ -69,12 +69,12 @@ class HostProcess:
 
 @dataclass
 class HostChild(Child):
-    """A child on a host."""
+    """Started process on another host."""
 
     process: HostProcess
 
     def exit_sentence(self) -> str | None:
-        """See Child: its host's end is told as such."""
+        """See Child.exit_sentence: the loss of its host is named as the cause."""
         process = self.process
         if process.why:
             return f"{self.name} could not be started: {process.why}"

@@ -1,7 +1,7 @@
-"""Signals that end a run: none gets lost, and the first one leaves time to save where the run stands.
+"""Signals that stop a run: none is lost, and the first one leaves time for a checkpoint.
 
-Python drops an exception that a signal's handler raises while a destructor or a callback of its own runs (imports have
-those): so what was asked for is remembered, and who waits for a long time looks at it.
+Python drops an exception that a signal handler raises while a destructor or a callback of its own runs (imports have
+those). Therefore each signal is also remembered, and long waits look at it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gbactl.errors import GbactlError, Stopped
 from gbactl.wire.messages import Event
 
 NOTHING = "nothing had been trained yet"
-ANSWER_SECONDS = 2.0  # after its time, for a coordinator to say that it could not save
+ANSWER_SECONDS = 2.0  # additional time for a coordinator to report that it could not save
 DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
 
 _asked: list[int] = []
@@ -30,8 +30,9 @@ _patient: list[None] = []
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """In here Ctrl-C, SIGTERM and SIGHUP raise Stopped, at once or else at the next `look`. Only in the main thread;
-    where Ctrl-C or SIGHUP is ignored or has a handler already, it stays as it is."""
+    """Let Ctrl-C, SIGTERM and SIGHUP raise Stopped inside this context, at once or at the next `look`.
+
+    Only in the main thread. Where Ctrl-C or SIGHUP is ignored or has a handler already, it stays as it is."""
     numbers = [number for number, handler in DEFAULT.items() if signal.getsignal(number) is handler]
 
     def stop(number: int, _: object) -> None:
@@ -52,7 +53,7 @@ def stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patient() -> Iterator[None]:
-    """In here the first signal raises nothing: it waits for who looks at `asked`. The second one raises."""
+    """Defer the first signal inside this context to callers of `asked`; the second one raises."""
     _patient.append(None)
     try:
         yield
@@ -62,7 +63,7 @@ def patient() -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """What is done in here is done to its end; then a signal raises that came meanwhile."""
+    """Defer signals to the end of this context."""
     _held.append(None)
     try:
         yield
@@ -73,18 +74,18 @@ def whole() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise what a signal has asked for."""
+    """Raise Stopped if a signal to stop was received and is not deferred."""
     if len(_asked) > len(_patient):
         raise Stopped(_asked[0])
 
 
 def asked() -> int:
-    """The first signal that came; 0 before it."""
+    """Return the first signal to stop that was received, or 0."""
     return _asked[0] if _asked else 0
 
 
 def leave_terminal() -> None:
-    """Write to nowhere from now on where the terminal is gone: every word would be an error."""
+    """Redirect output to nowhere where the terminal is gone, as every write would fail."""
     with open(os.devnull, "wb") as nowhere:
         for fd in (1, 2):
             if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
@@ -92,9 +93,9 @@ def leave_terminal() -> None:
 
 
 class Stop:
-    """The end of a run at a signal: the coordinator is asked to save where it stands, for `seconds` at most.
+    """Stop of a run at a signal: the coordinator is asked to save a checkpoint within `seconds`.
 
-    `trains`: whether training has begun; `found`: what the coordinator said."""
+    `trains`: whether training has begun; `found`: the coordinator's answer."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
@@ -103,7 +104,7 @@ class Stop:
         self._told = False
 
     def look(self, tell: Callable[[Event], None]) -> None:
-        """Hand the first signal on. Raises Stopped once that was answered, or was not in time."""
+        """Forward the first signal to the coordinator. Raises Stopped once that has answered, or at the time-out."""
         if not asked():
             return
         if not self._until:
@@ -118,21 +119,22 @@ class Stop:
             tell(Event("stop", {"seconds": self.seconds}))
 
     def heard(self, event: Event) -> None:
-        """Note what the coordinator says."""
+        """Note an event of the coordinator: training has begun, or its answer."""
         self.trains |= event.name == "progress"
         if event.name == "stop":
             self.found = event.fields
 
     def again(self) -> None:
-        """Another coordinator is there, which has to be asked again."""
+        """Repeat the request, as a replacement coordinator has started."""
         self._told = False
 
     def stopped_by(self, error: BaseException) -> Stopped | None:
-        """The signal that ended a run; None where it was an error of its own. What fails while the run is saved is the
-        reason that it is not."""
+        """Return the signal that ended a run; None where it ended by an error of its own.
+
+        An error during the requested save is the reason why nothing was saved."""
         if isinstance(error, Stopped):
             return error
-        if isinstance(error, KeyboardInterrupt):  # of a handler that was there before
+        if isinstance(error, KeyboardInterrupt):  # raised by an earlier handler
             return Stopped(signal.SIGINT)
         if not asked() or not isinstance(error, GbactlError):
             return None
@@ -140,7 +142,7 @@ class Stop:
         return Stopped(asked())
 
     def sentence(self, run_dir: Path) -> str:
-        """What became of the run, and what to type."""
+        """Describe the checkpoint that was saved, and the command that resumes the run."""
         state = self.found.get("state")
         command = f"go on with 'gbactl train resume={run_dir}'"
         if state == "saved":

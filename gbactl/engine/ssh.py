@@ -1,4 +1,4 @@
-"""The processes of a run on several hosts: the coordinator beside the launcher, all others where placement says."""
+"""Processes of a run on several hosts: the coordinator beside the launcher, all others by placement."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ CHECKPOINTS = "checkpoint=none"
 
 
 class Show(Protocol):
-    """What a person sees of the hosts; launch/progress.py shows it."""
+    """Display of the hosts' preparation; implemented by launch/progress.py."""
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line of text."""
 
     def step(self, text: str, fraction: float) -> None:
-        """Progress of a long step, 0 to 1."""
+        """Show the progress of a long step, 0 to 1."""
 
     def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table of what was found on every host."""
+        """Show a table of the findings on every host."""
 
     def clear(self) -> None:
-        """Take the progress away."""
+        """Remove the progress display."""
 
 
 class HostChildren(Children):
-    """See Children."""
+    """Processes of one run on several hosts, started by agents; see base.Children."""
 
     def __init__(
         self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Dataset, config: Mapping[str, object], show: Show
@@ -61,12 +61,12 @@ class HostChildren(Children):
 
     @property
     def bind(self) -> str:
-        """See Children."""
+        """See Children.bind."""
         return self.fleet.bind
 
     @property
     def seats(self) -> list[Seat] | None:
-        """See Children."""
+        """See Children.seats."""
         return self._seats
 
     # -- before anything trains ---------------------------------------------------------------------
@@ -118,13 +118,13 @@ class HostChildren(Children):
                 found.faults += preflight.memory(host, int(found.facts["memory"]), count)
 
     def _threads(self) -> int:
-        """The same for all workers: what the host with the fewest cores a worker allows."""
+        """Return the number of threads a worker, the same for all, from the host with the fewest cores a worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
         cores = {host: int(found.facts["cores"]) for host, found in self.fleet.found.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
 
     def _decide(self, threads: int) -> None:
-        """What only the hosts could tell is part of the configuration that every process gets."""
+        """Write the values that depended on the hosts into the configuration of every process."""
         cluster = dataclasses.replace(self.cfg.cluster, threads=threads, bind=self.bind)
         self.cfg = dataclasses.replace(self.cfg, cluster=cluster)
         self.config = to_dict(self.cfg)
@@ -132,13 +132,13 @@ class HostChildren(Children):
     # -- processes ----------------------------------------------------------------------------------
 
     def _start_workers(self, environments: list[dict[str, str]]) -> None:
-        """Their agents know who has to share cores."""
+        """Start the workers; their agents assign shared cores."""
         self._environments = environments
         for index in range(len(environments)):
             self._start_worker(index)
 
     def succeed(self, name: str, again: bool = False) -> None:
-        """See Children. On another host where its own is gone, or `again`: perhaps it does not reach all others."""
+        """See Children.succeed. On another host where its own is lost, or with `again`: its host may not reach all."""
         live = [host for host, link in self.fleet.links.items() if link.gone is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
@@ -152,7 +152,7 @@ class HostChildren(Children):
         super().succeed(name)
 
     def failure(self) -> tuple[str, bool] | None:
-        """See Children. Who has only noticed may have lost a server that lives: then it is the network's failure."""
+        """See Children.failure. A worker that lost the connection to a live server shows a network failure."""
         found = super().failure()
         if found is None or found[1]:
             return found
@@ -164,7 +164,7 @@ class HostChildren(Children):
         return found
 
     def _cut(self, child: Child, ended: Collection[str] = ()) -> str:
-        """Which other host a process has not reached that has ended; "" where that is not what it says."""
+        """Return a sentence on the host that an ended process did not reach; "" where its message names none."""
         addresses = {found.address: host for host, found in self.fleet.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
@@ -187,14 +187,14 @@ class HostChildren(Children):
         self.running.append(HostChild(name, process, log))
 
     def _seat(self, name: str) -> list[int] | None:
-        """Which of how many workers of its host it is."""
+        """Return (which, of how many) workers of its host a worker is."""
         if name[0] != "W" or self.cfg.cluster.pin != "auto":
             return None
         there = sorted(int(p[1:]) for p, host in self.placed.items() if p[0] == "W" and host == self.placed[name])
         return [there.index(int(name[1:])), len(there)]
 
     def _told(self, kind: str, fields: dict[str, object]) -> None:
-        """What an agent tells of a process. In the thread of its line."""
+        """Handle an agent's report on a process, in the thread of its link."""
         name = fields.get("name")
         if not isinstance(name, str) or not NODE.fullmatch(name):
             return
@@ -211,7 +211,7 @@ class HostChildren(Children):
                 process.ended(code)
 
     def stop(self) -> None:
-        """See Children; and the agents."""
+        """See Children.stop; also ends the agents."""
         try:
             super().stop()
         finally:

@@ -1,12 +1,12 @@
-"""The command that starts an agent on a host, built as Horovod's launcher builds it.
+"""Command that starts an agent on a host, built as Horovod's launcher builds it.
 
 Taken from Horovod: which hosts are this machine (`network`), the command over ssh or Kubeflow's shell
-(`remote.get_remote_command`), and which rank sits where (`hosts.get_host_assignments`). Not taken: `launch_gloo` and
-`safe_shell_exec.execute`, as they stand in its source. The first opens a rendezvous without a key on every interface,
-puts the environment on the ssh command line and ends the job with the first process that ends; the second starts
-commands through multiprocessing, which gives them an empty standard input, the only way for a key that nobody else can
-read, and takes what they print for text. Its ssh also accepts any host key (StrictHostKeyChecking=no); ours keeps ssh's
-own rule unless `cluster.ssh` says otherwise.
+(`remote.get_remote_command`), and the placement of ranks (`hosts.get_host_assignments`). Not taken: `launch_gloo` and
+`safe_shell_exec.execute`. According to its source, the first opens a rendezvous without a key on every interface, puts
+the environment on the ssh command line and ends the job with the first process that ends. The second starts commands
+through multiprocessing, which gives them an empty standard input, the only safe way to pass a secret key, and decodes
+their output as text. Horovod's ssh also accepts any host key (StrictHostKeyChecking=no); gbactl keeps ssh's own rule
+unless `cluster.ssh` says otherwise.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 
 @dataclass(frozen=True)
 class Reach:
-    """How to get at hosts: the `ssh` command with its options, and the `python` there (None: where it is here)."""
+    """Access to hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
 
     ssh: str = SSH
     python: str | None = None
 
 
 def _horovod() -> tuple[Any, Any, Any]:
-    """Horovod's launcher: (network, remote, hosts). Raises MissingDependencyError."""
+    """Import the modules of Horovod's launcher: (network, remote, hosts). Raises MissingDependencyError."""
     try:
         from horovod.runner.common.util import hosts
         from horovod.runner.util import network, remote
@@ -45,20 +45,20 @@ def _horovod() -> tuple[Any, Any, Any]:
 
 
 def address_of_host(host: str) -> str | None:
-    """The IPv4 address of a host's name; None where only ssh knows it. Raises MissingDependencyError."""
+    """Resolve a host's name to its IPv4 address; None where only ssh knows it. Raises MissingDependencyError."""
     found: str | None = _horovod()[0].resolve_host_address(host)
     return found
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is this machine, and needs no ssh. Raises MissingDependencyError."""
+    """Return whether a host is this machine, and needs no ssh. Raises MissingDependencyError."""
     network = _horovod()[0]
     address = network.resolve_host_address(host)
     return address in network.get_local_host_addresses() or bool(address and address.startswith("127."))
 
 
 def command(host: str, reach: Reach) -> str:
-    """What runs here so that an agent runs there, quoted as for a shell. Nothing secret is in it, and no environment.
+    """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
 
     Raises MissingDependencyError."""
     start = f"{quote(reach.python or sys.executable)} -m {AGENT}"
@@ -71,7 +71,7 @@ def command(host: str, reach: Reach) -> str:
 
 
 def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[Seat]:
-    """Rank -> seat, for the first `workers` slots. Raises MissingDependencyError."""
+    """Return rank -> seat, for the first `workers` slots. Raises MissingDependencyError."""
     util = _horovod()[2]
     infos = [util.HostInfo(host.name, host.slots) for host in hosts]
     found = util.get_host_assignments(infos, workers, workers)

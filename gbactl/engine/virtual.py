@@ -1,4 +1,4 @@
-"""`cluster=virtual`: the nodes of a run in the launcher's process, on a discrete-event clock (gbactl/simulation)."""
+"""Engine of `cluster=virtual`: nodes simulated in the launcher on a discrete-event clock (gbactl/simulation)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Virtual(Place):
-    """No processes but the launcher."""
+    """Engine that runs a simulated cluster within the launcher."""
 
     real: ClassVar[bool] = False
 
     def threads(self, cluster: ClusterConfig, computing: int) -> int:
-        """See Place: one gradient is computed after the other."""
+        """See Place.threads: gradients are computed one after the other."""
         return 1
 
     def train(self, launch: Launch) -> None:
-        """See engine.base.Engine."""
+        """See Engine.train."""
         from gbactl.engine.signals import patient
         from gbactl.simulation.cluster import run_virtual
 

@@ -1,4 +1,4 @@
-"""Faults on purpose: which worker is slowed when and by how much (the plan), how, and what came of it.
+"""Fault injection: the plan of slow-downs and failures, its execution, and its observed effects.
 
 A plan is configuration, seeded and pure, the same on every backend. Importing this package costs nothing.
 """

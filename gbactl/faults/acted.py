@@ -1,4 +1,4 @@
-"""What a fault plan did in a run, and when; what of it never came; both in short lines. Pure, a microsecond a note."""
+"""Record of the faults that acted in a run, and when, with those that never did; in short lines. Pure, 1 us a note."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "
 
 
 class Acted:
-    """When each plan was at work on each process, from the first time to the last, and its largest factor."""
+    """Record of each fault plan's time span and largest factor on each process."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
 
     def note(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
-        """The plan at a `place` of the list was at work for some seconds of training, counted from its begin."""
+        """Record that the plan at index `place` acted on a process, in seconds since training began."""
         first, last, largest = self._found.get((place, process), (begin, end, factor))
         self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
 
     def told(self) -> list[dict[str, Any]]:
-        """As plain containers."""
+        """Encode the record as plain containers."""
         return [
             {"plan": place, "process": process, "from_s": begin, "until_s": end, "factor": factor}
             for (place, process), (begin, end, factor) in sorted(self._found.items())
         ]
 
     def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with what another one told."""
+        """Add an encoded record of an earlier process to this one."""
         for each in told:
             self.note(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
 
 
 def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """result.json's `faults` with the kills and hangs that were done, and the places of plans that never acted."""
+    """Add the kills and hangs that were done, and the indexes of plans that never acted, to result.json's `faults`."""
     more = [
         {"plan": each["plan"], "process": each["process"], "at_s": each["at"], "seconds": each["seconds"]}
         for each in injected if each["done"]
@@ -46,7 +46,7 @@ def with_injected(faults: Mapping[str, Any], injected: Iterable[Mapping[str, Any
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
-    """What acted, and in the last line what never did; none where a run has no faults."""
+    """Describe the faults that acted and, in the last line, those that never did; [] for a run without faults."""
     faults = result.get("faults") or {}
     if "never" not in faults:
         return []
@@ -87,7 +87,7 @@ def _named(place: int, plan: Mapping[str, Any]) -> str:
 
 
 def _seconds(value: float, largest: float | None = None) -> str:
-    """Short runs in virtual time need more digits."""
+    """Format seconds; short runs in virtual time get more digits."""
     return f"{value:.{1 if (value if largest is None else largest) >= 0.1 else 4}f}"
 
 

@@ -1,7 +1,7 @@
-"""What every kind of fault is made of: typed fields, a check, the factor it asks for, and when it comes. Pure.
+"""Base of all kinds of faults: typed fields, their check, the slow-down factor, and the times of occurrence. Pure.
 
-A fault that is not there all the time comes at a global step, at a time, or again and again by a distribution with a
-mean time between failures; what is random depends on a key alone. Costs a comparison a question.
+A fault that is not permanent occurs at a global step, at a time, or repeatedly by a distribution with a mean time
+between failures. Random values depend on a key alone. Costs a comparison a query.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHAPED = ("weibull", "gamma")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One plan of the list. `workers`: indices, "all", how many, or a share like 1/8; `servers` likewise.
+    """Fault plan, one of the list. `workers`: indexes, "all", how many, or a share like 1/8; `servers` likewise.
 
     A plan that names servers and no workers is for servers alone."""
 
@@ -36,21 +36,20 @@ class Fault:
     servers: Workers | None = None
 
     def check(self, where: str) -> None:
-        """Raise ConfigError for values that cannot be; `where` is for instance faults.plans[0]."""
+        """Raise ConfigError for invalid values; `where` is for instance faults.plans[0]."""
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """The factor, at least 1, of the batch `turn` of a worker begun `seconds` into training.
+        """Return the factor, at least 1, of a worker's batch `turn`, begun `seconds` into training.
 
-        `key` is the worker's own in this plan; what is random depends on (key, turn) alone.
-        """
+        `key` is the worker's own in this plan; random values depend on (key, turn) alone."""
         return 1.0
 
     def of(self, worker: int) -> Fault:
-        """What of the fault is a worker's own."""
+        """Return the part of the fault that concerns one worker."""
         return self
 
     def told(self) -> dict[str, Any]:
-        """As a user types it, with the defaults filled in."""
+        """Encode the fault as a user types it, with the defaults filled in."""
         values = {typed(name): value for name, value in dataclasses.asdict(self).items() if value is not None}
         return {"kind": self.kind, **values}
 
@@ -59,7 +58,7 @@ F = TypeVar("F", bound=type[Fault])
 
 
 def kind(name: str) -> Callable[[F], F]:
-    """Class decorator: make a fault known as `kind: name`."""
+    """Class decorator that registers a fault as `kind: name`."""
 
     def register(cls: F) -> F:
         cls.kind = name
@@ -79,12 +78,12 @@ def window(where: str, begin: float, end: float | None) -> None:
 
 
 def typed(field: str) -> str:
-    """`from_` is typed `from`."""
+    """Return a field's name as typed: `from` for `from_`."""
     return field.rstrip("_")
 
 
 def drawn(where: str, distribution: str, sigma: float | None, shape: float | None) -> None:
-    """Raise ConfigError for a distribution that is not known, or for another one's parameter."""
+    """Raise ConfigError for an unknown distribution, or for another one's parameter."""
     names = tuple(random_streams.DISTRIBUTIONS)
     require(
         distribution in names,
@@ -96,8 +95,9 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(Fault):
-    """At `step` or `time` (seconds since training began), or, with `mtbf`, at intervals of so many seconds on average,
-    at most `times`."""
+    """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
+
+    `mtbf`: mean seconds between occurrences, of which there are at most `times`."""
 
     step: Annotated[int, Within(at_least=0, at_most=2**53)] | None = None
     time: Seconds | None = None
@@ -108,11 +108,11 @@ class Timed(Fault):
 
     @property
     def given(self) -> list[float]:
-        """What there is of step, time and mtbf."""
+        """Values given for step, time and mtbf."""
         return [value for value in (self.step, self.time, self.mtbf) if value is not None]
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         require(len(self.given) <= 1, f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
         names = tuple(random_streams.INTERVALS)
         require(
@@ -124,14 +124,15 @@ class Timed(Fault):
         require(self.times is None or self.mtbf is not None, f"{where}.times belongs to mtbf.")
 
     def interval(self, u: float) -> float:
-        """Seconds to the next one, from a number in (0, 1)."""
+        """Convert a random number in (0, 1) to the seconds until the next occurrence."""
         assert self.mtbf is not None
         return self.mtbf * random_streams.INTERVALS[self.distribution](u, self.shape)
 
 
 class Due:
-    """When a fault comes next: at a `step`, or at a time in `seconds`; infinity where it does not. `turn`: how often it
-    has come."""
+    """Next occurrence of a fault: at a `step`, or at a time in `seconds`; infinity where there is none.
+
+    `turn`: occurrences so far."""
 
     def __init__(self, fault: Timed, key: int) -> None:
         self.fault, self.key, self.turn = fault, key, 0
@@ -142,11 +143,11 @@ class Due:
             self.seconds = fault.interval(random_streams.uniform(key, 0))
 
     def there(self, step: int, seconds: float) -> bool:
-        """Whether it has come by a global step and a time since training began."""
+        """Return whether the fault is due at a global step and a time since training began."""
         return self._left > 0 and (step >= self.step or seconds >= self.seconds)
 
     def next(self) -> None:
-        """It has come and is done."""
+        """Advance to the fault's next occurrence."""
         self._left -= 1
         self.turn += 1
         if self.fault.mtbf is not None:

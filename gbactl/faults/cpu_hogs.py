@@ -1,6 +1,6 @@
-"""Competing processes that really take the CPU: where they run, and their life beside a run's own processes.
+"""Competing processes that take CPU from workers: their placement, start and stop.
 
-They are no children in the sense of engine/base.py: whether they live or die is nobody's failure.
+They are no children in the sense of engine/base.py: their end is no failure of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ GRACE_SECONDS = 2.0
 
 
 class Placed(NamedTuple):
-    """One busy process: its core, and when it is busy, in seconds since training began (None: to the end)."""
+    """Placement of a competing process: its core, and its busy period.
+
+    The period is in seconds since training began (end None: to the end)."""
 
     core: int
     begin: float
@@ -26,13 +28,14 @@ class Placed(NamedTuple):
 
 
 def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
-    """The core each worker is pinned to; empty where they are not (see worker/core_sharing.py)."""
+    """Return the core that each worker is pinned to; [] where they are not pinned (see worker/core_sharing.py)."""
     return sharing(plan.worker_count, available_cores()) if pinned else []
 
 
 def place(plan: FaultPlan, pinned: bool) -> list[Placed]:
-    """Every busy process of a plan, whose workers are `pinned` or not. Raises ConfigError for a core there is not, or
-    workers without one."""
+    """Place every competing process of a plan, with workers `pinned` or not.
+
+    Raises ConfigError for a core that does not exist, or workers that are not pinned."""
     placed = []
     for hog, workers in plan.hogs:
         cores = _cores_of(worker_cores(plan, pinned), workers) if hog.cores is None else _there(hog.cores)
@@ -59,7 +62,7 @@ def _there(cores: list[int]) -> list[int]:
 
 
 def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
-    """Workers that meet a hog: all that are pinned to its core, and everybody where workers are not pinned."""
+    """Return the workers that share a core with a competing process; all workers where they are not pinned."""
     if not plan.hogs:
         return frozenset()
     cores, taken = worker_cores(plan, pinned), {hog.core for hog in place(plan, pinned)}
@@ -67,7 +70,7 @@ def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
 
 
 class Hogs:
-    """The busy processes of one run. Raises ConfigError for what cannot be placed, before anything starts."""
+    """Competing processes of one run. Raises ConfigError at once for those that cannot be placed."""
 
     def __init__(self, plan: FaultPlan, pinned: bool) -> None:
         self.placed = place(plan, pinned)
@@ -75,13 +78,13 @@ class Hogs:
         self._started = False
 
     def start(self) -> None:
-        """Training begins: start them, once."""
+        """Start the competing processes when training begins, once."""
         if not self._started:
             self._started = True
             self.running = [_start(hog) for hog in self.placed]
 
     def stop(self) -> None:
-        """Terminate and reap all; they have nothing to save."""
+        """Terminate and reap all competing processes; they have nothing to save."""
         for process in self.running:
             process.terminate()
         for process in self.running:
@@ -94,7 +97,7 @@ class Hogs:
 
 
 def _start(hog: Placed) -> subprocess.Popen[bytes]:
-    """A session of its own, so that the kernel gives it a full share beside each worker."""
+    """Start a competing process in a session of its own, where the kernel gives it a full share beside each worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
         [sys.executable, "-m", "gbactl.nodes.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],

@@ -1,7 +1,7 @@
-"""When which process fails: the kills and hangs of a plan in the order in which they come due.
+"""Schedule of a fault plan's kills and hangs, in the order in which they become due.
 
-Told how far a run is, it says what is to be done now; it does nothing itself. A function of the plan's seed alone.
-Costs a comparison a question.
+Given the progress of a run, it returns the injections that are due now and executes none. A function of the plan's seed
+alone. Costs a comparison a query.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from gbactl.faults.plan import FaultPlan
 from gbactl.faults.random_streams import key_of, uniform
 from gbactl.faults.spec import Failure, Hang
 
-_FAILURES = 3  # keeps these draws apart from the plan's others
+_FAILURES = 3  # separates these random numbers from the plan's others
 
 
 @dataclass(frozen=True)
 class Injection:
-    """A process (W1, S0, C) is to be hurt now. `seconds`: how long a hang lasts (None: for ever); `place`: in the
-    plan."""
+    """Kill or hang of a process (W1, S0, C) that is due now.
+
+    `seconds`: duration of a hang (None: for ever); `place`: index in the plan."""
 
     kind: str
     process: str
@@ -29,7 +30,7 @@ class Injection:
 
 
 class _Strike(Due):
-    """One plan's next failure, and of which `processes`."""
+    """Next failure from one plan, and the `processes` that it may hit."""
 
     def __init__(self, fault: Failure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)
@@ -53,7 +54,7 @@ class _Strike(Due):
 
 
 class Injector:
-    """All kills and hangs of a plan."""
+    """Schedule of all kills and hangs of a plan."""
 
     def __init__(self, plan: FaultPlan) -> None:
         self._due = [
@@ -63,8 +64,9 @@ class Injector:
         ]
 
     def due(self, step: int, seconds: float) -> list[Injection]:
-        """What comes due by a global step and a time since training began; each is told once. The coordinator comes
-        last: it has all of them done, and its successor holds them for done."""
+        """Return the injections due at a global step and a time since training began, each once.
+
+        The coordinator's comes last: it must have all others done, as its successor takes them as done."""
         if not self._due:
             return []
         found = [injection for each in self._due for injection in each.take(step, seconds)]
@@ -72,7 +74,7 @@ class Injector:
 
     @property
     def next_seconds(self) -> float:
-        """When the next one that goes by time is due; infinity if none is."""
+        """Time of the next injection that is due by time; infinity if there is none."""
         return min((each.seconds for each in self._due), default=math.inf)
 
 

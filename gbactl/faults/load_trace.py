@@ -1,7 +1,7 @@
-"""A load trace: how many times slower workers are at every second, as it was seen on a cluster or made up.
+"""Load trace: slow-down factors of workers over time, recorded on a cluster or made up.
 
-It is CSV with the columns seconds and factor, and worker where each has its own; who composes the configuration reads
-the file. Looking a factor up is pure: a bisection, about a microsecond.
+It is CSV with the columns seconds and factor, and worker where workers differ. The launcher reads the file when it
+composes the configuration. Looking a factor up is pure: a bisection, about a microsecond.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ COLUMNS = ("seconds", "factor", "worker")
 @kind("trace")
 @dataclass(frozen=True, kw_only=True)
 class Trace(Fault):
-    """`points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time; a factor
-    holds until the next point, before the first it is 1. They are read from `file`, if that is given.
+    """Fault that slows workers by the factors of a trace.
 
-    `scale` stretches its seconds; after `period` of them it begins again. With a `distribution` every batch draws:
-    the factor is then the mean, 1 + (factor - 1) X, X of mean 1."""
+    `points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time. A factor holds
+    until the next point; before the first it is 1. They are read from `file`, if that is given. `scale` stretches its
+    seconds; after `period` of them it repeats. With a `distribution`, the factor is random for every batch: 1 + (factor
+    - 1) X, X of mean 1."""
 
     file: str | None = None
     points: list[list[float]] | None = None
@@ -41,7 +42,7 @@ class Trace(Fault):
     shape: Shape | None = None
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         require(bool(self.points), f"{where} needs points [[seconds, factor], ...], or file: a CSV of these.")
         for number, point in enumerate(self.points or ()):
             here = f"{where}.points[{number}]"
@@ -59,7 +60,7 @@ class Trace(Fault):
             drawn(where, self.distribution, self.sigma, self.shape)
 
     def of(self, worker: int) -> Fault:
-        """See Fault."""
+        """See Fault.of."""
         return dataclasses.replace(self, points=[p for p in self.points or () if len(p) == 2 or p[2] == worker])
 
     @functools.cached_property
@@ -67,13 +68,13 @@ class Trace(Fault):
         return [point[0] for point in self.points or ()]
 
     def mean(self, seconds: float) -> float:
-        """The factor of the trace itself."""
+        """Return the slow-down factor of the trace at a time."""
         at = seconds / self.scale if self.period is None else seconds / self.scale % self.period
         place = bisect.bisect_right(self._times, at) - 1
         return self.points[place][1] if self.points and place >= 0 else 1.0
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault."""
+        """See Fault.at."""
         mean = self.mean(seconds)
         if self.distribution is None or mean == 1.0:
             return mean
@@ -82,7 +83,7 @@ class Trace(Fault):
 
 
 def read_trace(path: Path) -> list[list[float]]:
-    """[seconds, factor] or [seconds, factor, worker] of every line. Raises ConfigError that names file and line."""
+    """Read [seconds, factor] or [seconds, factor, worker] of every line. Raises ConfigError with file and line."""
     try:
         with path.open(newline="") as file:
             return _points(path, csv.reader(line for line in file if not line.startswith("#")))
@@ -106,7 +107,7 @@ def _points(path: Path, rows: Iterable[list[str]]) -> list[list[float]]:
 
 
 def with_traces(plans: Any) -> Any:
-    """Fault plans as they are typed, the files of their traces read. Raises ConfigError."""
+    """Return typed fault plans with the files of their traces read. Raises ConfigError."""
     if not isinstance(plans, list):
         return plans
     return [_filled(plan) if isinstance(plan, dict) and plan.get("kind") == "trace" else plan for plan in plans]

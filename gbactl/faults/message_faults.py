@@ -1,8 +1,9 @@
-"""The kind of fault `messages`: what happens to a message between a worker and a server or the coordinator. Pure.
+"""Fault of kind `messages`: loss, delay, duplication and reordering of messages of a worker. Pure.
 
-Dropped, delayed, duplicated, or delayed so shortly that the next one overtakes it (reordered); each with a
-probability, drawn for every transmission on every connection and direction by itself, while the plan's storm is on: all
-the time, or from a step, a time or moments drawn from a distribution (see base.py). About 5 us a draw.
+It concerns messages between a worker and a server or the coordinator. A reordered message is delayed so shortly that
+only the next one overtakes it. Each fault has a probability, drawn for every transmission on every connection and
+direction separately, while the plan's storm is active: always, or from a step, a time or the times of a distribution
+(see base.py). About 5 us a draw.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gbactl.faults.base import Due, Timed, kind, require
 from gbactl.faults.random_streams import exponential, key_of, uniform
 from gbactl.typed import Interval, Within
 
-_DIRECTIONS = 4  # keeps these draws apart from the plan's others
+_DIRECTIONS = 4  # separates these random numbers from the plan's others
 _OVERTAKEN = 0.002  # seconds
 Probability = Annotated[float, Within(at_least=0, at_most=0.5)]
 
@@ -25,9 +26,9 @@ Probability = Annotated[float, Within(at_least=0, at_most=0.5)]
 @kind("messages")
 @dataclass(frozen=True, kw_only=True)
 class Messages(Timed):
-    """Probabilities of a message of a worker, in either direction; `delay_seconds`: mean of an exponential delay.
+    """Fault probabilities of a worker's messages, in either direction; `delay_seconds`: mean of an exponential delay.
 
-    From each of the moments on for `seconds` (null: to the end); without a moment, in the whole run."""
+    Active from each occurrence on for `seconds` (null: to the end); without step, time and mtbf, in the whole run."""
 
     slows: ClassVar[bool] = False
     drop: Probability = 0.0
@@ -38,7 +39,7 @@ class Messages(Timed):
     seconds: Interval | None = None
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         if not any((self.drop, self.duplicate, self.reorder, self.delay)):
             raise ConfigError(f"{where} (kind messages) needs one of drop, duplicate, reorder and delay above 0.")
         if self.servers is not None or self.workers is None:
@@ -49,7 +50,7 @@ class Messages(Timed):
 
 
 class Storm:
-    """Whether one plan is at work on messages. It remembers what it was told, and time does not go back."""
+    """Storm of one plan: the periods in which its message faults are active. Stateful: time must not go back."""
 
     def __init__(self, fault: Messages, key: int) -> None:
         self._due, self._lasts = Due(fault, key), math.inf if fault.seconds is None else fault.seconds
@@ -57,34 +58,34 @@ class Storm:
         self._now = -math.inf
 
     def on(self, step: int, seconds: float) -> bool:
-        """At a global step and a time since training began; both below 0 before that."""
+        """Return whether the storm is active at a global step and a time since training began (both below 0 before)."""
         while self._due.there(step, seconds):
-            self._until = min(seconds, self._due.seconds) + self._lasts  # what goes by steps begins when it is told
+            self._until = min(seconds, self._due.seconds) + self._lasts  # one due by step begins at this call
             self._due.next()
         self._now = max(self._now, seconds)
         return self._now < self._until
 
 
 class Storms:
-    """Those of a plan by their place in it."""
+    """Storms (periods of message faults) of all plans, by index in the fault plan."""
 
     def __init__(self, storms: Mapping[int, Storm]) -> None:
         self._storms = storms
 
     def on(self, step: int, seconds: float) -> frozenset[int]:
-        """Which are on (see Storm)."""
+        """Return the indexes of the storms that are active (see Storm.on)."""
         return frozenset(place for place, storm in self._storms.items() if storm.on(step, seconds))
 
 
 class Fate(NamedTuple):
-    """Of one transmission: the delays in seconds of the copies that arrive, none if it is lost."""
+    """Outcome of one transmission: delays in seconds of the copies that arrive, none if it is lost."""
 
     delays: tuple[float, ...]
     names: tuple[str, ...] = ()
 
 
 class Weather:
-    """One direction of one connection of a worker. `plans`: (place, plan, the worker's key in it)."""
+    """Random message faults of one direction of a worker's connection. `plans`: (index, plan, the worker's key)."""
 
     def __init__(self, plans: Sequence[tuple[int, Messages, int]], peer: str, outward: bool) -> None:
         direction = (ord(peer[0]), int(peer[1:] or 0), int(outward))
@@ -92,7 +93,7 @@ class Weather:
         self._turn = 0
 
     def draw(self, on: Collection[int]) -> Fate:
-        """What becomes of the next transmission, while the storms of some places are on."""
+        """Draw the outcome of the next transmission, while the storms `on` are active."""
         self._turn += 1
         delay, copies, names = 0.0, 1, list[str]()
         for place, plan, key in self._plans:

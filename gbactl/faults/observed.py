@@ -1,10 +1,10 @@
-"""What came of the plan: the slow-down that was injected beside the one that the run shows. Pure.
+"""Observed effects of a fault plan: each worker's injected slow-down beside the measured one. Pure.
 
-`injected`: the worker's stretched seconds over what they would be without the plan's factors. `observed`: its
-seconds per sample over those of the median worker without a fault, whatever the plan says; of those that are
-pinned to the same core where there are any, since they meet the same neighbours. Where every worker has a
-fault their calm batches, hardly slowed if at all, stand for them; without such `observed` is not known.
-`acted`: which plan was at work on whom, and when (see acted.py). Two microseconds a gradient.
+`injected`: the worker's stretched seconds over what they would be without the plan's factors. `observed`: its seconds
+per sample over those of the median worker without a fault, whatever the plan says. Workers that are pinned to the same
+core are preferred for the median, since they share its load. Where every worker has a fault, their batches that were
+hardly slowed, if at all, are used instead; without such batches `observed` is unknown. `acted`: which plan acted on
+which process, and when (see acted.py). Costs 2 us a gradient.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from gbactl.faults.plan import FaultPlan
 from gbactl.faults.slowdown import add_acted, server_slowdowns
 from gbactl.faults.spec import Hog
 
-WARM_UP = 3  # a worker's first batches touch memory for the first time and are not looked at
-CLOCK_SECONDS = 1e-9  # less than a clock can tell is no time
+WARM_UP = 3  # a worker's first batches touch memory for the first time and are ignored
+CLOCK_SECONDS = 1e-9  # shorter times are below a clock's resolution and ignored
 CALM, CALM_BATCHES = 1.25, 10
-LATE = (0.0, 0.02, -0.02, 0.1, -0.1, 0.5, -0.5)  # seconds that one worker's batches may take longer to be told of
-RECENT = 16  # batches that tell how long one takes just now: a machine's rate drifts by a fifth within seconds
+LATE = (0.0, 0.02, -0.02, 0.1, -0.1, 0.5, -0.5)  # possible delays in seconds until a batch is reported
+RECENT = 16  # batches in the current rate: a machine's rate drifts by a fifth within seconds
 
 
 @dataclass
 class _Sums:
-    """Of a worker's batches: how many, seconds as they passed and without the factors, samples."""
+    """Sums over a worker's batches: count, seconds as measured and without the factors, samples."""
 
     batches: int = 0
     seconds: float = 0.0
     unslowed: float = 0.0
     samples: int = 0
-    recent: float = 0.0  # seconds per sample without the factors, the last batches weighing most
+    recent: float = 0.0  # seconds per sample without the factors, with most weight on the last batches
 
     def add(self, seconds: float, slowdown: float, samples: int) -> None:
         self.batches += 1
@@ -47,8 +47,10 @@ class _Sums:
 
 
 class Observed:
-    """Collects batches. `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned;
-    `clock`: seconds since training began."""
+    """Statistics of the workers' batches under a fault plan.
+
+    `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned; `clock`: seconds since
+    training began."""
 
     def __init__(
         self, plan: FaultPlan, hogged: Collection[int] = (), cores: Sequence[int] = (),
@@ -56,23 +58,25 @@ class Observed:
     ) -> None:  # fmt: skip
         self.plan, self.hogged, self.cores, self.clock = plan, frozenset(hogged), cores, clock
         self.acted = Acted()
-        self._last = 0.0  # when the last gradient came
-        self._began: dict[int, float] = {}  # when each worker's first batch did
+        self._last = 0.0  # time of the last gradient
+        self._began: dict[int, float] = {}  # start of each worker's first batch
         self.faulty = plan.slowed | self.hogged
-        self._full = 1  # a short batch takes longer per sample, and is not looked at either
+        self._full = 1  # a short batch takes longer per sample, and is ignored too
         self._seen: dict[int, int] = {}
         self._workers: dict[int, _Sums] = {}
         self._calm: dict[int, _Sums] = {}
 
     @classmethod
     def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
-        """For a run whose workers are `pinned` to cores of this host, or not; None where it has no faults."""
+        """Create the statistics of a run; None where it has no faults.
+
+        `pinned`: whether its workers are pinned to cores of this host."""
         if not plan.faults:
             return None
         return cls(plan, hogged(plan, pinned), worker_cores(plan, pinned), clock)
 
     def add(self, worker: int, seconds: float, slowdown: float, samples: int) -> None:
-        """A gradient of `samples` took `seconds` in all, `slowdown` being the factor that was injected."""
+        """Record a gradient of `samples` that took `seconds` in all, with the injected factor `slowdown`."""
         seen = self._seen[worker] = self._seen.get(worker, 0) + 1
         self._note(worker, seen - 1, seconds, slowdown)
         self._full = max(self._full, samples)
@@ -83,7 +87,7 @@ class Observed:
             self._calm.setdefault(worker, _Sums()).add(seconds, slowdown, samples)
 
     def _note(self, worker: int, turn: int, seconds: float, slowdown: float) -> None:
-        """A worker's batch is there: which plans slowed it down, and when."""
+        """Record which plans slowed a worker's batch, and when."""
         end = self._last = self.clock()
         began = self._began.setdefault(worker, end - seconds)
         if slowdown <= 1.0:
@@ -93,7 +97,9 @@ class Observed:
             self.acted.note(place, process, max(0.0, end - seconds), end, factor)
 
     def _acting(self, process: str, turn: int, seconds: float, slowdown: float) -> list[tuple[int, float]]:
-        """Where a process has several plans, those that make up the factor at about the time when its batch began."""
+        """Return (index, factor) of the plans that slowed a batch.
+
+        Where a process has several plans, these are the ones whose product is the factor at about the batch's start."""
         places = self.plan.places(process)
         if len(places) == 1:
             return [(places[0], slowdown)]
@@ -104,14 +110,14 @@ class Observed:
         return []
 
     def stormed(self, places: Collection[int]) -> None:
-        """Storms of messages are on."""
+        """Record the message faults that are active now."""
         now = self.clock()
         for place in places:
             for worker in self.plan.chosen[place]:
                 self.acted.note(place, f"W{worker}", now, now)
 
     def reference(self, worker: int) -> float | None:
-        """Seconds per sample of an undisturbed worker in this one's place; None where nobody shows them."""
+        """Return the seconds per sample of an undisturbed worker in this one's place; None where unknown."""
         return self._undisturbed(worker, {w: sums.unslowed / sums.samples for w, sums in self._calm.items()})
 
     def _undisturbed(self, worker: int, rates: Mapping[int, float]) -> float | None:
@@ -124,17 +130,17 @@ class Observed:
         return None
 
     def usual(self, worker: int) -> float:
-        """For a worker that is to be slowed: seconds per sample that those without a fault take just now; 0 if none.
+        """Return the current seconds per sample of workers without a fault, for a worker to be slowed; 0 if unknown.
 
-        Not those of the whole run: where the machine gets slower or faster, what is slowed follows."""
+        Not those of the whole run: where the machine gets slower or faster, a slowed worker follows."""
         if worker not in self.plan.slowed or not any(w not in self.faulty for w in self._calm):
             return 0.0
         return self._undisturbed(worker, {w: sums.recent for w, sums in self._calm.items()}) or 0.0
 
     def summary(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> dict[str, Any]:
-        """result.json's `faults`: the plans, and for every process that has one what was injected and observed.
+        """Build result.json's `faults`: the plans, and injected and observed slow-downs of every process that has one.
 
-        `counters`: what the servers counted."""
+        `counters`: those of the servers."""
         workers = {f"W{worker}": self._worker(worker) for worker in sorted(self.faulty)}
         servers = server_slowdowns(self.plan, counters or {})
         self._add_hogs()
@@ -143,7 +149,7 @@ class Observed:
         return {"plans": self.plan.told(), "workers": workers, **({"servers": servers} if servers else {}), **acted}
 
     def _add_hogs(self) -> None:
-        """Competing processes are busy in their window, whatever it does to workers."""
+        """Record competing processes as active in their window, whatever their effect on workers."""
         for place, fault in enumerate(self.plan.faults):
             if isinstance(fault, Hog) and fault.from_ < self._last:
                 end = self._last if fault.until is None else min(fault.until, self._last)
@@ -161,7 +167,7 @@ class Observed:
 
 
 def fault_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """For MLflow: fault_injected/W1 and fault_observed/W1 (or S0) of a result, as far as they are known."""
+    """Extract metrics for MLflow: fault_injected/W1 and fault_observed/W1 (or S0), as far as they are known."""
     faults = result.get("faults") or {}
     processes = {**(faults.get("workers") or {}), **(faults.get("servers") or {})}
     return {

@@ -1,8 +1,8 @@
-"""The fault plan: by what factor a worker's batch, or a server's message, is slower. Pure, seeded; 3 us each.
+"""Fault plan: the factor by which a worker's batch, or a server's message, is slowed. Pure, seeded; 3 us each.
 
-Several faults of one process multiply. Nothing here has a clock or a memory: local and virtual runs of one
-seed slow the same batches by the same factors. Which workers (or servers) a fault is for, is chosen by the seed, too:
-indices, all, so many, or a share.
+Several faults of one process multiply. The plan has no clock and no state: local and virtual runs of one seed slow the
+same batches by the same factors. The seed also chooses the workers (or servers) of a fault: indexes, all, so many, or a
+share.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from gbactl.faults.random_streams import key_of
 from gbactl.faults.spec import Failure, Fault, Hog, parse
 from gbactl.typed import Seed
 
-_SERVERS, _STORMS = 2, 5  # keep the draws of servers and of storms apart from those of the workers
-_CHOICE = 1  # keeps the choice's numbers apart from those of the batches
+_SERVERS, _STORMS = 2, 5  # separate the random numbers of servers and storms from the workers'
+_CHOICE = 1  # separates the random numbers of the choice from those of batches
 
 
 @dataclass
 class FaultsConfig:
-    """Faults on purpose: a list of plans (see spec.py), drawn with `seed` (null: the run's). `name` is for
-    people: plans that are typed beside `none` have none."""
+    """Configuration of fault injection: a list of plans (see spec.py), random with `seed` (null: the run's).
+
+    `name` is for users; plans that are typed beside `none` have none."""
 
     seed: Seed | None = None
     plans: list[dict[str, Any]] = field(default_factory=list)
@@ -32,7 +33,9 @@ class FaultsConfig:
 
 
 class FaultPlan:
-    """`seed` is the run's, unless the plan has its own; so many workers and servers. Raises ConfigError."""
+    """Faults of a run with `workers` workers and `servers` servers. Raises ConfigError.
+
+    `seed` is the run's, unless the plan has its own."""
 
     def __init__(self, cfg: FaultsConfig, seed: int, workers: int, servers: int = 0) -> None:
         self.seed, self.worker_count = seed if cfg.seed is None else cfg.seed, workers
@@ -42,7 +45,7 @@ class FaultPlan:
         self.servers = tuple(
             choose(fault.servers, servers, at, self.seed, place, kind="server") for fault, at, place in places
         )
-        self._of: dict[str, list[tuple[int, Fault, int]]] = {}  # a place in the plan, and a key of the process's own
+        self._of: dict[str, list[tuple[int, Fault, int]]] = {}  # (index in the plan, fault, the process's key)
         for place, fault in enumerate(self.faults):
             for worker in self.chosen[place] if fault.slows else ():
                 key = key_of(self.seed, place, worker)
@@ -52,51 +55,51 @@ class FaultPlan:
                 self._of.setdefault(f"S{server}", []).append((place, fault, key))
 
     def factor(self, worker: int, turn: int, seconds: float) -> float:
-        """How many times slower, at least 1, the worker's batch `turn` is that begins `seconds` into training.
+        """Return the slow-down factor, at least 1, of a worker's batch `turn` that begins `seconds` into training.
 
-        `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not
-        slowed.
-        """
+        `turn` counts the worker's own batches with samples from 0 through the whole run; evaluation is not slowed."""
         return self.factor_of(f"W{worker}", turn, seconds)
 
     def factor_of(self, process: str, turn: int, seconds: float) -> float:
-        """The same of any process, W1 or S0; a server's turns are the pulls, pushes and orders that it handles."""
+        """Return the slow-down factor of any process, W1 or S0.
+
+        A server's `turn` counts the pulls, pushes and orders that it handles."""
         product = 1.0
         for _, fault, key in self._of.get(process, ()):
             product *= fault.at(key, turn, seconds)
         return product
 
     def acting(self, process: str, turn: int, seconds: float) -> list[tuple[int, float]]:
-        """The places of the plans that make up such a factor, each with its own above 1."""
+        """Return (index, factor) of the plans that slow a process now."""
         found = [(place, fault.at(key, turn, seconds)) for place, fault, key in self._of.get(process, ())]
         return [(place, factor) for place, factor in found if factor > 1.0]
 
     def places(self, process: str) -> list[int]:
-        """The places of the plans that give a process a factor."""
+        """Return the indexes of the plans that slow a process."""
         return [place for place, _, _ in self._of.get(process, ())]
 
     def slows(self, worker: int) -> bool:
-        """Whether the worker's factor can be other than 1."""
+        """Return whether a worker's factor can be other than 1."""
         return f"W{worker}" in self._of
 
     @property
     def slowed(self) -> frozenset[int]:
-        """Workers with a factor."""
+        """Workers that some plan slows."""
         return frozenset(int(process[1:]) for process in self._of if process[0] == "W")
 
     @property
     def slowed_servers(self) -> frozenset[int]:
-        """Servers with a factor."""
+        """Servers that some plan slows."""
         return frozenset(int(process[1:]) for process in self._of if process[0] == "S")
 
     @property
     def hogs(self) -> list[tuple[Hog, tuple[int, ...]]]:
-        """Competing processes, each with the workers it is meant for (none where it names cores)."""
+        """Plans of competing processes, each with its workers (none where it names cores)."""
         pairs = zip(self.faults, self.chosen, strict=True)
         return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, Hog)]
 
     def messages(self, worker: int) -> list[tuple[int, Messages, int]]:
-        """What happens to a worker's messages: places and plans, each with a key of the worker's own."""
+        """Return the message faults of a worker: (index, plan, the worker's key)."""
         return [
             (place, fault, key_of(self.seed, place, worker))
             for place, fault in enumerate(self.faults)
@@ -104,7 +107,7 @@ class FaultPlan:
         ]
 
     def storms(self) -> Storms:
-        """When that happens, to all workers at the same time: for one who asks again and again how things stand."""
+        """Create the active periods of message faults, the same for all workers, as a stateful object of one caller."""
         return Storms(
             {
                 place: Storm(fault, key_of(self.seed, place, _STORMS))
@@ -120,11 +123,11 @@ class FaultPlan:
 
     @property
     def fails(self) -> bool:
-        """Whether it kills or stops anybody."""
+        """Whether the plan kills or stops a process."""
         return any(isinstance(fault, Failure) for fault in self.faults)
 
     def told(self) -> list[dict[str, Any]]:
-        """The plans with their defaults and the workers and servers that were chosen."""
+        """Encode the plans with their defaults and the chosen workers and servers."""
         return [
             {
                 **fault.told(),
@@ -136,7 +139,9 @@ class FaultPlan:
 
 
 def choose(wanted: Any, total: int, where: str, *seeds: int, kind: str = "worker") -> tuple[int, ...]:
-    """Sorted indices below `total`. A share is rounded, to at least one of a `kind`. Raises ConfigError."""
+    """Choose sorted indexes of workers or servers below `total`. Raises ConfigError.
+
+    A share is rounded, to at least one."""
     if wanted is None:
         return ()
     if wanted == "all":

@@ -1,13 +1,13 @@
-"""How a real process is slowed: it waits, as long as the plan says. Waiting costs no CPU, so nobody else is slowed.
+"""Slow-down of a real process by waiting as long as the plan says. Waiting costs no CPU and slows no other process.
 
-A worker waits after computing, and pushes later. A wait that the busy kernel ends late is made up for by the next one:
-over a run the factor is met. It is the factor over what the batch takes others: one that has waited computes some 5 %
-slower afterwards (its caches are cold), which is no part of the plan.
+A worker waits after computing, and pushes later. If the busy kernel ends a wait late, the next one is shorter: over a
+run the factor is met. The factor applies to the time that the batch takes undisturbed workers: after a wait a worker
+computes some 5 % slower (its caches are cold), which is no part of the plan.
 
-A server waits before each message, and counts afterwards what it owes: an answer is sent while a message is handled, so
-the wait comes first, by what such a message usually takes; what that was wrong by, and what the kernel's waking up late
-made of it, is made up for by the next wait. In virtual time nothing is guessed (see simulation/server.py). Costs 5 us a
-message where a plan names servers.
+A server waits before each message and settles the difference afterwards. Its answer is sent while a message is handled,
+so the wait comes first, for the usual time of such a message. The next wait corrects the error of that estimate and the
+kernel's late wake-up. In virtual time nothing is estimated (see simulation/server.py). Costs 5 us a message where a
+plan names servers.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any, Protocol
 from gbactl.faults.acted import Acted
 from gbactl.faults.plan import FaultPlan
 
-MOST_LATE = 0.1  # seconds of lateness that are remembered
+MOST_LATE = 0.1  # seconds of lateness that are corrected at most
 ADAPTING, SHORTEST = 0.1, 5e-5
 COUNTERS = ("served", "busy_us", "asked_us", "spent_us")
-SPAN = ("from_s", "until_s", "factor")  # of what a plan did, in millionths behind acted_<place>_
+SPAN = ("from_s", "until_s", "factor")  # suffixes of the counters acted_<index>_, in millionths
 
 
 class Timed(Protocol):
-    """What is stretched: a batch's `seconds`, and the factor it was stretched by."""
+    """Computation to stretch: its `seconds`, and the factor that it was stretched by."""
 
     seconds: float
     slowdown: float
 
 
 class Delay:
-    """One worker's share of the plan. `clock` and `sleep` in seconds."""
+    """Slow-down of one worker by the plan. `clock` and `sleep` in seconds."""
 
     def __init__(
         self, plan: FaultPlan, worker: int,
@@ -46,11 +46,10 @@ class Delay:
         self._late = 0.0
 
     def stretch(self, item: Timed, usual: float = 0.0) -> None:
-        """Call when the gradient is there and `item.seconds` says how long it took: waits the rest.
+        """Wait after a gradient is computed, so that its time is multiplied by the plan's factor.
 
-        `usual`: seconds that it takes those who are not slowed; 0 where nobody knows, then its own stand for them.
-        Afterwards `item.seconds` is the whole time and `item.slowdown` the factor that was asked for.
-        """
+        `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
+        factor. `usual`: seconds that undisturbed workers take; 0 where unknown, then the worker's own time is used."""
         if not self.plan.slows(self.worker):
             return
         computed, begin = item.seconds, self.clock()
@@ -71,7 +70,7 @@ class Delay:
 
 
 class Slowness:
-    """One server's share of the plan. `clock` and `sleep` in seconds."""
+    """Slow-down of one server by the plan. `clock` and `sleep` in seconds."""
 
     def __init__(
         self, plan: FaultPlan, server: int,
@@ -87,11 +86,13 @@ class Slowness:
 
     @classmethod
     def of(cls, plan: FaultPlan, server: int, **more: Any) -> Slowness | None:
-        """None where no server is slowed; those that are not are watched, too, to be compared with."""
+        """Create a server's slow-down; None where no server is slowed.
+
+        Servers that are not slowed are measured too, for comparison."""
         return cls(plan, server, **more) if plan.slowed_servers else None
 
     def handle(self, kind: int, call: Callable[..., None], *args: Any) -> None:
-        """Handle a message of a `kind`, stretched."""
+        """Handle a message of a `kind`, stretched by the plan."""
         begin = self.clock()
         factor = self.factor(begin)
         slept = self._wait(self._owed + (factor - 1.0) * self._usual.get(kind, 0.0))
@@ -104,7 +105,7 @@ class Slowness:
         self.count(factor, busy, slept)
 
     def factor(self, now: float) -> float:
-        """That of the message at hand, which begins at `now`."""
+        """Return the factor of the current message, which begins at `now`."""
         self._began = now if self._began is None else self._began
         since = now - self._began
         for place, factor in self.plan.acting(self.name, self.served, since):
@@ -112,7 +113,7 @@ class Slowness:
         return self.plan.factor_of(self.name, self.served, since)
 
     def count(self, factor: float, busy: float, waited: float) -> None:
-        """A message was handled in `busy` seconds; `factor` was asked for, and so long was waited."""
+        """Record a message handled in `busy` seconds, with the plan's `factor`, after `waited` seconds of waiting."""
         self.served += 1
         self.busy += busy
         self.asked += factor * busy
@@ -128,7 +129,7 @@ class Slowness:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Whole numbers for messages.Inspected; microseconds."""
+        """Counters of handled messages and slow-downs for messages.Inspected; whole numbers, times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
         acted = {
             f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN
@@ -137,7 +138,7 @@ class Slowness:
 
 
 def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
-    """Note what servers have counted of plans that were at work on them."""
+    """Add the slow-downs that servers have counted to the record of faults that acted."""
     for server, each in counters.items():
         for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):
             begin, end, factor = (each[f"acted_{place}_{name}"] / 1e6 for name in SPAN)
@@ -145,7 +146,7 @@ def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def server_slowdowns(plan: FaultPlan, counters: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float | None]]:
-    """For every slowed server what was injected, and its seconds a message over those of servers without a fault."""
+    """Return every slowed server's injected factor, and its seconds a message over those of servers without a fault."""
     sound = [
         each["busy_us"] / each["served"]
         for name, each in counters.items()

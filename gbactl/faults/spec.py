@@ -1,8 +1,8 @@
-"""The kinds of faults as they stand in the configuration: typed, checked, each error in one sentence. Pure.
+"""Kinds of faults in the configuration: typed, checked, each error in one sentence. Pure.
 
-A kind answers `at`: the factor by which a batch is slower, or does something else and slows nobody (`slows`
-is False): `kill` (SIGKILL) and `hang` (SIGSTOP) end or stop a process; injector.py says whom they hit. To add one: a
-dataclass with @kind("name"), here or in a file that plan.py imports.
+A kind either slows batches by the factor that `at` returns, or slows nothing (`slows` is False): `kill` (SIGKILL) and
+`hang` (SIGSTOP) end or stop a process, which injector.py chooses. To add a kind: a dataclass with @kind("name"), here
+or in a file that plan.py imports.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["Constant", "Failure", "Fault", "Hang", "Hog", "Kill", "Periodic", "R
 @kind("constant")
 @dataclass(frozen=True, kw_only=True)
 class Constant(Fault):
-    """Always `factor` times slower."""
+    """Fault that always slows by `factor`."""
 
     factor: Slower
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault."""
+        """See Fault.at."""
         return self.factor
 
 
 @kind("periodic")
 @dataclass(frozen=True, kw_only=True)
 class Periodic(Fault):
-    """Slower in the first `duty` share of every period, counted in the worker's batches or in seconds."""
+    """Fault that slows in the first `duty` share of every period, counted in the worker's batches or in seconds."""
 
     factor: Slower
     period_batches: Count | None = None
@@ -45,12 +45,12 @@ class Periodic(Fault):
     duty: SomeShare = 0.5
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         given = [p for p in (self.period_batches, self.period_seconds) if p is not None]
         require(len(given) == 1, f"{where} needs one of period_batches and period_seconds.")
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault."""
+        """See Fault.at."""
         if self.period_batches is not None:
             slow = turn % self.period_batches < self.duty * self.period_batches
         else:
@@ -62,7 +62,9 @@ class Periodic(Fault):
 @kind("random")
 @dataclass(frozen=True, kw_only=True)
 class Random(Fault):
-    """1 + (mean - 1) X for every batch, X >= 0 of mean 1: exponential, lognormal(sigma) or Pareto(shape)."""
+    """Fault with a random factor for every batch: 1 + (mean - 1) X, X >= 0 of mean 1.
+
+    X is exponential, lognormal(sigma) or Pareto(shape)."""
 
     distribution: str
     mean: Slower
@@ -70,11 +72,11 @@ class Random(Fault):
     shape: Shape | None = None
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         drawn(where, self.distribution, self.sigma, self.shape)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault."""
+        """See Fault.at."""
         draw = random_streams.DISTRIBUTIONS[self.distribution]
         return 1.0 + (self.mean - 1.0) * draw(random_streams.uniform(key, turn), self.sigma or self.shape)
 
@@ -82,25 +84,25 @@ class Random(Fault):
 @kind("window")
 @dataclass(frozen=True, kw_only=True)
 class Window(Fault):
-    """Slower from `from` until `until` seconds after training began (until: null is to the end)."""
+    """Fault that slows from `from` until `until` seconds after training began (until: null is to the end)."""
 
     factor: Slower
     from_: Seconds = 0.0
     until: Seconds | None = None
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         window(where, self.from_, self.until)
 
     def at(self, key: int, turn: int, seconds: float) -> float:
-        """See Fault."""
+        """See Fault.at."""
         return self.factor if self.from_ <= seconds < (math.inf if self.until is None else self.until) else 1.0
 
 
 @kind("hog")
 @dataclass(frozen=True, kw_only=True)
 class Hog(Fault):
-    """Busy processes that really take the CPU, on cores by number or on those of some workers."""
+    """Competing processes that take the CPU, on cores by number or on those of some workers."""
 
     slows: ClassVar[bool] = False
     workers: Workers | None = None
@@ -110,7 +112,7 @@ class Hog(Fault):
     until: Seconds | None = None
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         require(self.servers is None, f"{where}: a hog is for the cores of workers, or for cores; servers have none.")
         require((self.workers is None) != (self.cores is None), f"{where} needs one of workers and cores.")
         require(self.cores is None or bool(self.cores), f"{where}.cores is a list of at least one core.")
@@ -155,14 +157,14 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure(Timed):
-    """Every process that is named or was drawn fails; with `mtbf`, one of them drawn anew each time."""
+    """Failure of every named or chosen process; with `mtbf`, of one of them, drawn each time."""
 
     slows: ClassVar[bool] = False
     workers: Workers | None = None
     coordinator: bool = False
 
     def check(self, where: str) -> None:
-        """See Fault."""
+        """See Fault.check."""
         named = self.workers is not None or self.servers is not None or self.coordinator
         require(named, f"{where} (kind {self.kind}) needs workers, servers, or coordinator: true.")
         require(bool(self.given), f"{where} (kind {self.kind}) needs one of step, time and mtbf.")
@@ -172,12 +174,12 @@ class Failure(Timed):
 @kind("kill")
 @dataclass(frozen=True, kw_only=True)
 class Kill(Failure):
-    """Killed with SIGKILL; in virtual time it disappears."""
+    """Failure by SIGKILL; in virtual time the process disappears."""
 
 
 @kind("hang")
 @dataclass(frozen=True, kw_only=True)
 class Hang(Failure):
-    """Stopped with SIGSTOP, and woken `seconds` later with SIGCONT (null: never)."""
+    """Stop by SIGSTOP; SIGCONT follows `seconds` later (null: never)."""
 
     seconds: Interval | None = None

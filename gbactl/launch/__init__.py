@@ -1,1 +1,1 @@
-"""The launcher: prepares the data, starts the processes, watches them, tells MLflow, writes the result."""
+"""Launcher of a run: it prepares the data, starts and watches the processes, logs to MLflow and writes the result."""

@@ -1,4 +1,4 @@
-"""What `gbactl checkpoint` does and prints."""
+"""Implementation of `gbactl checkpoint`: list, verify and export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gbactl.launch import resume
 
 
 def show_list(run: str, as_json: bool) -> None:
-    """One line a checkpoint. Raises UsageError for no such run."""
+    """Print one line for each checkpoint of a run. Raises UsageError for an unknown run."""
     folder = Folder(resume.folder_of(run))
     names = folder.names()
     for name in names:
@@ -29,7 +29,7 @@ def show_list(run: str, as_json: bool) -> None:
 
 
 def row(manifest: Manifest) -> dict[str, Any]:
-    """What is told of a checkpoint."""
+    """Summarise a checkpoint's manifest."""
     position = manifest.position
     return {
         "name": manifest.name, "step": manifest.step, "kind": manifest.kind, "at": position.get("label", ""),
@@ -39,7 +39,7 @@ def row(manifest: Manifest) -> dict[str, Any]:
 
 
 def line(told: dict[str, Any]) -> str:
-    """A row for a person."""
+    """Format a checkpoint's summary as one line."""
     if "error" in told:
         return f"{told['name']}  {told['error']}"
     base = f", on {len(told['rests_on'])} before it" if told["rests_on"] else ""
@@ -50,7 +50,7 @@ def line(told: dict[str, Any]) -> str:
 
 
 def verify_all(run: str) -> None:
-    """Check every checkpoint. Raises CheckpointError, after telling of all, if one is not good."""
+    """Verify every checkpoint of a run and print the results. Raises CheckpointError at the end if one is damaged."""
     folder = resume.own(run)
     bad = 0
     for name in folder.names():
@@ -68,7 +68,7 @@ def verify_all(run: str) -> None:
 
 
 def export_newest(run: str, out: Path | None) -> None:
-    """Write the model's files, tell their names. Raises CheckpointError, UsageError."""
+    """Export the newest valid checkpoint's model and print the file names. Raises CheckpointError, UsageError."""
     from gbactl.launch.export import export
 
     chain = resume.find(run)

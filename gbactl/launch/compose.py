@@ -1,7 +1,6 @@
-"""Hydra, seen from the rest of the program: overrides in, a checked RunConfig out.
+"""Composition of the configuration with Hydra: overrides in, a checked RunConfig out.
 
-Importing this module imports Hydra (about 0.15 s); only the launcher and the CLI verbs that need a
-configuration do so.
+Importing this module imports Hydra (about 0.15 s); only the launcher and the CLI verbs that need a configuration do so.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ ROOT_CONFIG = "train"
 
 
 def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
-    """Resolve interpolations and check the schema; with resume=, that run's, changed by what was `typed`.
+    """Convert a composed configuration to a checked RunConfig. Raises ConfigError.
 
-    Raises ConfigError."""
+    With resume=, it is that run's configuration, changed by the `typed` keys."""
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -53,21 +52,21 @@ def to_run_config(cfg: DictConfig, typed: Sequence[str] = ()) -> RunConfig:
 
 
 def _other_modes(switch: dict[str, Any], mode: dict[str, Any]) -> list[str]:
-    """The modes a run will or may go on in, as they are typed."""
+    """Return the names of the modes that a run will or may switch to."""
     if switch["name"] == "auto":
         return [SYNC if mode["name"] == GBA else GBA]
     return [str(entry.get("to")) if isinstance(entry, dict) else "" for entry in switch["schedule"]]
 
 
 def mode_file(mode: str) -> dict[str, Any]:
-    """conf/mode/ of a switch's mode; {} where there is none, which the check of the configuration tells."""
+    """Load conf/mode/ of a switch's mode; {} for an unknown mode, which the configuration's check reports."""
     path = conf_dir() / "mode" / f"{mode}.yaml"
     found = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.is_file() else {}
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def compose(overrides: list[str]) -> RunConfig:
-    """Compose conf/train.yaml with Hydra overrides. Raises UsageError with what can be typed."""
+    """Compose conf/train.yaml with Hydra overrides. Raises UsageError that lists the valid keys or options."""
     with _explained():
         GlobalHydra.instance().clear()
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
@@ -76,16 +75,16 @@ def compose(overrides: list[str]) -> RunConfig:
 
 
 def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
-    """Hand a command line to Hydra: single runs, --multirun, --cfg, --info as Hydra does them."""
+    """Run a command line through Hydra: single runs, --multirun, --cfg, --info."""
 
     def task(cfg: DictConfig) -> Any:
         try:
             typed = [text for text in HydraConfig.get().overrides.task if text not in chosen]
             return job(to_run_config(cfg, typed))
         except GbactlError as error:
-            if os.getpid() != home:  # a sweep's launcher (joblib, submitit) brings it to the one that waits
+            if os.getpid() != home:  # a sweep's launcher (joblib, submitit) passes it to the parent process
                 raise
-            # Hydra prints a line of its own for an exception; this one is told by the command line
+            # Hydra prints a line of its own for an exception; the command line prints this one instead
             failed.append(error)
             return None
 
@@ -108,8 +107,10 @@ def run_hydra(arguments: list[str], job: Callable[[RunConfig], Any]) -> None:
 
 
 def with_cost_file(arguments: list[str]) -> list[str]:
-    """`cost=FILE.yaml` replaced by the file's keys, each an override, so that the run says all of itself and what
-    is typed beside it wins. Raises UsageError for a file that is not there or is no cost model."""
+    """Replace `cost=FILE.yaml` by the file's keys as overrides.
+
+    The run's configuration is then complete, and keys typed beside the file override it. Raises UsageError for a file
+    that is missing or is no cost model."""
     files = [argument for argument in arguments if re.match(r"cost=.*\.ya?ml$", argument)]
     if not files:
         return arguments
@@ -119,7 +120,7 @@ def with_cost_file(arguments: list[str]) -> list[str]:
 
 
 def _cost_keys(path: Path) -> list[str]:
-    """A cost model's file as overrides."""
+    """Read a cost model's file as overrides."""
     try:
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (OSError, ValueError, YAMLError) as error:
@@ -133,7 +134,7 @@ def _cost_keys(path: Path) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """A value as Hydra reads it from a command line."""
+    """Format a value for Hydra's command line syntax."""
     if isinstance(value, str):
         return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return "null" if value is None else json.dumps(value)
@@ -162,7 +163,7 @@ def _explain(error: BaseException) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    """What to type instead of a key that the composed configuration does not have."""
+    """Describe what to type instead of a key that the composed configuration does not have."""
     if key.startswith("tracking.tags."):
         return f"To add a tag, type +{key}=VALUE."
     group = key.split(".")[0]
@@ -180,7 +181,7 @@ def _keys(path: Path, group: str) -> list[str]:
 
 
 def known_keys() -> list[str]:
-    """Every key of the schema, and every mode's and place's own."""
+    """List every key of the schema, and every mode's and place's own keys."""
     places = [place_of(path.stem) for path in (conf_dir() / "cluster").glob("*.yaml")]
     own = {f"mode.{field.name}" for name in names() for field in dataclasses.fields(policy_class(name).Options)}
     own |= {f"cluster.{field.name}" for place in places for field in dataclasses.fields(place.Options)}

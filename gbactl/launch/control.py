@@ -1,7 +1,7 @@
-"""The door of a running job: `gbactl switch --run` talks to its launcher, which hands wishes on to the coordinator.
+"""Control socket of a running job, through which `gbactl switch --run` sends requests to its launcher.
 
-It listens on this host alone; the address and a key that opens nothing else stand in a file in the run directory
-that its owner alone can read. One thread, which sleeps until somebody comes.
+The launcher forwards them to the coordinator. The socket listens on this host alone. Its address and a key for it only
+are in a file of the run directory that only its owner can read. Costs one thread, which sleeps until somebody connects.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from gbactl.wire.messages import Event, decode
 
 FILE = "control.json"
 ROLE = "control"
-LAST = ("same", "refused", "stayed", "done")  # states of a switch after which nothing more is said
+LAST = ("same", "refused", "stayed", "done")  # final states of a switch request
 _LOOK_SECONDS = 0.2
 
 
 class Control:
-    """`forward` hands a wish to the coordinator; call `heard` with everything that the coordinator tells."""
+    """Control socket of a run, which answers requests for a switch or the status.
+
+    `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator."""
 
     def __init__(self, run_dir: Path, forward: Callable[[Event], None]) -> None:
         key = new_key()
@@ -45,7 +47,7 @@ class Control:
         self._thread.start()
 
     def heard(self, event: Event) -> None:
-        """The coordinator told something: remember it, and answer who asked for it."""
+        """Handle an event of the coordinator, and answer the request that it belongs to."""
         if event.name == "progress":
             self.progress = event.fields
         elif event.name == "switch":
@@ -62,13 +64,13 @@ class Control:
                 self._asking.pop(fields["id"], None)
 
     def interrupted(self) -> None:
-        """The coordinator is gone, and with it what it was asked."""
+        """Refuse all open requests, which were lost with a failed coordinator."""
         told = {"state": "refused", "why": "the coordinator was killed; ask again"}
         for number in list(self._asking):
             self._told(Event("switch", {"id": number, **told}))
 
     def close(self) -> None:
-        """Nobody can ask any more; whoever waits is told so by the end of the connection."""
+        """Close the control socket; clients that wait see their connection end."""
         self._closed = True
         self._thread.join(5 * _LOOK_SECONDS)
         with contextlib.suppress(OSError):
@@ -101,7 +103,7 @@ class Control:
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
-    """The file is complete when it is there, and never readable by others."""
+    """Write a file that is complete once it exists, and never readable by other users."""
     partial = path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
         partial.unlink()

@@ -1,4 +1,4 @@
-"""The launcher's line to the coordinator, and to the one that takes its place when it is killed."""
+"""Launcher's connection to the coordinator, and to its replacement when it is killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Check = Callable[[Children, tuple[str, bool] | None, bool], None]
 
 
 class Coordinators:
-    """`say` shows a sentence. `Check` raises where a child's end is the run's."""
+    """Launcher's connection to the current coordinator. `say` shows a sentence.
+
+    A `Check` raises where a child's end ends the run."""
 
     def __init__(self, children: Children, hub: SocketHub, say: Callable[[str], None]) -> None:
         self.children, self.hub, self.say = children, hub, say
@@ -28,9 +30,10 @@ class Coordinators:
         self._error: WireError | None = None
 
     def meet(self, check: Check) -> None:
-        """Connect to the coordinator; where that fails, what became of it is the better story.
+        """Connect to the coordinator; where that fails, raise the error of the failed process if there is one.
 
-        In a thread: a connection that nobody takes any more stays open as long as the next one may take it."""
+        The dial runs in a thread: a pending connection to a failed coordinator stays open, as its replacement may
+        accept it."""
         self.hub.patience, self._error = self.children.cfg.cluster.start_timeout, None
         dialling = threading.Thread(target=self._dial, name="dial", daemon=True)
         dialling.start()
@@ -53,29 +56,29 @@ class Coordinators:
             self._error = error
 
     def tell(self, event: Event) -> None:
-        """Hand something on to the coordinator."""
+        """Send an event to the coordinator."""
         if self._channel is not None:
             self._channel.send(event)
 
     @property
     def gone(self) -> bool:
-        """Whether the coordinator was killed and nothing more is to come of it."""
+        """Whether the coordinator was killed by a signal."""
         code = self.children.running[0].process.poll()
         return code is not None and code < 0
 
     def missed(self) -> bool:
-        """Whether the coordinator is gone and another one can take its place; ends one that hangs."""
+        """Return whether the coordinator has failed and can be replaced; kills one that hangs."""
         self._failure = "hang" if self._silent() else "death"
         return self.children.revivable
 
     def replace(self, check: Check) -> None:
-        """Start another coordinator and wait until it listens."""
+        """Start a replacement coordinator and wait until it listens."""
         self.say("  C is gone; another one goes on from its journal.")
         self.children.revive(self._failure, self._heard)
         self.meet(check)
 
     def _silent(self) -> bool:
-        """End a coordinator that has said nothing for too long while this process looked; whether there was one."""
+        """Kill a coordinator that was silent for too long while this process was running; returns whether it did."""
         now, child = time.monotonic(), self.children.running[0]
         if now - self._looked > AWAY_SECONDS:
             self._heard += now - self._looked
@@ -89,7 +92,7 @@ class Coordinators:
         return False
 
     def heard(self, event: Event) -> None:
-        """Act on what the coordinator tells of itself."""
+        """Note that the coordinator is alive, and its success as a replacement."""
         self._heard = time.monotonic()
         if event.name == "joined" and event.fields.get("process") == "C":
             self.children.revived()

@@ -1,4 +1,4 @@
-"""What `gbactl data` does: compose the configuration, prepare its data, print.
+"""Implementation of `gbactl data`: compose the configuration, prepare its data, print.
 
 Progress goes to stderr: a bar on a terminal, one line a stage elsewhere; at most ten updates a second.
 """
@@ -30,7 +30,7 @@ def run_prepare(overrides: list[str]) -> None:
 
 
 def run_describe(overrides: list[str], as_json: bool) -> None:
-    """Prepare, then print days and fields."""
+    """Prepare the data, then print days and fields."""
     dataset = _prepared(overrides)
     if as_json:
         print(json.dumps(summarise(dataset), indent=1))
@@ -51,7 +51,7 @@ def _lines(console: Console) -> Callback:
 
 @contextlib.contextmanager
 def shown(console: Console | None = None) -> Iterator[Callback]:
-    """A callback for `prepare` that shows (stage, fraction)."""
+    """Provide a callback for `prepare` that shows (stage, fraction)."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console)

@@ -1,4 +1,4 @@
-"""A checkpoint's model as files that other programs read: safetensors, a torch state dict, JSON.
+"""Export of a checkpoint's model to formats of other programs: safetensors, a torch state dict, JSON.
 
 Needs the memory of all servers' rows and optimizer state, and writes the rows twice.
 """
@@ -24,7 +24,9 @@ NAMES = ("model.safetensors", "model.pt", "model.json")
 
 
 def export(chain: Chain, out: Path) -> list[Path]:
-    """Write the three files into folder `out`; their paths. Raises CheckpointError, UsageError."""
+    """Write a checkpoint's model as three files into folder `out` and return their paths.
+
+    Raises CheckpointError, UsageError."""
     import torch
 
     last = chain.last
@@ -51,12 +53,12 @@ def export(chain: Chain, out: Path) -> list[Path]:
 
 
 def schema_of(values: dict[str, Any]) -> Schema:
-    """Of a manifest."""
+    """Read the data schema from a manifest's values."""
     return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
 
 
 def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
-    """All rows by global number, as files name them; those that were never saved as they began."""
+    """Load all rows by global number, named as in files; rows that were never saved get their initial values."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
     spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")
     shard = Shard(spec)
@@ -65,14 +67,16 @@ def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
 
 
 def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: list[str]) -> dict[str, Any]:
-    """The model's own tensors, and tables.<field> float32[cardinality, W], the last column its first-order weight."""
+    """Build a state dict of the model's own tensors and of tables.<field> float32[cardinality, W].
+
+    A table's last column is its first-order weight."""
     import torch
 
     from gbactl.models.flat import FlatModel
 
     model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
     FlatModel(model).load(dense)
-    found: dict[str, Any] = model.state_dict()  # kept as it is: it knows of which version its layers are
+    found: dict[str, Any] = model.state_dict()  # same object: it holds the versions of the layers
     for name, tensor in list(found.items()):
         found[name] = tensor.detach().clone()
     if schema.shared_ids:

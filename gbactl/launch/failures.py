@@ -1,9 +1,9 @@
-"""Failures of a run's processes, seen from the launcher: injected, made good, and told once.
+"""Failures of a run's processes, on the launcher's side: injection, replacement and messages.
 
-The fault plan is carried out on real processes: SIGKILL, SIGSTOP and, when its time has come, SIGCONT. The coordinator
-says what is due; only the launcher knows the pids. Processes in the place of those that are gone are started as soon as
-the coordinator says so, again if they fail: one look at each of them four times a second. A coordinator that takes the
-place of a killed one may tell what was told before.
+The fault plan is executed on real processes: SIGKILL, SIGSTOP and, when due, SIGCONT. The coordinator reports which
+faults are due; only the launcher knows the pids. A failed process is replaced as soon as the coordinator asks for it,
+and again if the replacement fails: each is checked four times a second. A replacement coordinator may repeat events of
+the failed one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MOST_TRIES = 3
 
 
 class Successors:
-    """Listens to the coordinator's events; `say` shows a sentence."""
+    """Replacements of failed processes, started on the coordinator's events; `say` shows a sentence."""
 
     def __init__(self, children: Children, say: Callable[[str], None]) -> None:
         self.children, self.say = children, say
         self._tries: dict[str, int] = {}
 
     def heard(self, event: Event) -> None:
-        """Act on what concerns those that are gone or come."""
+        """Handle an event about a lost or joined process, or the result."""
         self.children.settled |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
             if event.fields.get("epoch", self.children.epoch(name)) < self.children.epoch(name):
-                return  # told again by another coordinator
+                return  # repeated by a replacement coordinator
             self.children.bury(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):
                 self._tries[name] = 1
@@ -46,7 +46,9 @@ class Successors:
             self._tries.clear()
 
     def look(self) -> None:
-        """Start another one where one ended before it had joined. Raises ClusterError for a server that never does."""
+        """Start another replacement where one ended before it had joined.
+
+        Raises ClusterError for a server whose MOST_TRIES replacements all failed."""
         for name, tries in list(self._tries.items()):
             child = next((child for child in self.children.running if child.name == name), None)
             if child is None or child.process.poll() is None:
@@ -63,7 +65,7 @@ class Successors:
 
 
 def told(event: Event) -> str:
-    """Who is gone or back, in one line."""
+    """Describe a process failure, a return or a full recovery in one line."""
     fields = event.fields
     if event.name == "rewound":
         again = f"{fields['samples']:,} samples are trained again"
@@ -84,14 +86,14 @@ def _having(step: int) -> str:
 
 
 class Injuries:
-    """The injected failures of one run."""
+    """Injection of a fault plan's kills and hangs into real processes."""
 
     def __init__(self, children: Children) -> None:
         self.children = children
         self._wake: list[tuple[float, Child]] = []
 
     def inflict(self, fields: dict[str, Any]) -> int | None:
-        """Hurt a process as an event `inject` says; its pid, None where it does not run now."""
+        """Kill or stop a process as an event `inject` says; returns its pid, or None where it does not run."""
         child = next((child for child in self.children.running if child.name == fields["process"]), None)
         if child is None or child.process.poll() is not None:
             return None
@@ -102,7 +104,7 @@ class Injuries:
         return child.process.pid
 
     def look(self) -> None:
-        """Wake those up whose time has come."""
+        """Resume stopped processes (SIGCONT) whose hang is over."""
         now = time.monotonic()
         for due, child in list(self._wake):
             if now >= due:
@@ -111,12 +113,14 @@ class Injuries:
 
 
 def loss_known(event: Event, losses: Sequence[dict[str, Any]]) -> bool:
-    """Whether it is a loss of a process, of the same epoch, that is among those told."""
+    """Return whether an event repeats a known loss of the same process and incarnation."""
     return event.name == "lost" and _among(event.fields, losses, "process", "epoch")
 
 
 def switch_known(event: Event, switches: Sequence[dict[str, Any]]) -> bool:
-    """Whether it is a switch, done, that is among those told; its pause does not count: only the first may know it."""
+    """Return whether an event repeats a known completed switch.
+
+    Its pause is ignored, as only the first of the two events may have it."""
     done = event.name == "switch" and event.fields["state"] == "done"
     return done and _among(event.fields, switches, "step", "from", "to")
 

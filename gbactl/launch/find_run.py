@@ -1,4 +1,4 @@
-"""Which run directory is meant: a path, the beginning of a name in runs/, or of an MLflow run id."""
+"""Search for a run directory: by path, by the start of a name in runs/, or by the start of an MLflow run id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 5
 
 
 def find(run: str, uri: str | None = None, runs: Path = Path("runs"), holding: str = LOG) -> Path:
-    """The directory of a run, with a file in it: its event log, or `holding`.
+    """Return the directory of a run that has the file `holding`, by default its event log.
 
     Raises UsageError if there is none or more than one."""
     path = Path(run)
@@ -43,7 +43,7 @@ def _named(run: str, runs: Path, file: str) -> list[Path]:
 
 
 def _tracked(run: str, uri: str | None) -> set[Path]:
-    """Directories of MLflow runs whose id begins so; none where there is no store."""
+    """Return the directories of MLflow runs whose id starts so; none where there is no store."""
     if not run.isalnum():
         return set()
     try:

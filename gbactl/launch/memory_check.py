@@ -1,4 +1,4 @@
-"""Whether a run fits its data, and this machine in its collective and in memory: told before a process starts."""
+"""Checks before any process starts: a run's all-reduce and memory on this machine, and its batch against its data."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ GIBI = 1 << 30
 
 
 def check_collective(cfg: RunConfig) -> None:
-    """Raises ConfigError where the run's all-reduce cannot form here. Several hosts are judged by what they tell."""
+    """Raise ConfigError where the run's all-reduce cannot work on this machine.
+
+    With several hosts, preflight checks them."""
     if cfg.place.here and cfg.collects:
         check_here(cfg.collective.name)
 
 
 def check_memory(cfg: RunConfig, dataset: Dataset) -> None:
-    """Raises ConfigError where servers and workers on this machine need more memory than is free. Those on several
-    hosts are judged by what the hosts tell."""
+    """Raise ConfigError where servers and workers on this machine need more memory than is free.
+
+    With several hosts, preflight checks them."""
     if cfg.place.one_host and (why := too_large(cfg, dataset, free_memory())):
         raise ConfigError(why)
 
 
 def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
-    """Why rows and dense part do not fit into `free` bytes (0: not known), and what to type; "" where they do."""
+    """Describe why rows and dense parameters exceed `free` bytes (0: unknown), and what to type; "" where they fit."""
     rows = sum(shard_bytes(cfg, dataset, shard) for shard in range(cfg.cluster.servers))
     vector = vector_bytes(cfg, dataset)
     dense = vector * vectors(cfg)
@@ -50,7 +53,7 @@ def too_large(cfg: RunConfig, dataset: Dataset, free: int) -> str:
 
 
 def too_few(cfg: RunConfig, rows: Mapping[str, int]) -> str:
-    """What to know where a global batch is larger than a day or an epoch, whose `rows` stand by its name; else ""."""
+    """Describe a global batch that is larger than a day or an epoch, with `rows` by its name; else ""."""
     name, least = min(rows.items(), key=lambda item: item[1])
     batch = cfg.train.global_batch
     if batch <= least:

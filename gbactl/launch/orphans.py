@@ -1,7 +1,7 @@
-"""Runs whose launcher was killed: their store says RUNNING until a command that opens it sees that nobody holds them.
+"""Cleanup of tracked runs whose launcher was killed: MLflow shows them as RUNNING until a command finds them unlocked.
 
-A run holds its directory's lock from before the store knows of it to its end. Costs a query, and no more where no run
-goes on that began on this machine.
+A run holds its directory's lock from before it is tracked to its end. Costs a query, and nothing more where no run of
+this machine is RUNNING.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from gbactl.tracking.store import MlflowClient
 
 REACHED = "gbactl.reached"
-TOLD = ("loss", "auc")  # what is told of how far a run came, beside its samples
+TOLD = ("loss", "auc")  # metrics of a killed run that are reported beside its samples
 
 
 def end_orphans(uri: str) -> None:
-    """End every run of a store that nobody holds, as KILLED, and tell what it had reached. Raises nothing: whoever
-    opens the store has something else to do."""
+    """Mark every unlocked RUNNING run of a store as KILLED, with the progress that it had reached.
+
+    Raises nothing: the caller has opened the store for another purpose."""
     with suppress(Exception):
         client = connect(uri)
         experiments = [each.experiment_id for each in client.search_experiments()]
@@ -38,7 +39,7 @@ def end_orphans(uri: str) -> None:
 
 
 def _end(client: MlflowClient, uri: str, run_id: str, run_dir: Path) -> None:
-    """The lock is ours. A directory of the same name on another machine is that of another run."""
+    """End one orphaned run, whose lock is held. Skip a directory of another run, as on another machine."""
     backlog = Backlog(run_dir)
     waiting = backlog.read().run_id if backlog.path.exists() else None
     if {waiting, tracked_as(run_dir)} - {None, run_id} or client.get_run(run_id).info.status != "RUNNING":
@@ -60,7 +61,7 @@ def _sentence(reached: dict[str, float]) -> str:
 
 
 def _result(run: Any, run_dir: Path, reached: dict[str, float]) -> dict[str, Any]:
-    """What is known of a run that could not write its result."""
+    """Build a result from what is known of a run that could not write its own."""
     seed = run.data.params.get("seed", "")
     return {
         "mode": run.data.tags.get("gbactl.mode"), "seed": int(seed) if seed.isdecimal() else None, "status": "KILLED",

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line now and then on a pipe."""
+"""Progress display of a run: a bar on a terminal, an occasional line on a pipe."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LINE_SECONDS = 5.0
 
 
 def unit_of(clock: str | None) -> str:
-    """The unit of a rate by a run's clock."""
+    """Return the unit of a rate for a run's clock."""
     return "samples/virtual s" if clock == "virtual" else "samples/s"
 
 
 class Terminal(Console):
-    """A console that may go away: what it cannot show then is dropped."""
+    """Console that ignores write errors once its terminal is gone."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, as Console does."""
+        """See Console.print."""
         try:
             super().print(*objects, **options)
         except OSError:
@@ -34,7 +34,7 @@ class Terminal(Console):
 
 
 class Show:
-    """Everything goes to standard error; standard output is for the result. `unit`: of rates."""
+    """Progress display on standard error; standard output is for the result. `unit`: of rates."""
 
     def __init__(self, unit: str = unit_of("wall")) -> None:
         self.unit = unit
@@ -45,15 +45,15 @@ class Show:
         self._last_text = ""
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line of text."""
         self.console.print(text, soft_wrap=not sys.stderr.isatty())
 
     def step(self, text: str, fraction: float) -> None:
-        """Progress of a long step before training, 0 to 1."""
+        """Show the progress of a long step before training, 0 to 1."""
         self._update(text, fraction, "")
 
     def progress(self, fields: dict[str, Any]) -> None:
-        """Progress of training: the share and the rate are those of the whole day or epoch."""
+        """Show the progress of training: share and rate are those of the whole day or epoch."""
         share = fields["round_finished"] / fields["round_samples"] if fields["round_samples"] else 1.0
         loss = "" if fields["loss"] is None else f"loss {fields['loss']:.4f}"
         text = f"{fields['label']} of {fields['rounds']}"
@@ -82,20 +82,20 @@ class Show:
         self._bar.update(self._task, completed=fraction, description=text, detail=detail)
 
     def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """What was found on every host."""
+        """Show a table of the findings on every host."""
         table = Table(*headings, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*row)
         self.console.print(table, soft_wrap=not self.console.is_terminal)
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def round(self, fields: dict[str, Any]) -> None:
-        """The line of a finished day or epoch, with the scores that early stopping looks at."""
+        """Print the line of a finished day or epoch, with the scores that early stopping compares."""
         self.clear()
         self.say(
             f"  {fields['day']}: {fields['steps']} steps, {fields['eps']:,.0f} {self.unit}; on "
@@ -103,7 +103,7 @@ class Show:
         )
 
     def best(self, result: dict[str, Any]) -> None:
-        """Which epoch was chosen, and its scores, where it was chosen by others."""
+        """Print the chosen epoch and its scores, where it was chosen by another split's."""
         if result["judged_on"] in (None, result["evaluated_on"]):
             return
         self.clear()
@@ -113,7 +113,7 @@ class Show:
         )
 
     def result(self, result: dict[str, Any]) -> None:
-        """A summary table on standard output, for a terminal."""
+        """Print a summary table on standard output, for a terminal."""
         self.clear()
         table = Table(title=f"{result['mode']}, seed {result['seed']}", title_justify="left")
         table.add_column("what")
@@ -148,7 +148,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _network(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was sent in a step, and lay in shared memory in all; how much was turned away, if anything was."""
+    """Return rows on bytes sent a step, bytes in shared memory and rejected frames, if any."""
     found: list[tuple[str, str]] = []
     wire, refused = result.get("wire"), result.get("refused_frames")
     if wire is not None:

@@ -1,6 +1,6 @@
-"""`gbactl train resume=RUN|PATH`: which checkpoint, whose configuration, what was typed beside it, where it works.
+"""Implementation of `gbactl train resume=RUN|PATH`: the checkpoint, its configuration with changes, the directory.
 
-Finding reads the whole checkpoint once, to know that it is good.
+Finding the checkpoint reads it completely, to verify it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from gbactl.launch import rundir
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
-COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # what runs here or on hosts, and what it is told
-EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # of a job's checkpoints, in its estimate
+COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # they run here or on hosts
+EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 
 
 def run_of(chain: Chain) -> Path:
-    """The run directory that a checkpoint is in."""
+    """Return the run directory of a checkpoint."""
     return chain.folder.parent.resolve()
 
 
 @functools.lru_cache(maxsize=4)
 def find(name: str) -> Chain:
-    """The newest good checkpoint of a run (a path, or how its name or MLflow id begins), or the one named by its path.
+    """Return the newest valid checkpoint of a run, or the one at a path.
 
-    One that is not good is told on standard error. Raises CheckpointError where none is, UsageError for no such run."""
+    `name`: a checkpoint's path, a run's path, or the start of a run's name or MLflow id. Invalid checkpoints are
+    reported on standard error. Raises CheckpointError where none is valid, UsageError for an unknown run."""
     path = Path(name)
     if CUT.fullmatch(path.name) and path.is_dir():
         return Folder(path.parent.resolve()).verified(path.name)
@@ -47,14 +48,15 @@ def find(name: str) -> Chain:
 
 
 def own(name: str) -> Folder:
-    """The checkpoints of a run, any of another that lie among them left out. Raises UsageError."""
+    """Return the checkpoints of a run, without those of another run in the same folder. Raises UsageError."""
     path = folder_of(name)
     return Folder(path, identity_of(path.parent))
 
 
 def identity_of(run: Path) -> str:
-    """What the checkpoints of a run in this directory have in common, by the event log of any of its parts; "" where
-    none tells."""
+    """Return the identity of the checkpoints of a run's directory, from the event log of any of its parts.
+
+    "" where no log has it."""
     from gbactl.coordinator import event_log
 
     for path in sorted(run.glob("events*.log")):
@@ -62,13 +64,13 @@ def identity_of(run: Path) -> str:
             told = next(iter(event_log.read(path)))
             if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
                 return manifests.identity(told.fields["config"], told.fields["data"])
-        except (EventLogError, KeyError, TypeError, StopIteration):  # a part that ended before its first step
+        except (EventLogError, KeyError, TypeError, StopIteration):  # a session without a first step
             continue
     return ""
 
 
 def folder_of(name: str) -> Path:
-    """The checkpoints of a run. Raises UsageError."""
+    """Return the checkpoint folder of a run. Raises UsageError."""
     from gbactl.launch import find_run as runs
 
     path = Path(name)
@@ -78,15 +80,16 @@ def folder_of(name: str) -> Path:
 
 
 def named(arguments: Iterable[str]) -> str | None:
-    """What `resume=` names among overrides, if anything."""
+    """Return the value of `resume=` among overrides, or None."""
     found = [text.partition("=")[2] for text in arguments if text.startswith(f"{KEY}=")]
     value = found[-1].strip("'\"") if found else ""
     return None if value in ("", "null") else value
 
 
 def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
-    """The group options of the run that is gone on with, as overrides, so that its keys can be typed; but for the
-    groups that were typed themselves. Raises UsageError for what cannot stand beside resume=."""
+    """Return the resumed run's group options as overrides, so that their keys can be typed; without typed groups.
+
+    Raises UsageError for overrides that cannot stand beside resume=."""
     name = named(arguments)
     if name is None:
         return []
@@ -102,7 +105,9 @@ def group_choices(arguments: Sequence[str], conf: Path) -> list[str]:
 
 
 def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
-    """The configuration of the run that `values` names under resume, at that checkpoint, with what was `typed`."""
+    """Build the configuration of the resumed run at its checkpoint, with the `typed` changes.
+
+    `values`: the composed configuration, which names the run under resume."""
     chain = find(str(values[KEY]))
     stored = config_at(chain)
     for text in typed:
@@ -118,13 +123,14 @@ def resumed(values: dict[str, Any], typed: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys(arguments: Iterable[str]) -> set[str]:
-    """What is typed before the "=" of overrides."""
+    """Return the keys of overrides, left of "="."""
     return {text.lstrip("+").partition("=")[0] for text in arguments}
 
 
 def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raise UsageError for a command that only the run's own configuration names: whoever wrote that would have it run
-    here. `values`: what is composed from this machine's files and what was typed."""
+    """Raise UsageError for a command that only the stored configuration names: its author would have it run here.
+
+    `values`: the configuration from this machine's files and the typed overrides."""
     for key in COMMANDS:
         group, name = key.split(".")
         given, own = stored.get(group, {}), values.get(group, {})
@@ -136,7 +142,7 @@ def _refuse_commands(stored: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 
 def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Put what was composed for one key, or one whole group, into the stored configuration."""
+    """Copy one composed key, or one whole group, into the stored configuration."""
     for key in path[:-1]:
         if not isinstance(values.get(key), Mapping):
             return
@@ -146,7 +152,7 @@ def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence
 
 
 def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> None:
-    """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of so many `rounds`, can go on."""
+    """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of `rounds` rounds, can resume."""
     name, last = chain.folder / chain.last.name, chain.last
     now, then = manifests.shared(config, data), manifests.shared(last.config, data)
     changed = [key for key in now if now[key] != then[key]]
@@ -160,8 +166,10 @@ def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> No
 
 @dataclass
 class Continued:
-    """`chain`: the checkpoint, None for a run from the beginning; `same_run`: it goes on in its own directory;
-    `tracked`: the MLflow run that it goes on as, "" if that is not known (yet)."""
+    """Checkpoint and directory that a run starts from.
+
+    `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
+    run that it continues, "" if unknown (yet)."""
 
     chain: Chain | None = None
     same_run: bool = False
@@ -169,7 +177,7 @@ class Continued:
 
     @classmethod
     def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> Continued:
-        """Of a configuration. Raises CheckpointError where a run cannot go on from what it names."""
+        """Find the starting point of a configuration. Raises CheckpointError where the run cannot resume from it."""
         if cfg.resume is None:
             return cls()
         chain = find(cfg.resume)
@@ -179,16 +187,16 @@ class Continued:
         return cls(chain, same, (rundir.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
-        """Where it works: the run's own directory, or a new one if run_dir= names one."""
+        """Return the directory to work in: the run's own, or a new one if run_dir= names one."""
         return run_of(self.chain) if self.chain is not None and self.same_run else rundir.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:
-        """By which modes it has gone so far, the one included that it begins in now."""
+        """Return the modes of the run so far, including the one that it starts in now."""
         mode = cfg.mode.name
         return mode if self.chain is None else Position.read(self.chain.last.position).modes_with(mode)
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
-        """The directory is ours: put what was there aside, and what was saved after the checkpoint away."""
+        """Take over the directory: rename the earlier files, and remove checkpoints newer than the resumed one."""
         if self.chain is None or not self.same_run:
             return
         rundir.reopen(path, cfg)
@@ -200,7 +208,7 @@ class Continued:
 
 
 def saying(fields: dict[str, Any]) -> str:
-    """An event about checkpoints in one line."""
+    """Describe an event about checkpoints in one line."""
     if fields["state"] == "failed":
         why = f"The checkpoint of step {fields['step']} failed: {fields['why'].rstrip('.')}"
         return f"{why}; training goes on, the next one tries again."

@@ -1,4 +1,4 @@
-"""`train`: one run from a checked configuration to result.json."""
+"""Implementation of `gbactl train`: one run from a checked configuration to result.json."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ from gbactl.wire.messages import Event, unpack
 
 EXIT_SECONDS = 15.0
 CAUSE_SECONDS = 3.0
-LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # how often children are looked after, and when they are about to end
-MOST_CURVES = 16  # workers whose rates are logged as they change
+LOOK_SECONDS, ENDED_SECONDS = 0.25, 0.02  # interval of checks on children, and that after the result
+MOST_CURVES = 16  # up to so many workers have their rates logged
 OVER = "the training had come to its end"
-FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # how long the tracking store is waited for
+FINISH_SECONDS, STOP_SECONDS = 30.0, 4.0  # time-outs for the tracking store
 
 
 def train(cfg: RunConfig) -> dict[str, Any]:
-    """Run one training; prints the result and returns it. Raises GbactlError; Stopped, which says what became of it."""
+    """Run one training, print its result and return it. Raises GbactlError, and Stopped, which says what was saved."""
     try:
         with stoppable():
             return _train(cfg)
@@ -79,7 +79,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
-    located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # what can never come is told
+    located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     check_memory(cfg, dataset)
     job = Continued.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
@@ -110,7 +110,7 @@ def _headline(cfg: RunConfig, dataset: Dataset) -> str:
 
 
 class Run:
-    """The launcher's side of one run."""
+    """Launcher's side of one run."""
 
     def __init__(
         self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs, job: Continued | None = None
@@ -135,11 +135,11 @@ class Run:
         self.stop = Stop(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
-        """Everything, and whatever happens: children gone, MLflow told, what was logged kept."""
+        """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
         shared_names.sweep()
         rundir.write_faults(self.run_dir, self.cfg)
         try:
-            with whole():  # or nobody would end what was just begun
+            with whole():  # a signal could leave the run unended
                 self._begin_tracking()
             with room_needed(self.run_dir):
                 self._train()
@@ -158,18 +158,18 @@ class Run:
             raise
 
     def _stopped(self, stopped: Stopped) -> None:
-        """A signal ended the training."""
+        """Write the result of a run that was stopped by a signal."""
         stopped.told = self.stop.sentence(self.run_dir)
         told = {**self.stop.found, "signal": signal.Signals(stopped.number).name, "told": stopped.told}
         self._end("KILLED", {"error": "stopped by a signal", "stopped": told})
 
     def _say_below(self, text: str) -> None:
-        """A line, and no bar after it."""
+        """Remove the progress bar and print a line."""
         self.show.clear()
         self.show.say(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """See engine.base.Launch: the first signal has the run saved; one that has its result goes on to its end."""
+        """See Launch.look_at_signals: the first signal has the run saved; a run with its result goes on to its end."""
         if self.result is None:
             self.stop.look(tell)
 
@@ -181,7 +181,7 @@ class Run:
             Folder(self.run_dir / CHECKPOINTS).sweep()
 
     def follow(self, children: Children) -> None:
-        """See engine.base.Launch."""
+        """See Launch.follow."""
         try:
             self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
             children.prepare()
@@ -197,7 +197,7 @@ class Run:
 
     @contextlib.contextmanager
     def _collective(self, children: Children) -> Iterator[list[dict[str, str]]]:
-        """The workers' environments; with a meeting point for the all-reduce where the mode has one."""
+        """Provide the workers' environments, with a rendezvous for the all-reduce where the mode has one."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
@@ -211,7 +211,7 @@ class Run:
             yield [meeting.environment(rank) for rank in range(workers)]
 
     def _talk_with(self, children: Children) -> None:
-        """Listen to the coordinator until the result is there; raise as soon as a child ends badly."""
+        """Listen to the coordinator until the result arrives; raise as soon as a child fails."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
             self.coordinators = Coordinators(children, hub, self.show.say)
@@ -228,13 +228,13 @@ class Run:
         while not (self.result is not None and (children.ended() or coordinators.gone)):
             look()
             self.look_at_signals(coordinators.tell)
-            # looked at before polling: what a child said before it ended is then read before it is judged
+            # checked before polling, so that the last messages of a child that ended are read before its failure counts
             failure, over = children.failure(), children.ended()
             self._hear(hub, LOOK_SECONDS if self.result is None else ENDED_SECONDS)
             self._check(children, failure, over)
             self._look()
             if coordinators.missed():
-                self._hear(hub, 0.0)  # what it had said before
+                self._hear(hub, 0.0)  # its last messages
                 self._replace(coordinators)
 
     def _hear(self, hub: SocketHub, seconds: float) -> None:
@@ -243,7 +243,7 @@ class Run:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
     def _replace(self, coordinators: Coordinators) -> None:
-        """Another coordinator in the place of one that is gone."""
+        """Replace a failed coordinator."""
         if self.result is None:
             coordinators.replace(self._check)
             self.stop.again()
@@ -265,7 +265,7 @@ class Run:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
     def _cause(self, children: Children, failure: tuple[str, bool]) -> tuple[str, bool]:
-        """Give the process that really failed a moment to be seen before those that only noticed."""
+        """Wait briefly until the process that really failed has ended, before blaming one that only noticed."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -273,7 +273,7 @@ class Run:
         return failure
 
     def on_event(self, event: Event) -> None:
-        """See engine.base.Launch."""
+        """See Launch.on_event."""
         look()
         self.stop.heard(event)
         if switch_known(event, self.switches):
@@ -310,7 +310,7 @@ class Run:
             self.show.best(event.fields)
 
     def _judged(self, fields: dict[str, Any]) -> None:
-        """A day or an epoch is trained and evaluated."""
+        """Show and log the evaluation of a day or epoch."""
         self.phases = fields["phases"]
         self.show.round(fields)
         metrics = {key: fields[key] for key in METRICS} | {"round_eps": fields["eps"]}
@@ -319,7 +319,7 @@ class Run:
         self._log({**metrics, **replica_metrics(fields)}, fields["samples_finished"])
 
     def _saved(self, fields: dict[str, Any]) -> None:
-        """A checkpoint exists, or could not be written; or what is expected of them."""
+        """Show and log a saved checkpoint, a failed one, or the checkpoints' estimate."""
         if fields["state"] == "saved":
             metrics = {"checkpoint_seconds": fields["seconds"], "checkpoint_mb": fields["bytes"] / 1e6}
             self._log(metrics, fields["samples"])
@@ -329,14 +329,14 @@ class Run:
         self.show.say(f"  {saying(fields)}")
 
     def _injected(self, fields: dict[str, Any]) -> None:
-        """The fault plan strikes; what was done is written down at once."""
+        """Inject a due fault, and write it to faults.json at once."""
         pid = None if self.injuries is None else self.injuries.inflict(fields)
         done = self.injuries is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
         rundir.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
-        """A switch was done, or could not be."""
+        """Show and log a switch that was done or failed."""
         if fields["state"] == "stayed":
             self.show.say(f"  No switch to {fields['to']}: {fields['why']}; the run stays in {fields['from']}.")
         elif fields["state"] == "done":
@@ -348,7 +348,7 @@ class Run:
             self.show.say(f"  {answer(fields)}")
 
     def _looked(self, fields: dict[str, Any]) -> None:
-        """switch=auto looked at the workers."""
+        """Log a decision of switch=auto."""
         self._log({"auto_sync_eps": fields["sync"], "auto_gba_eps": fields["gba"]}, fields["samples"])
         if fields["wanted"] != fields["mode"] and "obstacle" not in fields:
             self.show.say(f"  step {fields['step']}: {fields['reason']}.")
@@ -374,13 +374,13 @@ class Run:
         )  # fmt: skip
 
     def _naming(self) -> dict[str, str]:
-        """Tags that name the run by the modes that it went by; MLflow takes the second one for the run's name."""
+        """Return tags that name the run by its modes; MLflow uses mlflow.runName as the run's name."""
         name = self.cfg.tracking.run_name or self.run_dir.name
         name = name if self.modes == self.cfg.mode.name else f"{name} {self.modes}"
         return {"gbactl.mode": self.modes, "mlflow.runName": name}
 
     def _named(self, modes: str) -> None:
-        """The run is known by these modes from now on."""
+        """Rename the run after the modes that it has used."""
         if modes != self.modes:
             self.modes = modes
             if self.tracked is not None:
@@ -429,7 +429,7 @@ class Run:
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
-        """Add what was turned away at the launcher's own two doors."""
+        """Add connections rejected by the launcher's own two sockets (control and rendezvous) to the result."""
         here = Counter({} if self.control is None else self.control.hub.refused)
         if self.meeting is not None and self.meeting.turned_away():
             here["A request to the all-reduce's rendezvous."] += self.meeting.turned_away()
@@ -437,13 +437,13 @@ class Run:
         result["refused_frames"] += here.total()
 
     def _all_reduce(self) -> str | None:
-        """Which one sums the gradients of phases that have one."""
+        """Return the name of the collective that sums gradients; None where no phase has an all-reduce."""
         if not self.cfg.collects:
             return None
         return self.cfg.collective.name if self.cfg.place.real else "modelled"
 
     def _clock(self) -> dict[str, Any]:
-        """What the seconds of a result are; `virtual_seconds` is None where they are real."""
+        """Return the result's fields on its clock; `virtual_seconds` is None where time is real."""
         return {"clock": self.cfg.place.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The run directory: resolved configuration, logs, event log, result. One per run, never shared."""
+"""Run directory: resolved configuration, logs, event log, result. One per run, never shared."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FAULTS = "faults.json"
 LOG = "events.log"
 LOCK = ".run.lock"
 ROOM = ".room"
-ROOM_BYTES = 1 << 17  # that the result may take on a disk that is full meanwhile
+ROOM_BYTES = 1 << 17  # reserved for the result in case the disk fills up
 
 
 def create(cfg: RunConfig) -> Path:
-    """Make the directory. Raises UsageError when run_dir= names one that already holds a run."""
+    """Create a run's directory. Raises UsageError when run_dir= names one that already holds a run."""
     if cfg.run_dir is not None:
         path = Path(cfg.run_dir)
         if (path / CONFIG).exists():
@@ -45,7 +45,7 @@ def create(cfg: RunConfig) -> Path:
 
 
 def reopen(path: Path, cfg: RunConfig) -> Path:
-    """A run's directory again, for its next part; what the parts before left is kept under numbered names."""
+    """Reopen a run's directory to resume it; earlier files are kept under numbered names."""
     part = 1 + max((int(old.suffix[1:]) for old in path.glob("logs.*") if old.suffix[1:].isdigit()), default=0)
     for name in ("logs", CONFIG, RESULT, LOG):
         stem, dot, suffix = name.partition(".")
@@ -59,13 +59,13 @@ def reopen(path: Path, cfg: RunConfig) -> Path:
 
 
 def keep_room(path: Path) -> None:
-    """Take room on the disk for the result, until it is written. Raises OSError."""
+    """Reserve disk space for the result until it is written. Raises OSError."""
     with (path / ROOM).open("wb") as file:
         take_room(file.fileno(), ROOM_BYTES)
 
 
 def lock(path: Path) -> FileLock:
-    """Held while a run works in its directory. Raises UsageError if one does."""
+    """Lock a run's directory while the run works in it. Raises UsageError if another run has locked it."""
     held = FileLock(path / LOCK, thread_local=False)
     try:
         held.acquire(timeout=0)
@@ -75,7 +75,7 @@ def lock(path: Path) -> FileLock:
 
 
 def tracked_as(path: Path) -> str | None:
-    """The MLflow id of the run that was in a directory, if its result tells."""
+    """Return the MLflow id of the run in a directory, from its result, or None."""
     try:
         found = json.loads((path / RESULT).read_text()).get("run_id")
     except (OSError, ValueError, AttributeError):
@@ -84,14 +84,14 @@ def tracked_as(path: Path) -> str | None:
 
 
 def write_config(path: Path, cfg: RunConfig) -> None:
-    """The resolved configuration, as YAML that `gbactl train` understands."""
+    """Write the resolved configuration, as YAML that `gbactl train` understands."""
     import yaml
 
     (path / CONFIG).write_text(yaml.safe_dump(to_dict(cfg), sort_keys=False))
 
 
 def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any]] = ()) -> None:
-    """faults.json: the plans, their defaults filled in and their processes chosen; none where there are no faults.
+    """Write faults.json: the plans with defaults and chosen processes; no file where there are no faults.
 
     `injected`: the kills and hangs so far."""
     plan = cfg.fault_plan()
@@ -101,7 +101,7 @@ def write_faults(path: Path, cfg: RunConfig, injected: Sequence[Mapping[str, Any
 
 
 def plain(value: Any) -> Any:
-    """The same, with None where a number is not finite: JSON has no other way to say it."""
+    """Replace numbers that are not finite by None, as JSON has no form for them."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
 
 
 def write_result(path: Path, result: dict[str, Any]) -> Path:
-    """result.json, complete or not there at all, in the room that was kept for it. Raises NoRoomError."""
+    """Write result.json, atomically and in the space reserved for it. Raises NoRoomError."""
     target, partial = path / RESULT, path / f".{RESULT}.partial"
     (path / ROOM).unlink(missing_ok=True)
     with room_needed(target):

@@ -1,4 +1,4 @@
-"""`gbactl switch`: a training with a schedule, or a word to a training that runs, and what it answers."""
+"""Implementation of `gbactl switch`: a training with a schedule, or a request to a running job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 15.0
 
 
 def train_switching(overrides: list[str]) -> None:
-    """`gbactl train`, which insists on a schedule. Raises UsageError without one."""
+    """Train like `gbactl train`, but require a switch schedule. Raises UsageError without one."""
     from gbactl.launch.compose import run_hydra
     from gbactl.launch.run import train
 
@@ -42,7 +42,7 @@ def train_switching(overrides: list[str]) -> None:
 
 
 def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, uri: str | None) -> None:
-    """Ask a running job to go on in another mode, and print what it says. Raises GbactlError where it does not."""
+    """Ask a running job to switch to another mode, and print its answer. Raises GbactlError where it does not."""
     mode = mode_with(to, changes)
     with Asking(find(run, uri, holding=CONFIG)) as asking:
         found = asking.switch(mode, wait)
@@ -53,7 +53,7 @@ def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, 
 
 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:
-    """Print how a running job is."""
+    """Print the status of a running job."""
     run_dir = find(run, uri, holding=CONFIG)
     with Asking(run_dir) as asking:
         found = asking.status()
@@ -61,7 +61,7 @@ def tell_status(run: str, as_json: bool, uri: str | None) -> None:
 
 
 class Asking:
-    """A connection to a run's launcher. Raises UsageError, one sentence, where the run does not listen."""
+    """Connection to the control socket of a run. Raises UsageError, one sentence, where the run does not listen."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -81,14 +81,14 @@ class Asking:
         self.hub.close()
 
     def status(self) -> dict[str, Any]:
-        """The run's last progress, and its switches."""
+        """Request the last progress of the run and its switches."""
         self.channel.send(Event("status", {}))
         return self._heard(ANSWER_SECONDS)
 
     def switch(self, mode: dict[str, Any], wait: bool) -> dict[str, Any]:
-        """Ask for a mode, all of whose keys are given; `wait` until the first gradient in it. Returns the last answer.
+        """Request a switch to a mode, given with all its keys, and return the last answer.
 
-        Raises GbactlError if the run ends without one."""
+        `wait`: until the first gradient in it. Raises GbactlError if the run ends without an answer."""
         self.channel.send(Event("switch", {"mode": mode}))
         limit: float | None = ANSWER_SECONDS
         while True:
@@ -112,7 +112,7 @@ class Asking:
 
 
 def _door(run_dir: Path) -> tuple[str, bytes]:
-    """(address, key)."""
+    """Read (address, key) of a run's control socket."""
     try:
         fields = json.loads((run_dir / FILE).read_text())
         return str(fields["address"]), bytes.fromhex(fields["key"])
@@ -149,8 +149,9 @@ def _virtual(run_dir: Path) -> bool:
 
 
 def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
-    """Every key of conf/mode/TO.yaml, with KEY=VALUE changes. Raises UsageError for no mode, and what is no such pair.
-    """
+    """Load every key of conf/mode/TO.yaml, with KEY=VALUE changes.
+
+    Raises UsageError for an unknown mode, and for a change that is no such pair."""
     import yaml
 
     from gbactl.launch.compose import mode_file
@@ -170,7 +171,7 @@ def mode_with(to: str, changes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """inf and 3e6, which YAML takes for words, as the numbers they are."""
+    """Convert a value such as inf or 3e6, which YAML reads as text, to a number."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,1 +1,1 @@
-"""Switching the mode of a running job: when, to what, and how the dense parameters move."""
+"""Switching the mode of a running job: schedule, automatic choice, names and messages."""

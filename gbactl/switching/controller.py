@@ -1,9 +1,9 @@
-"""`switch=auto`: whether `sync` or `gba` would deliver more on the cluster as it is now. Pure: no clock, no I/O.
+"""Controller of `switch=auto`: predicts whether `sync` or `gba` delivers more samples/s now. Pure: no clock, no I/O.
 
 From each worker's last step times it predicts `sync` (G over the expected maximum of a step, which waits for the
-slowest, and what the all-reduce adds) and `gba` (the sum of the workers' rates). What a mode delivers beside what its
-step times promise is learned while the run is in it; of the mode it is in, what is delivered is known. What is not
-known yet is taken in favour of `sync`, which needs no excuse. A gradient costs 2 us, a look 20 us a worker.
+slowest, and the all-reduce's overhead) and `gba` (the sum of the workers' rates). The ratio of a mode's measured
+throughput to this is learned while the run is in it; the present mode's throughput is measured. Unknown values are
+assumed in favour of `sync`, the default. A gradient costs 2 us, a look 20 us a worker.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import numpy as np
 
 SYNC, GBA = "sync", "gba"
 MODES = (SYNC, GBA)
-FEW, MOST = 4, 64  # remembered however old they are, and however new
+FEW, MOST = 4, 64  # least and largest number of values that are kept, at any age
 
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Seconds: `window` that is remembered, `minimum_stay` in a mode. Shares: how much more than `sync` `gba` must
-    promise to be worth it (`margin`), and how far past that point it must be, either way (`hysteresis`)."""
+    """Options of the controller. Seconds: the `window` of values kept, the `minimum_stay` in a mode.
+
+    Shares: by how much `gba` must exceed `sync` to be worth it (`margin`), and how far beyond that point, either way, a
+    switch happens (`hysteresis`)."""
 
     window: float = 10.0
     margin: float = 0.1
@@ -32,21 +34,22 @@ class AutoOptions:
 
     @property
     def enter(self) -> float:
-        """gba / sync from which on `gba` is entered."""
+        """Ratio gba / sync above which `gba` is entered."""
         return (1.0 + self.margin) * (1.0 + self.hysteresis)
 
     @property
     def leave(self) -> float:
-        """gba / sync below which it is left."""
+        """Ratio gba / sync below which `gba` is left."""
         return (1.0 + self.margin) / (1.0 + self.hysteresis)
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the cluster. `sync`, `gba`: samples/s that they would deliver; `delivered`: what the present mode
-    does (None: not known yet); `slowest`: expected seconds of the slowest of a step, `overhead`: what a step takes
-    beside (None: `sync` was not seen yet); `efficiency` of `gba`: delivered over the sum of the workers' rates, before
-    it was seen the share of `sync`'s step that is computing."""
+    """Decision of the controller at one time. `sync`, `gba`: samples/s that they would deliver.
+
+    `delivered`: samples/s of the present mode (None: unknown yet). `slowest`: expected seconds of the slowest worker in
+    a step. `overhead`: further seconds of a step (None: `sync` not measured yet). `efficiency` of `gba`: delivered over
+    the sum of the workers' rates; before it was measured, the computing share of a `sync` step."""
 
     at: float
     mode: str
@@ -62,7 +65,9 @@ class Look:
 
 
 class Controller:
-    """Told of every gradient and step, asked now and then. `local_batch`: samples of a worker in a `sync` step."""
+    """Choice between `sync` and `gba` from reported gradients and steps.
+
+    `local_batch`: a worker's samples in a `sync` step."""
 
     def __init__(self, workers: int, global_batch: int, local_batch: int, options: AutoOptions) -> None:
         self.workers, self.global_batch, self.local_batch = workers, global_batch, local_batch
@@ -74,20 +79,20 @@ class Controller:
         self._since, self._slowest = 0.0, 0.0
 
     def begin(self, now: float, mode: str) -> None:
-        """A phase begins in `mode`: what is delivered is counted from here."""
+        """Begin a phase in `mode`: throughput is measured from here."""
         if mode != self.mode:
             self.mode, self._since = mode, now
         self._steps.pairs.clear()
         self._slowest = 0.0
 
     def seen(self, now: float, worker: int, seconds: float, samples: int) -> None:
-        """A gradient of `samples` took a worker `seconds` to compute."""
+        """Record that a worker took `seconds` to compute a gradient of `samples`."""
         if samples > 0 and seconds > 0.0:
             self._slowest = max(self._slowest, seconds)
             self._each.setdefault(worker, Recent(self.options.window)).add(now, seconds / samples)
 
     def stepped(self, now: float, finished: int) -> None:
-        """A step was ordered; so many samples of the phase have a fate now."""
+        """Record an ordered step; `finished` samples of the phase have a fate now."""
         if self.mode == SYNC and self._steps.pairs and self._slowest:
             took = now - self._steps.pairs[-1][0]
             self._overheads.add(now, max(0.0, took - self._slowest))
@@ -95,12 +100,12 @@ class Controller:
         self._slowest = 0.0
 
     def gone(self, worker: int) -> None:
-        """A worker is lost."""
+        """Remove a failed worker from the prediction."""
         self.workers -= 1
         self._each.pop(worker, None)
 
     def look(self, now: float) -> Look | None:
-        """What to do now; None in other modes, and until every worker was seen a few times."""
+        """Compare the modes now; None in other modes, and until every worker has FEW step times."""
         if self.mode not in MODES or len(self._each) < self.workers or not self._each:
             return None
         for recent in self._each.values():
@@ -124,7 +129,7 @@ class Controller:
         )
 
     def _delivered(self, now: float) -> float | None:
-        """Samples/s of the phase so far, as far as it is remembered; a step that is overdue counts against it."""
+        """Compute the samples/s of the phase within the window; an overdue step counts against it."""
         self._steps.trim(now)
         pairs = self._steps.pairs
         if len(pairs) < FEW:
@@ -135,7 +140,7 @@ class Controller:
         return (finished - before) / span if span > 0.0 and finished > before else None
 
     def _decide(self, now: float, ratio: float) -> tuple[str, str]:
-        """(mode, why)."""
+        """Choose the mode by the ratio gba / sync; returns (mode, reason)."""
         enter, leave = self.options.enter, self.options.leave
         promise = f"gba promises {ratio:.2f} of sync"
         if self.mode == SYNC and ratio <= enter:
@@ -150,7 +155,7 @@ class Controller:
 
 
 def expected_maximum(columns: Sequence[Sequence[float]]) -> float:
-    """Mean of the largest of one draw from each column's values, exactly: the integral of 1 - prod F_i."""
+    """Compute the expected maximum of one random value from each column, exactly: the integral of 1 - prod F_i."""
     ordered = [np.sort(np.asarray(column, np.float64)) for column in columns]
     steps = [np.diff(np.log(np.arange(1, len(c) + 1) / len(c)), prepend=0.0) for c in ordered]
     points = np.concatenate(ordered)
@@ -162,23 +167,23 @@ def expected_maximum(columns: Sequence[Sequence[float]]) -> float:
 
 
 class Recent:
-    """(time, value) pairs of the last `seconds`: the FEW newest at least, MOST at most."""
+    """Recent (time, value) pairs, of the last `seconds`: at least the FEW newest, at most MOST."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.pairs: deque[tuple[float, float]] = deque(maxlen=MOST)
 
     def add(self, now: float, value: float) -> None:
-        """The newest pair."""
+        """Append the newest (time, value) pair."""
         self.pairs.append((now, value))
         self.trim(now)
 
     def trim(self, now: float) -> None:
-        """Forget what is too old."""
+        """Remove pairs that are older than the window."""
         while len(self.pairs) > FEW and self.pairs[0][0] < now - self.seconds:
             self.pairs.popleft()
 
     @property
     def values(self) -> list[float]:
-        """Oldest first."""
+        """Values, oldest first."""
         return [value for _, value in self.pairs]

@@ -1,6 +1,6 @@
-"""A run's modes as MLflow can show them: a number per mode for a curve, a name, and a sentence that lists the phases.
+"""Modes of a run as MLflow shows them: a number for a curve, a run name, and a sentence that lists the phases. Pure.
 
-A run that was switched is named by what it did: sync>gba@day2, where @ tells the point. Pure.
+A switched run is named by its modes: sync>gba@day2, where @ gives the point of the switch.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from gbactl.policies.base import names, policy_class
 
 
 def mode_id(mode: str) -> float | None:
-    """The mode's number in the metric `mode_id`; None for one that has none."""
+    """Return the mode's number in the metric `mode_id`; None for one that has none."""
     number = policy_class(mode).number if mode in names() else None
     return None if number is None else float(number)
 
 
 def legend() -> str:
-    """What the numbers mean."""
+    """Describe which number stands for which mode."""
     numbered = sorted((number, mode) for mode in names() if (number := policy_class(mode).number) is not None)
     return ", ".join(f"{number} {mode}" for number, mode in numbered)
 
 
 def switched(modes: str, to: str, point: str, fresh: bool = False) -> str:
-    """The name of a run that was named `modes` and goes on in `to`; `fresh`: with an optimizer state begun anew."""
+    """Extend the name of a run by a switch to `to`; `fresh`: with the optimizer's state reset."""
     return f"{modes}>{to}@{point}{'+fresh' if fresh else ''}"
 
 
 def each_mode(name: str) -> list[str]:
-    """The modes of a run's name in their order."""
+    """Return the modes in a run's name, in order."""
     return [part.partition("@")[0] for part in name.split(">")]
 
 
 def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
-    """The first mode, and where each other one began."""
+    """Describe the first mode and the start of each later one."""
     told = [
         f"{each['to']} from {each['day']}, sample {each['first_sample']}"
         f"{', optimizer anew' if each.get('fresh_optimizer') else ''}"
@@ -45,7 +45,7 @@ def listed(first: str, switches: Iterable[Mapping[str, Any]]) -> str:
 
 
 def from_listed(text: str) -> str:
-    """The name of a run of which only the sentence of `listed` is known."""
+    """Build a run's name from the sentence of `listed`."""
     name, *rest = text.split("; ")
     for each in rest:
         found = re.fullmatch(r"(\S+) from (\S+) (\d+), sample (\d+)(, optimizer anew)?", each)

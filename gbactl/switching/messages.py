@@ -1,4 +1,4 @@
-"""What `gbactl switch` prints: sentences and a short table for a person, JSON for a machine."""
+"""Output of `gbactl switch`: sentences and a short table for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 80
 
 
 def answer(found: dict[str, Any]) -> str:
-    """One sentence. Raises GbactlError where the switch is refused or did not happen."""
+    """Describe the outcome of a switch in one sentence. Raises GbactlError where it is refused or did not happen."""
     to, state = found.get("to", "that mode"), found["state"]
     if state == "refused":
         raise GbactlError(f"No switch: {found['why'].rstrip('.')}.")
@@ -33,7 +33,7 @@ def _pause(milliseconds: float | None) -> str:
 
 
 def status(run_dir: Path, found: dict[str, Any]) -> str:
-    """Lines of at most 80 columns."""
+    """Format the status of a run in lines of at most 80 columns."""
     name = textwrap.shorten(run_dir.name, WIDTH - 10, placeholder="...")
     if "mode" not in found:
         return f"{name}: starting"

@@ -1,9 +1,9 @@
-"""A switch schedule: from which point on a run trains in which mode. Pure.
+"""Switch schedule: the points at which a run changes its mode. Pure.
 
 An entry is {at: {UNIT: X}, to: MODE, set: {KEY: VALUE}}; `set` changes keys of conf/mode/MODE.yaml. Units: day (or
-epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples. Hand-out
-goes on from such a point to the next whole global batch, so that no step is left partial. With fresh_optimizer: true
-the optimizer's state begins anew there, as after a restart that kept the parameters alone.
+epoch), counted from 0; samples handed out, global step, seconds of training, fraction of all samples. Hand-out goes on
+from such a point to the next whole global batch, so that no step is left partial. With fresh_optimizer: true the
+optimizer's state is reset there, as after a restart that kept the parameters alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXAMPLE = "type {at: {day: 2}, to: gba}"
 
 @dataclass(frozen=True)
 class Entry:
-    """From `value` `unit`s on, mode `to` with `changes`; `fresh`: the optimizer's state begins anew."""
+    """Entry of a schedule: mode `to` with `changes` from `value` `unit`s on; `fresh`: reset the optimizer's state."""
 
     unit: str
     value: float
@@ -32,14 +32,14 @@ class Entry:
 
     @property
     def point(self) -> str:
-        """The point in one word, for the name of a run that was switched there: day2, step100, 60s, 80%."""
+        """Point of the switch in one word, for the name of the run: day2, step100, 60s, 80%."""
         if self.unit == "fraction":
             return f"{100 * self.value:g}%"
         return f"{self.value:g}s" if self.unit == "seconds" else f"{self.unit}{self.value:.0f}"
 
 
 def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    """Read a schedule. Raises ConfigError that names the entry that is wrong."""
+    """Parse a schedule. Raises ConfigError that names the wrong entry."""
     found = [_entry(number, raw) for number, raw in enumerate(schedule)]
     last: dict[str, float] = {}
     for number, entry in enumerate(found):
@@ -53,7 +53,7 @@ def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 
 def name(number: int) -> str:
-    """What an entry is called in an error."""
+    """Return the name by which errors call an entry."""
     return f"switch.schedule[{number}]"
 
 
@@ -90,10 +90,9 @@ def _value(where: str, unit: str, value: Any) -> float:
 
 
 def located(found: Sequence[Entry], rows: Sequence[int]) -> list[int | None]:
-    """Each entry's point in samples of the run, whose rounds have `rows` samples; None for steps and seconds.
+    """Convert each entry's point to samples of the run, whose rounds have `rows` samples; None for steps and seconds.
 
-    Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry.
-    """
+    Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry."""
     points = [_point(entry, rows) for entry in found]
     total, last = sum(rows), 0
     for number, (entry, point) in enumerate(zip(found, points, strict=True)):

@@ -1,1 +1,1 @@
-"""The wire between processes: frames, messages, channels and hubs, authentication, reliable delivery, compression."""
+"""Wire between processes: frames, messages, channels and hubs, authentication, reliable delivery, compression."""

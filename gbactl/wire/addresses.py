@@ -1,4 +1,4 @@
-"""Where a node listens: `HOST:PORT`, or `unix:NAME` for an abstract Unix socket (Linux, one host).
+"""Listening addresses of nodes: `HOST:PORT`, or `unix:NAME` for an abstract Unix socket (Linux, one host).
 
 A Unix socket costs half of loopback TCP a message and leaves no file behind.
 """
@@ -10,17 +10,17 @@ import socket
 import sys
 
 UNIX = "unix:"
-BACKLOG = 4096  # or what the kernel allows: a crowd that comes at once leaves nobody out who has the key
+BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once must all get in
 
 
 def local(bind: str, transport: str) -> str:
-    """What to give to `listen`: a Unix socket for processes that share memory on this host, else `bind`."""
+    """Choose the bind address for `listen`: a Unix socket for processes that share memory on this host, else `bind`."""
     one_host = transport == "shm" and bind in ("127.0.0.1", "localhost") and sys.platform == "linux"
     return UNIX if one_host else bind
 
 
 def listen(bind: str) -> socket.socket:
-    """A listening socket on a free port of `bind`, or on a fresh name if it is `unix:`."""
+    """Open a listening socket on a free port of `bind`, or on a fresh name if it is `unix:`."""
     if bind != UNIX:
         return socket.create_server((bind, 0), backlog=BACKLOG)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -30,7 +30,7 @@ def listen(bind: str) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """What a peer dials."""
+    """Return the address at which peers reach a listening socket."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return UNIX + bytes(name)[1:].decode()
@@ -38,12 +38,12 @@ def address_of(listener: socket.socket) -> str:
 
 
 def near(address: str, host: str) -> bool:
-    """Whether who listens at `address` shares memory with a process whose host has the address `host` ("": all do)."""
+    """Return whether the listener at `address` shares memory with a process on `host` ("": all processes do)."""
     return not host or address.startswith(UNIX) or address.rpartition(":")[0] == host
 
 
 def dial(address: str, timeout: float) -> socket.socket:
-    """Connect within `timeout` seconds. Raises OSError."""
+    """Connect to a node's address within `timeout` seconds. Raises OSError."""
     if not address.startswith(UNIX):
         host, port = address.rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout=timeout)

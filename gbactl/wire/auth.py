@@ -1,12 +1,12 @@
-"""Mutual authentication of a connection with the run's key; one exchange, then keyed frames.
+"""Mutual authentication of a connection with the run's key, before any frame.
 
     listener -> connector   MAGIC, nonce L
     connector -> listener   role, index, epoch, nonce C, HMAC(key, "connector" | L | C | role | index | epoch)
     listener -> connector   HMAC(key, "listener" | L | C | its own role and index)
 
-Both then derive one key a direction from both nonces, so that nothing that was recorded counts in another session.
-Each proof names who gives it: nobody between them can lead a connector to another node of the same run. Frames carry
-a MAC and a sequence number, bulk payloads do not: they are protected by the host (shared memory), by the network
+Both ends then derive one session key a direction from both nonces, so that a recorded frame is invalid in another
+session. Each proof names its sender, so that nobody in between can lead a connector to another node of the run. Frames
+carry a MAC and a sequence number. Bulk payloads do not: they are protected by the host (shared memory), by the network
 between the hosts, or by TLS around all of this (tls.py).
 """
 
@@ -31,7 +31,7 @@ _LETTER = {"launcher": "L", "coordinator": "C", "server": "S", "worker": "W", "c
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end. `epoch` grows with every process that takes the place of one before it."""
+    """Identity of a node. `epoch` is its incarnation: it grows with every process that replaces an earlier one."""
 
     role: str
     index: int
@@ -44,24 +44,24 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class SessionKeys:
-    """One key a direction."""
+    """Keys of one connection, one a direction."""
 
     from_connector: bytes
     from_listener: bytes
 
 
 def new_key() -> bytes:
-    """A run's key."""
+    """Create a run's key, 32 random bytes."""
     return secrets.token_bytes(32)
 
 
 def nonce() -> bytes:
-    """A fresh 16-byte nonce."""
+    """Create a fresh 16-byte nonce."""
     return secrets.token_bytes(16)
 
 
 def greeting(listener_nonce: bytes) -> bytes:
-    """The listener's first words."""
+    """Encode the listener's first handshake message."""
     return GREETING.pack(MAGIC, listener_nonce)
 
 
@@ -70,7 +70,7 @@ def _proof(key: bytes, *parts: bytes) -> bytes:
 
 
 def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) -> bytes:
-    """The connector's words. Raises WireError if the listener is something else."""
+    """Encode the connector's handshake message. Raises WireError if the listener is no gbactl of this version."""
     magic, listener_nonce = GREETING.unpack(greeting_bytes)
     if magic != MAGIC:
         raise WireError("The other end is not a gbactl process of this version.")
@@ -81,7 +81,7 @@ def answer(key: bytes, greeting_bytes: bytes, me: Peer, connector_nonce: bytes) 
 
 
 def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> tuple[Peer, bytes, SessionKeys]:
-    """Check a connector's words: (peer, the proof of the listener `me`, keys). Raises WireError."""
+    """Verify the connector's handshake message: (peer, the proof of the listener `me`, keys). Raises WireError."""
     role, index, epoch, connector_nonce, proof = ANSWER.unpack(answer_bytes)
     expected = _proof(key, b"connector", listener_nonce, connector_nonce, answer_bytes[: _IDENTITY.size])
     if not hmac.compare_digest(proof, expected) or role >= len(ROLES):
@@ -91,7 +91,7 @@ def accept(key: bytes, listener_nonce: bytes, answer_bytes: bytes, me: Peer) -> 
 
 
 def confirm(key: bytes, greeting_bytes: bytes, connector_nonce: bytes, proof: bytes, peer: Peer) -> SessionKeys:
-    """Check that the listener knows the key and is `peer`, of any epoch. Raises WireError."""
+    """Verify that the listener knows the key and is `peer`, of any epoch. Raises WireError."""
     _, listener_nonce = GREETING.unpack(greeting_bytes)
     if not hmac.compare_digest(proof, _listener_proof(key, listener_nonce, connector_nonce, peer)):
         raise WireError(f"The listener does not know this run's key, or is not {peer}.")

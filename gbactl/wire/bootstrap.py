@@ -1,7 +1,6 @@
-"""The bootstrap document of a child process.
+"""Bootstrap document that the launcher gives a child process on standard input.
 
-The launcher hands it over on standard input, so that the run's key is on no command line and in no environment; the
-coordinator inherits its listening socket.
+The run's key is therefore on no command line and in no environment. The coordinator inherits its listening socket.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gbactl.wire.auth import Peer
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What a child process needs to know, as one line of JSON."""
+    """Start-up parameters of a child process, encoded as one line of JSON."""
 
     role: str
     index: int
@@ -27,30 +26,30 @@ class Bootstrap:
     config: dict[str, Any]
     listener: int = -1
     place: tuple[int, int, int] | None = None  # see worker/core_sharing.py
-    epoch: int = 0  # above 0: it takes the place of one that is gone
+    epoch: int = 0  # its incarnation; above 0: it replaces a failed process
     host: str = ""  # the address of its host, where a run has several
-    missed: tuple[float, str, float] = (0.0, "", 0.0)  # a coordinator: that one was then, as what, last heard of then
+    missed: tuple[float, str, float] = (0.0, "", 0.0)  # coordinator: (time of failure, cause, last heard of)
 
     def dumps(self) -> bytes:
-        """One line of JSON."""
+        """Encode the document as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def loads(cls, line: bytes) -> Bootstrap:
-        """Read what dumps() made."""
+        """Decode a document that dumps() encoded."""
         return cls(**json.loads(line))
 
     @property
     def peer(self) -> Peer:
-        """This child's identity."""
+        """Identity of this child process."""
         return Peer(self.role, self.index, self.epoch)
 
     @property
     def log_name(self) -> str:
-        """Its log in logs/, without the suffix: W1, and W1-2 for its second successor."""
+        """Name of the child's log in logs/ without the suffix: W1, and W1-2 for its second successor."""
         return f"{self.peer}-{self.epoch}" if self.epoch else str(self.peer)
 
     @property
     def cfg(self) -> RunConfig:
-        """The run's configuration."""
+        """Configuration of the run."""
         return from_dict(self.config)

@@ -1,7 +1,7 @@
-"""The one small interface between nodes: a channel carries frames, a hub has many channels.
+"""Interface between nodes: a channel carries frames to one peer, a hub has many channels.
 
-Two implementations: sockets (event_loop.py; payloads of one host in shared_memory.py) and queues in memory
-(in_memory.py), so that whole clusters are testable without a socket.
+Two implementations: sockets (event_loop.py; payloads within one host in shared_memory.py) and queues in memory
+(in_memory.py), with which whole clusters are tested without a socket.
 """
 
 from __future__ import annotations
@@ -18,75 +18,78 @@ from gbactl.wire.traffic import Traffic
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
-MOST_KEPT = 1 << 30  # bytes of buffers that wait to be used again, a connection
+MOST_KEPT = 1 << 30  # bytes of unused buffers that a connection keeps
 
 
 class Channel(Protocol):
-    """An authenticated, ordered connection to one peer."""
+    """Authenticated, ordered connection to one peer."""
 
     peer: Peer
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Memory to write an outgoing payload into, uint8[nbytes]. Must be sent or given up before the next."""
+        """Allocate memory for an outgoing payload, uint8[nbytes]. It must be sent or given up before the next call."""
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """Queue a message; never blocks. `payload` comes from `reserve`, or is any contiguous uint8 array."""
+        """Queue a message without blocking. `payload` comes from `reserve`, or is any contiguous uint8 array."""
 
     def close(self) -> None:
-        """Close; what is queued may be lost."""
+        """Close the connection; queued messages may be lost."""
 
 
 class Hub(Protocol):
-    """A node's end of the network."""
+    """A node's end of the network: its channels and its listening address."""
 
     address: str
-    #: what was turned away, by reason
+    #: rejected connections and frames, by reason
     refused: Counter[str]
-    #: what was sent, in bytes
+    #: bytes sent, by kind
     traffic: Traffic
 
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> Channel:
-        """Connect and authenticate, blocking. With sizes (out slot, in slot): use shared memory.
+        """Connect and authenticate, blocking. With `segment_bytes` (out slot, in slot): use shared memory.
 
-        Raises WireError when the other end is not there or does not know the key."""
+        Raises WireError when the other end does not answer or does not know the key."""
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """Frames that have arrived; waits up to `timeout` seconds for the first (None: for ever).
+        """Return the frames that have arrived; wait up to `timeout` seconds for the first (None: for ever).
 
-        A lost connection is told once, as a frame of kind frames.CLOSED."""
+        A lost connection is reported once, as a frame of kind frames.CLOSED."""
 
     def now(self) -> float:
-        """The time in seconds; only differences mean anything."""
+        """Return the time in seconds; only differences mean anything."""
 
     def close(self) -> None:
         """Close every channel and stop listening."""
 
 
 class BufferPool:
-    """Reuses receive buffers: a fresh multi-megabyte allocation page-faults at every use. Keeps `keep` of them, of
-    MOST_KEPT bytes together."""
+    """Pool of receive buffers: at most `keep` of them, MOST_KEPT bytes together.
+
+    A fresh multi-megabyte allocation would page-fault at every use."""
 
     def __init__(self, keep: int = 8) -> None:
         self.keep = keep
         self.free: list[Bytes] = []
 
     def take(self, nbytes: int) -> Bytes:
-        """A buffer of at least `nbytes`."""
+        """Take a buffer of at least `nbytes` from the pool, or allocate one."""
         for i, buffer in enumerate(self.free):
             if buffer.size >= nbytes:
                 return self.free.pop(i)
         return np.empty(max(nbytes, 4096), np.uint8)
 
     def give(self, buffer: Bytes) -> None:
-        """Hand a buffer back."""
+        """Return a receive buffer to the pool."""
         if len(self.free) < self.keep and sum(kept.size for kept in self.free) + buffer.size <= MOST_KEPT:
             self.free.append(buffer)
 
 
 class AroundHub:
-    """`hub` does what is not changed here. `counts`: what was done to messages on their way, by name."""
+    """Base of hubs that wrap another hub and change some of its methods.
+
+    `counts`: messages that the wrapped hub changed on their way, by name of the change."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -94,9 +97,9 @@ class AroundHub:
         self.counts: Mapping[str, int] = getattr(hub, "counts", {})
 
     def now(self) -> float:
-        """See channel.Hub."""
+        """See Hub.now."""
         return self.hub.now()
 
     def close(self) -> None:
-        """See channel.Hub."""
+        """See Hub.close."""
         self.hub.close()

@@ -1,11 +1,10 @@
-"""transport.wire_dtype: values between workers and servers travel in two bytes each, and are computed with in four.
+"""Half-precision transport of values between workers and servers (transport.wire_dtype); arithmetic stays in float32.
 
-Rows, gradients, the dense slice and replicas are rounded where they are sent and widened where they arrive, whatever
-carries them: over TCP, in shared memory and in virtual time the same, so that where a process runs changes no bit. What
-workers sum among themselves is rounded before and after the sum, with any collective; a ring (Horovod, Gloo) also sends
-fp16 in two bytes, and bf16 in four, as it knows no sum of those. Ids, evaluations, and what is moved or saved whole
-(switches, checkpoints) stay as they are, and so do parameters and all arithmetic: what a server applies is what
-arrived. Costs a pass over the values at either end (see kernels/halves.py).
+Rows, gradients, dense slices and replicas are rounded by the sender and widened by the receiver. This holds for TCP,
+shared memory and virtual time alike, so that the placement of a process changes no bit. An all-reduce among workers
+rounds before and after the sum, with any collective. A ring (Horovod, Gloo) also sends fp16 in two bytes; it sends bf16
+in four, as it has no bf16 sum. Not rounded: ids, evaluations, whole states (switches, checkpoints), parameters and all
+arithmetic. A server applies what arrived. Costs a pass over the values at either end (see kernels/halves.py).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _KINDS = frozenset(KIND[message] for message in VALUES)
 
 
 def ids_of(message: Any) -> int:
-    """Bytes of ids that come before the values in a message's payload."""
+    """Return the bytes of ids that precede the values in a message's payload."""
     return 4 * max(0, message.rows) if isinstance(message, Push) else 0
 
 
 def narrowed_bytes(message: Any, nbytes: int) -> int:
-    """How long the payload of a message is on the wire that has `nbytes` before it is narrowed."""
+    """Return a payload's size on the wire, where `nbytes` is its size before it is narrowed to two bytes a value."""
     ids = ids_of(message)
     return ids + (nbytes - ids) // 2 if isinstance(message, VALUES) else nbytes
 
 
 class NarrowChannel:
-    """A connection between a worker and a server. `inner` carries what is narrowed."""
+    """Channel between a worker and a server that sends values in two bytes each over the connection `inner`."""
 
     def __init__(self, inner: Channel, codec: Codec) -> None:
         self.inner, self.codec, self.peer = inner, codec, inner.peer
@@ -47,16 +46,16 @@ class NarrowChannel:
         self._lent: dict[int, Bytes] = {}
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Memory for the payload as it is before it is narrowed."""
+        """Allocate memory for a payload in float32, before it is narrowed."""
         with self._lock:
             buffer = self._pool.take(nbytes)
             self._lent[buffer.ctypes.data] = buffer
         return buffer[:nbytes]
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See channel.Channel."""
+        """See Channel.send."""
         if payload is None or not isinstance(message, VALUES):
-            if payload is not None:  # it goes as it is: the memory is the connection's until it is written
+            if payload is not None:  # sent unchanged: the connection owns the memory until it is written
                 with self._lock:
                     self._lent.pop(payload.ctypes.data, None)
             self.inner.send(message, payload)
@@ -72,11 +71,13 @@ class NarrowChannel:
         self.inner.send(message, out)
 
     def close(self) -> None:
-        """See channel.Channel."""
+        """See Channel.close."""
         self.inner.close()
 
     def widened(self, frame: Frame) -> Frame:
-        """A frame as it was before it was narrowed; one that cannot have been stays, and is refused as such."""
+        """Return a frame with its values widened to float32.
+
+        One of an impossible size is returned as it is, and rejected where it is handled."""
         try:
             message = decode(frame)
         except WireError:
@@ -95,7 +96,7 @@ class NarrowChannel:
 
 
 class NarrowHub(AroundHub):
-    """A hub whose connections between workers and servers are narrow."""
+    """Hub whose channels between workers and servers send values in two bytes each."""
 
     def __init__(self, hub: Hub, codec: Codec) -> None:
         super().__init__(hub)
@@ -105,7 +106,7 @@ class NarrowHub(AroundHub):
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Any = COORDINATOR
     ) -> Channel:
-        """See channel.Hub."""
+        """See Hub.connect."""
         return self._of(self.hub.connect(address, segment_bytes, peer))
 
     def _of(self, inner: Channel) -> Channel:
@@ -117,7 +118,7 @@ class NarrowHub(AroundHub):
         return known
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See channel.Hub."""
+        """See Hub.poll."""
         return [self._received(inner, frame) for inner, frame in self.hub.poll(timeout)]
 
     def _received(self, inner: Channel, frame: Frame) -> tuple[Channel, Frame]:
@@ -132,6 +133,6 @@ class NarrowHub(AroundHub):
 
 
 def narrowed(hub: Hub, wire_dtype: str) -> Hub:
-    """A server's or a worker's hub with transport.wire_dtype applied to it."""
+    """Wrap the hub of a server or worker so that transport.wire_dtype applies to it."""
     codec = codec_of(wire_dtype)
     return hub if codec is None else NarrowHub(hub, codec)

@@ -1,4 +1,4 @@
-"""A node's sockets on one selector: TCP, or Unix sockets between the processes of one host.
+"""Socket hub of a node: TCP, or Unix sockets within one host, polled by one selector.
 
 One thread polls; any thread may reserve and send (one lock a hub).
 """
@@ -25,13 +25,14 @@ from gbactl.wire.socket_channel import SILENCE_SECONDS, SocketChannel
 from gbactl.wire.tls import Encryption
 from gbactl.wire.traffic import Traffic
 
-AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # before each try to get in
+AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # pause before each attempt to connect
 
 
 class SocketHub:
-    """Channels of one node on one selector. `refused` counts what was turned away, by reason; with `encrypt`, TLS is
-    around every connection that is no Unix socket. `silence`: seconds after which one whose other end acknowledges
-    nothing is closed."""
+    """Socket channels of one node on one selector.
+
+    `refused` counts rejected connections and frames by reason. With `encrypt`, every connection but Unix sockets uses
+    TLS. `silence`: seconds without an acknowledgement after which a connection is closed."""
 
     def __init__(
         self, key: bytes, me: Peer, bind: str | None = None, listener: socket.socket | None = None,
@@ -70,7 +71,7 @@ class SocketHub:
         return channel
 
     def _let_in(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
-        """As `_introduced`, again where the other end hangs up: in a crowd those at the door give way (listener.py)."""
+        """Connect as `_introduced`, again where the listener hangs up to admit newer connections (listener.py)."""
         for pause in AGAIN_SECONDS:
             time.sleep(pause)
             try:
@@ -82,7 +83,7 @@ class SocketHub:
         raise WireError(f"No gbactl process answers at {address} (it hangs up; is it of the same run?).")
 
     def _introduced(self, address: str, peer: Peer) -> tuple[socket.socket, SessionKeys]:
-        """A connection whose two ends have proved that they know the key. Raises OSError or WireError."""
+        """Connect and complete the handshake, in which both ends prove the key. Raises OSError or WireError."""
         deadline = time.monotonic() + self.patience
         sock = dial(address, self.patience)
         try:
@@ -107,7 +108,7 @@ class SocketHub:
             self._ready.extend(arrived)
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See channel.Hub."""
+        """See Hub.poll."""
         if self._ready:
             found = list(self._ready)
             self._ready.clear()
@@ -191,17 +192,17 @@ class SocketHub:
         self.on_refused(reason)
 
     def now(self) -> float:
-        """See channel.Hub."""
+        """See Hub.now."""
         return time.monotonic()
 
     def drain(self, seconds: float = 1.0) -> None:
-        """Give queued bytes a moment to leave."""
+        """Wait up to `seconds` for queued bytes to be sent."""
         deadline = time.monotonic() + seconds
         while any(c.pending for c in self._channels) and time.monotonic() < deadline:
             self._ready.extend(self._collect(0.05))
 
     def close(self) -> None:
-        """Flush, close everything, stop listening."""
+        """Flush and close every channel, and stop listening."""
         self.drain()
         for channel in list(self._channels):
             channel.close()
@@ -211,7 +212,7 @@ class SocketHub:
 
 
 def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """So many bytes. Raises OSError, TimeoutError among it, where they do not come in time."""
+    """Read exactly `count` bytes. Raises OSError, also TimeoutError at the deadline."""
     data = b""
     while len(data) < count:
         sock.settimeout(max(1e-3, deadline - time.monotonic()))

@@ -1,13 +1,13 @@
-"""Frames: a fixed header, a msgpack descriptor, a raw payload.
+"""Frame format: a fixed header, a msgpack descriptor, a raw payload.
 
 Header (little endian, 28 bytes, then a 16-byte MAC over header and descriptor):
 
     magic 4s | version u8 | kind u8 | flags u16 | sequence u32 | released u32 | desc u32 | payload u64
 
-`flags` bit 0: the payload lies in the sender's shared-memory slot `flags >> 8`, not on the wire.
-`released`: bit mask of the peer's slots that may be used again. A connection's frames are counted; the header has
-the number's lower half, the MAC covers all of it, so that no frame counts twice however long a run lasts. Nothing is
-ever unpickled. A frame costs about 5 us to make and to read.
+`flags` bit 0: the payload lies in the sender's shared-memory slot `flags >> 8`, not on the wire. `released`: bit mask
+of the peer's slots that may be used again. Frames of a connection are numbered. The header holds the lower 32 bits, the
+MAC covers the whole number, so that no frame can be replayed however long a run lasts. Nothing is ever unpickled.
+Encoding or decoding a frame costs about 5 us.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ VERSION = 1
 HEADER = struct.Struct("<4sBBHIIIQ")
 MAC_BYTES = 16
 PREFIX = HEADER.size + MAC_BYTES
-LAP = 1 << 32  # after so many frames the header's sequence number begins anew
+LAP = 1 << 32  # after so many frames the header's sequence number wraps around
 MAX_DESCRIPTOR = 1 << 20
 MAX_PAYLOAD = 1 << 31
 IN_SLOT = 1
-CLOSED = 0  # the kind of the pseudo-frame that tells of a lost connection
+CLOSED = 0  # kind of the pseudo-frame that reports a lost connection
 
 
 @dataclass(slots=True)
 class Frame:
-    """A received frame. `payload` is valid until `release()` is called.
+    """Received frame. `payload` is valid until `release()` is called.
 
-    A hub within one process may hand over `message` itself instead of its descriptor.
-    """
+    A hub within one process may hand over `message` itself instead of its descriptor."""
 
     kind: int
     descriptor: bytes
@@ -52,7 +51,7 @@ class Frame:
     message: Any = None
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """float32[n]: a copy of the payload. Raises WireError for one that is no whole number of them."""
+        """Copy the payload as float32[n]. Raises WireError where its size is no multiple of 4."""
         if self.payload.size % 4:
             raise WireError(f"{self.payload.size} bytes are no whole number of values.")
         return self.payload.view(np.float32).copy()
@@ -65,7 +64,7 @@ class Frame:
 
 
 class Header(NamedTuple):
-    """The parsed fixed part of a frame."""
+    """Parsed fixed part of a frame (its header)."""
 
     kind: int
     flags: int
@@ -76,12 +75,14 @@ class Header(NamedTuple):
 
     @property
     def slot(self) -> int | None:
-        """The shared-memory slot the payload lies in, if it does."""
+        """Shared-memory slot that holds the payload, or None."""
         return self.flags >> 8 if self.flags & IN_SLOT else None
 
 
 def mac(key: bytes, header: bytes, descriptor: bytes, lap: int = 0) -> bytes:
-    """Keyed BLAKE2b over header and descriptor, 16 bytes. `lap`: how often the header's sequence number began anew."""
+    """Compute the 16-byte keyed BLAKE2b over header and descriptor.
+
+    `lap`: how often the header's sequence number has wrapped around."""
     digest = hashlib.blake2b(header, digest_size=MAC_BYTES, key=key)
     digest.update(descriptor)
     if lap:
@@ -99,7 +100,7 @@ def encode(
     released: int = 0,
     slot: int | None = None,
 ) -> bytes:
-    """Header, MAC and descriptor as one byte string; the payload follows on the wire unless in a slot."""
+    """Encode header, MAC and descriptor as one byte string; the payload follows on the wire unless it is in a slot."""
     flags = 0 if slot is None else (slot << 8) | IN_SLOT
     lap, number = divmod(sequence, LAP)
     header = HEADER.pack(MAGIC, VERSION, kind, flags, number, released, len(descriptor), payload_bytes)
@@ -107,7 +108,7 @@ def encode(
 
 
 def parse_header(data: bytes | memoryview) -> Header:
-    """Read the fixed part. Raises WireError for another protocol, another version or absurd lengths."""
+    """Parse the header. Raises WireError for another protocol, another version or lengths above the limits."""
     if len(data) < HEADER.size:
         raise WireError(f"A frame header has {HEADER.size} bytes, not {len(data)}.")
     magic, version, kind, flags, sequence, released, descriptor, payload = HEADER.unpack_from(data)
@@ -123,9 +124,9 @@ def parse_header(data: bytes | memoryview) -> Header:
 
 
 def verify(key: bytes, data: bytes | memoryview, header: Header, expected_sequence: int) -> bytes:
-    """Check MAC and sequence of header + MAC + descriptor; returns the descriptor. Raises WireError.
+    """Verify MAC and sequence number of header + MAC + descriptor, and return the descriptor. Raises WireError.
 
-    `expected_sequence` counts all of the connection's frames in this direction."""
+    `expected_sequence` counts all frames of the connection in this direction."""
     head = bytes(data[: HEADER.size])
     tag = bytes(data[HEADER.size : PREFIX])
     descriptor = bytes(data[PREFIX : PREFIX + header.descriptor_bytes])

@@ -1,6 +1,6 @@
-"""The in-memory twin of the sockets: hubs in threads of one process, frames through queues.
+"""In-memory hubs for tests: nodes are threads of one process, frames go through queues.
 
-Messages are packed and unpacked as on the wire, so that a test on it exercises the same descriptors.
+Messages are packed and unpacked as on the wire, so that tests exercise the same descriptors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gbactl.wire.traffic import Traffic
 
 
 class MemoryChannel:
-    """One direction pair between two hubs."""
+    """Channel between two hubs of one process."""
 
     def __init__(self, mine: MemoryHub, peer: Peer) -> None:
         self.peer = peer
@@ -30,7 +30,7 @@ class MemoryChannel:
         self.other: MemoryChannel | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Fresh memory."""
+        """Allocate fresh memory for a payload."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
@@ -42,7 +42,7 @@ class MemoryChannel:
             other._hub.inbox.put((other, Frame(kind_of(message), descriptor, data)))
 
     def close(self) -> None:
-        """Tell the peer that the connection is gone."""
+        """Close the channel and tell the peer that the connection is lost."""
         other, self.other = self.other, None
         if other is not None:  # the peer may close it meanwhile
             other.other = None
@@ -50,7 +50,7 @@ class MemoryChannel:
 
 
 class MemoryHub:
-    """A node's end; `network` maps addresses to hubs and is shared by the test's nodes."""
+    """In-memory hub of one node; `network` maps addresses to hubs and is shared by the nodes of a test."""
 
     def __init__(self, network: dict[str, MemoryHub], me: Peer) -> None:
         self.network = network
@@ -77,7 +77,7 @@ class MemoryHub:
         return near
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See channel.Hub."""
+        """See Hub.poll."""
         found: list[tuple[Channel, Frame]] = []
         with contextlib.suppress(queue.Empty):
             found.append(self.inbox.get(block=timeout != 0, timeout=timeout or None))
@@ -86,11 +86,11 @@ class MemoryHub:
         return found
 
     def now(self) -> float:
-        """See channel.Hub."""
+        """See Hub.now."""
         return time.monotonic()
 
     def close(self) -> None:
-        """Close every channel."""
+        """Close every channel and leave the network."""
         self._closed = True
         if self.network.get(self.address) is self:
             del self.network[self.address]

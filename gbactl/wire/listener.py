@@ -1,10 +1,10 @@
-"""The door of a node: connections that have not proved yet that they know the run's key.
+"""Admission of connections that have not yet proved that they know the run's key.
 
-Anybody who reaches the port can be a stranger here, and costs a socket and some hundred bytes (with encryption, 50 KB):
-there are MOST_STRANGERS at a time, each has HANDSHAKE_SECONDS in all, however slowly it writes, and where one more
-comes, whoever stood here longest goes. So those who know the key, which takes them a millisecond, always get in.
+Anybody who reaches the port can open one. It costs a socket and some hundred bytes (50 KB with encryption). At most
+MOST_STRANGERS wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest is closed. A
+node that knows the key needs a millisecond and therefore always gets in.
 
-What a node turns away is counted by reason, and logged ever more rarely, so that nobody can fill memory or disk.
+Rejections are counted by reason and logged ever more rarely, so that nobody can fill memory or disk.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gbactl.wire.tls import Encryption
 
 HANDSHAKE_SECONDS = 10.0
 MOST_STRANGERS = 128
-SHUT_SECONDS = 1.0  # how long nobody is let in where the process has no file descriptor left
+SHUT_SECONDS = 1.0  # pause in accepting connections when the process has no file descriptor left
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("3i")
-MOST_REASONS = 64  # what differs more is counted together
-MOST_LINES = 16  # of one reason that are logged one by one; from there on every time the count has doubled
+MOST_REASONS = 64  # further reasons are counted together under OTHER
+MOST_LINES = 16  # rejections of one reason that are logged one by one; then each time the count doubles
 OTHER = "for other reasons"
 log = logging.getLogger(__name__)
 
 
 class Guest(NamedTuple):
-    """Who has proved that it knows the key."""
+    """Connection whose peer has proved that it knows the key."""
 
     sock: socket.socket
     peer: Peer
@@ -45,7 +45,7 @@ class Guest(NamedTuple):
 
 
 class Stranger:
-    """A connection on probation until `deadline`."""
+    """Unauthenticated connection, open until `deadline`."""
 
     def __init__(self, sock: socket.socket, deadline: float, tls: Encryption | None) -> None:
         sock.setblocking(False)
@@ -55,7 +55,7 @@ class Stranger:
         self.sock = self._encrypted or sock
 
     def hear(self, key: bytes, me: Peer) -> Guest | None:
-        """Go on with the handshake; None while more is to come. Raises OSError or WireError where it fails."""
+        """Continue the handshake; None while more is to come. Raises OSError or WireError where it fails."""
         try:
             self.greet()
             while len(self._got) < auth.ANSWER.size:
@@ -67,7 +67,7 @@ class Stranger:
         return Guest(self.sock, peer, keys)
 
     def greet(self) -> None:
-        """The listener's first words, inside TLS where there is any. Raises as `hear`, and BlockingIOError."""
+        """Send the listener's first handshake message, inside TLS if used. Raises as `hear`, and BlockingIOError."""
         if self._greeted:
             return
         if self._encrypted is not None:
@@ -77,7 +77,7 @@ class Stranger:
 
 
 class Door:
-    """Strangers of one listener on a selector. `refuse` hears why somebody was turned away."""
+    """Unauthenticated connections of one listener on a selector. `refuse` is called with the reason of a rejection."""
 
     def __init__(
         self, listener: socket.socket, selector: selectors.BaseSelector, tls: Encryption | None,
@@ -85,13 +85,13 @@ class Door:
     ) -> None:  # fmt: skip
         self.listener, self._selector, self._tls, self._refuse = listener, selector, tls, refuse
         self.most, self.seconds = MOST_STRANGERS, HANDSHAKE_SECONDS
-        self.strangers: dict[Stranger, None] = {}  # in the order in which they came
+        self.strangers: dict[Stranger, None] = {}  # in order of arrival
         self._shut_until: float | None = None
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, None)
 
     def knock(self) -> None:
-        """Somebody is at the door."""
+        """Accept a pending connection and begin its handshake."""
         try:
             sock, _ = self.listener.accept()
         except OSError as error:
@@ -119,7 +119,7 @@ class Door:
             self._dismiss(stranger, str(error))
 
     def hear(self, stranger: Stranger, key: bytes, me: Peer) -> Guest | None:
-        """A stranger has said something: it is a guest now, or not yet, or gone."""
+        """Continue a connection's handshake; returns its Guest once it is authenticated, else None."""
         if stranger not in self.strangers:
             return None
         try:
@@ -132,7 +132,7 @@ class Door:
         return guest
 
     def patience(self, timeout: float | None) -> float | None:
-        """How long a poll may wait that is to wait `timeout` seconds (None: for ever)."""
+        """Shorten a poll's `timeout` seconds (None: for ever) to the next handshake deadline."""
         if not self.strangers and self._shut_until is None:
             return timeout
         due = [next(iter(self.strangers)).deadline] if self.strangers else []
@@ -141,7 +141,7 @@ class Door:
         return left if timeout is None else min(left, timeout)
 
     def tend(self) -> None:
-        """Whose time is over goes; a door that was shut opens."""
+        """Close unauthenticated connections whose deadline has passed, and resume accepting after a pause."""
         if not self.strangers and self._shut_until is None:
             return
         now = time.monotonic()
@@ -152,7 +152,7 @@ class Door:
             self._selector.register(self.listener, selectors.EVENT_READ, None)
 
     def _full(self) -> None:
-        """This process has no file descriptor left."""
+        """Handle a lack of file descriptors: close the oldest unauthenticated connection, or pause accepting."""
         if self.strangers:
             self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
             return
@@ -170,7 +170,7 @@ class Door:
         self._selector.unregister(stranger.sock)
 
     def close(self) -> None:
-        """Nobody is let in any more."""
+        """Close the listener and every unauthenticated connection."""
         for stranger in list(self.strangers):
             self._forget(stranger)
             stranger.sock.close()
@@ -178,7 +178,7 @@ class Door:
 
 
 def _same_user(sock: socket.socket) -> bool:
-    """Whether whoever connects by a Unix socket is who started this process, or root: its name is no secret."""
+    """Return whether the user at the other end of a Unix socket is this process's, or root: its name is no secret."""
     if sock.family != socket.AF_UNIX:
         return True
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -190,10 +190,10 @@ def _closed() -> bytes:
 
 
 class Refusals(Counter[str]):
-    """How often something was turned away, by reason."""
+    """Rejections counted by reason."""
 
     def note(self, reason: str) -> None:
-        """Something was turned away."""
+        """Count a rejection, and log it: always at first, later each time the count has doubled."""
         if reason not in self and len(self) >= MOST_REASONS:
             reason = OTHER
         self[reason] += 1

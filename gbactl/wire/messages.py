@@ -1,6 +1,6 @@
-"""The messages of the cluster: named tuples on msgpack, checked field by field when read.
+"""Messages of the cluster: named tuples encoded with msgpack and checked field by field when decoded.
 
-Costs about 3 us to read. Payloads (raw tensors) travel beside them and are described by their counts.
+Decoding costs about 3 us. Payloads (raw tensors) travel beside a message, which holds their sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gbactl.wire.frames import Frame
 
 
 class Hello(NamedTuple):
-    """A node introduces itself to the coordinator; `address` is where it listens, if it does."""
+    """To the coordinator: introduction of a node; `address` is where it listens, if it does."""
 
     role: str
     number: int
@@ -26,31 +26,30 @@ class Hello(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """To a worker: where the servers are, in shard order."""
+    """To a worker: the servers' addresses, in shard order."""
 
     servers: list[str]
 
 
 class Install(NamedTuple):
-    """To a server: the dense vector's layout; payload float32[the shard's slice], its first values."""
+    """To a server: the dense layout and its initial dense slice, payload float32."""
 
     params: int
     buffers: int
 
 
 class Ready(NamedTuple):
-    """A node can take work."""
+    """To the coordinator: readiness of a node to take work."""
 
     role: str
     number: int
 
 
 class BeginPhase(NamedTuple):
-    """A phase (training or evaluation) starts; `number` stands in every later message of it.
+    """Start of a phase (training or evaluation); `number` stands in every later message of it.
 
-    It has `samples` of the split from `first_sample` on; batches and their samples count from there. Where `ranges`
-    is not empty (see checkpoint/ranges.py), they count through those instead.
-    """
+    It covers `samples` of the split from `first_sample` on; batches and their samples are numbered from there. A
+    non-empty `ranges` (see checkpoint/ranges.py) replaces that interval."""
 
     number: int
     training: bool
@@ -67,14 +66,15 @@ class BeginPhase(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """To a worker: nobody waits for what it has of a phase. It forgets what it has not begun."""
+    """To a worker: drop the batches of a phase that it has not begun, as no result of the phase is awaited any more."""
 
     phase: int
 
 
 class MoveDense(NamedTuple):
-    """To a worker, when nothing is in flight: take the dense parameters from the servers ("workers"), or let the
-    servers have them ("servers"), to which worker `giver` gives them."""
+    """To a worker, when nothing is in flight: move the dense parameters to `home`, which is "workers" or "servers".
+
+    "workers": pull them from the servers. "servers": worker `giver` sends them there."""
 
     home: str
     giver: int
@@ -82,15 +82,17 @@ class MoveDense(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The answer to MoveDense, with its `turn`."""
+    """Answer to MoveDense, with its `turn`."""
 
     worker: int
     turn: int
 
 
 class OpenReplicas(NamedTuple):
-    """To a worker: in the phase that begins, workers 0 to `trainers` - 1 have a dense replica each, which `rule` keeps
-    together with the mode's own keys as `values` (see gbactl/replicas/), in the background if `shadow`."""
+    """To a worker: workers 0 to `trainers` - 1 hold a dense replica each in the phase that begins.
+
+    `rule` synchronises them, with the mode's own keys as `values` (see gbactl/replicas/), in the background if
+    `shadow`."""
 
     turn: int
     rule: str
@@ -100,16 +102,18 @@ class OpenReplicas(NamedTuple):
 
 
 class CloseReplicas(NamedTuple):
-    """To a worker: there is no more data in this phase. It answers the others until all leave, then the servers get
-    its replica, and ClosedReplicas is its answer. Not the `last` one: what others had may still come, if they die; it
-    answers the others until then, and gives no answer."""
+    """To a worker: the phase has no more data for its replica.
+
+    It keeps answering exchanges until all trainers leave, then sends its replica to the servers and answers
+    ClosedReplicas. If not `last`: batches of failed trainers may still come, so that it only keeps answering exchanges,
+    and sends no answer."""
 
     turn: int
     last: bool = True
 
 
 class ClosedReplicas(NamedTuple):
-    """The answer to CloseReplicas: `notes` of its exchanges (see trainer/statistics.py)."""
+    """Answer to CloseReplicas: `notes` of the trainer's exchanges (see trainer/statistics.py)."""
 
     worker: int
     turn: int
@@ -117,40 +121,45 @@ class ClosedReplicas(NamedTuple):
 
 
 class Elastic(NamedTuple):
-    """To a server: the slice of a replica, payload float32; the centre goes `alpha` of the way towards it, and what it
-    was before is the answer, Centre."""
+    """To a server: a replica's slice, payload float32. The EASGD centre moves `alpha` of the way towards it.
+
+    The answer, Centre, has the centre before that."""
 
     ticket: int
     alpha: float
 
 
 class Centre(NamedTuple):
-    """A server's slice of the centre before an exchange: payload float32."""
+    """Answer to Elastic: a server's slice of the centre before the exchange, payload float32."""
 
     ticket: int
 
 
 class GiveReplica(NamedTuple):
-    """To a server: a trainer's slice with its optimizer after `step` steps, payload as DenseState's; answered with
-    Ack. What all gave in one `turn` is summed up until SettleReplicas; a later turn begins anew."""
+    """To a server: a trainer's slice and optimizer state after `step` steps, payload as DenseState's.
+
+    Answered with Ack. Slices of one `turn` are summed until SettleReplicas; a later turn begins a new sum."""
 
     step: int
     turn: int
 
 
 class SettleReplicas(NamedTuple):
-    """To a server: hold the mean of what trainers gave from now on, moments and, if `value`, the parameters (else they
-    stay: the centre), and the largest step count."""
+    """To a server: replace its dense slice by the mean of the trainers' slices.
+
+    This takes the mean moments, the largest step count and, if `value`, the mean parameters (else the centre's stay).
+    """
 
     value: bool
 
 
 class SumPart(NamedTuple):
-    """To the first server, of a worker whose ring is broken: its part `part` of round `number` (from 1 in a
-    `generation`) of the sum called `name`, payload float32[length]; part -1: it only wants the sum, without a payload.
-    The round has so many `parts`, dealt to whoever lives; 0: one of each of `ranks`, but for those who are `absent`.
-    `after` > 0: with this the worker has told all parts it has so far, and the round's step is in rows from that
-    version on. Answered with Sum once that is there."""
+    """To the first server: a worker's summand of an all-reduce whose ring is broken. Payload float32[length].
+
+    It is summand `part` of round `number` (from 1 in a `generation`) of the sum called `name`. With part -1 the worker
+    only asks for the sum, without a payload. A round has `parts` summands, dealt to the live workers; 0: one of each of
+    `ranks` but those `absent`. `after` > 0: the worker has sent all its summands so far, and the round's step is in the
+    rows from that version on. Answered with Sum once the sum is complete."""
 
     generation: int
     name: str
@@ -164,7 +173,7 @@ class SumPart(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A round's sum, payload float32[length]: a server's answer, or what a worker's ring had still summed."""
+    """Sum of a round, payload float32[length]: a server's answer, or a result that a worker's ring still computed."""
 
     generation: int
     name: str
@@ -172,15 +181,16 @@ class Sum(NamedTuple):
 
 
 class PartsLost(NamedTuple):
-    """To the coordinator, of the server that sums: a step's dense gradient is without these parts of it."""
+    """To the coordinator, from the server that sums: summands that a step's dense gradient lacks."""
 
     step: int
     parts: list[int]
 
 
 class RingBroken(NamedTuple):
-    """To the coordinator, of the server that sums, and from there to every worker: somebody's ring is broken, and
-    nobody uses it any more."""
+    """Report of a broken all-reduce ring, which is not used any more.
+
+    The server that sums sends it to the coordinator, which sends it to every worker."""
 
 
 class GetDense(NamedTuple):
@@ -188,32 +198,32 @@ class GetDense(NamedTuple):
 
 
 class Afresh(NamedTuple):
-    """To a server: the optimizer's state begins anew, parameters stay."""
+    """To a server: reset the optimizer's state and keep the parameters."""
 
 
 class DenseState(NamedTuple):
-    """A shard's dense slice with its optimizer: payload float32 (see DenseBlock.packed)."""
+    """Answer to GetDense: a shard's dense slice with its optimizer state, payload float32 (see DenseBlock.packed)."""
 
     step: int
 
 
 class PutDense(NamedTuple):
-    """To a server: hold this state (as DenseState) from now on; answered with Ack."""
+    """To a server: replace its dense state by this payload (as DenseState); answered with Ack."""
 
     step: int
 
 
 class Take(NamedTuple):
-    """A worker asks for a batch."""
+    """To the coordinator: request for a batch."""
 
     worker: int
 
 
 class Granted(NamedTuple):
-    """A batch of a phase is handed out (see policies.Grant).
+    """To a worker: a batch of a phase (see policies.Grant).
 
-    `usual`: seconds such a batch takes undisturbed workers, for one that the fault plan slows (0: not known).
-    """
+    `usual`: seconds that undisturbed workers take for such a batch, for a worker that the fault plan slows (0: not
+    known)."""
 
     phase: int
     batch: int
@@ -227,8 +237,9 @@ class Granted(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """To a worker: this batch of a phase is probably its next one. It may get data and ids ready; rows are not to be
-    pulled before the batch is granted."""
+    """To a worker: its probable next batch, for which it may prepare data and ids.
+
+    It pulls no rows before the batch is granted."""
 
     phase: int
     batch: int
@@ -237,10 +248,9 @@ class Prepare(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A server holds its part of this gradient and hands on what the worker said of it (see Push).
+    """To the coordinator: a server holds its slice of a gradient, with the worker's report on it (see Push).
 
-    When every shard has said so, the gradient is announced, which is a Take, too.
-    """
+    When every shard has sent this, the gradient is announced, which also counts as a Take."""
 
     shard: int
     worker: int
@@ -251,7 +261,7 @@ class Staged(NamedTuple):
     slowdown: float
     row_version: int
     dense_version: int
-    rows: int = 0  # in its part; ~rows where it went to a server that is gone
+    rows: int = 0  # in its slice; ~rows where that went to a failed server
 
 
 class Predictions(NamedTuple):
@@ -290,7 +300,7 @@ class Checked(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """How large the gradients of a step were (see Shard.gradient_norms): a shard's, or a worker's all-reduced one."""
+    """Norms of a step's gradients (see Shard.gradient_norms): a shard's, or a worker's all-reduced one."""
 
     step: int
     square: float
@@ -298,16 +308,16 @@ class Norms(NamedTuple):
 
 
 class DropPart(NamedTuple):
-    """To a server: a staged gradient is discarded."""
+    """To a server: discard its slice of a staged gradient."""
 
     phase: int
     batch: int
 
 
 class Fence(NamedTuple):
-    """To a server: a worker is gone. Nothing of it counts from now on, and its parts of these batches are discarded.
+    """To a server: reject all messages of a failed worker and discard its slices of these batches.
 
-    Whoever takes its place has a later `epoch` than this."""
+    Its successor has a later `epoch` than this."""
 
     worker: int
     phase: int
@@ -316,7 +326,7 @@ class Fence(NamedTuple):
 
 
 class Fenced(NamedTuple):
-    """A server has closed the door to a worker."""
+    """Answer to Fence: the server rejects the worker from now on."""
 
     shard: int
     worker: int
@@ -329,21 +339,25 @@ class Barrier(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """A server has applied so many steps."""
+    """Answer to Barrier: the server has applied so many steps."""
 
     shard: int
     version: int
 
 
 class Inspect(NamedTuple):
-    """Ask a node for a checksum of its parameters and its memory; `what`: checksum, or dense (of that part alone)."""
+    """To a node: send a checksum of its parameters and its memory use.
+
+    `what`: checksum, or dense (that of the dense parameters alone)."""
 
     what: str
 
 
 class Inspected(NamedTuple):
-    """The answer to Inspect. `model_sum`: decimal, this node's part of a sum that no sharding changes, or "".
-    `refused`: what it turned away, by reason."""
+    """Answer to Inspect: checksum, memory and counters of a node.
+
+    `model_sum`: this node's summand, decimal, of a checksum that is equal for any sharding, or "". `refused`:
+    rejections by reason."""
 
     node: str
     checksum: str
@@ -354,11 +368,10 @@ class Inspected(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """To a server: rows (payload int32[rows] local indexes) and, if asked for, the dense slice.
+    """To a server: request rows (payload int32[rows] local indexes) and, with `dense`, the dense slice.
 
-    Served once the shard's version is at least `after`. The dense slice is left out of the answer if its
-    version is still `have_dense` (-1: never).
-    """
+    Served once the shard's version is at least `after`. The answer omits the dense slice if its version is still
+    `have_dense` (-1: never)."""
 
     ticket: int
     batch: int
@@ -369,7 +382,7 @@ class Pull(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A server's answer: payload float32[dense] (aligned: it is computed with in place), float32[rows, width]."""
+    """Answer to Pull: payload float32[dense] (aligned: it is computed with in place), float32[rows, width]."""
 
     ticket: int
     version: int
@@ -378,12 +391,11 @@ class Rows(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A gradient's part: payload int32[rows], float32[rows, width], float32[dense].
+    """To a server: its slice of a gradient. Payload int32[rows], float32[rows, width], float32[dense].
 
-    `seconds` it took, `slowdown` of them by the fault plan, and the versions it was computed from on this
-    shard (-1: none) are for the coordinator. `rows` below 0: the part, of ~rows rows, went to a server that is gone;
-    an empty one takes its place.
-    """
+    For the coordinator: the `seconds` it took, `slowdown` of them by the fault plan, and the versions on this shard
+    that it was computed from (-1: none). `rows` below 0: the slice, of ~rows rows, went to a failed server and is empty
+    here."""
 
     phase: int
     batch: int
@@ -397,15 +409,16 @@ class Push(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A server has what was sent to it."""
+    """Acknowledgement of a message."""
 
     phase: int
     batch: int
 
 
 class Save(NamedTuple):
-    """To a server: write the shard as it is at this step into the checkpoint's folder `name`, `pace` bytes a second (0:
-    as fast as can be); `kind`: see Rhythm."""
+    """To a server: write the shard as it is at this step into the checkpoint folder `name`.
+
+    `pace`: bytes a second (0: unlimited). `kind`: see Rhythm."""
 
     number: int
     step: int
@@ -416,7 +429,7 @@ class Save(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The answer to Save: a file of so many bytes and rows, with its checksums, is on the disk; or `error`, why not."""
+    """Answer to Save: size, rows and checksums of the file on disk, or `error`, the reason why there is none."""
 
     shard: int
     number: int
@@ -425,28 +438,27 @@ class Saved(NamedTuple):
     sums: dict[str, str]
     seconds: float
     error: str
-    updates: int = 0  # of rows that were not saved before and are in it, where rows are chosen
-    finite: bool = True  # false: the error is that values are infinite or NaN
+    updates: int = 0  # row updates that were unsaved before and are in it, where rows are chosen
+    finite: bool = True  # False: the error is that values are infinite or NaN
 
 
 class SaveDense(NamedTuple):
-    """To a worker: tell the dense parameters as they are after `step` steps of the job, or as they are now (0)."""
+    """To a worker: send the dense parameters after `step` steps of the job, or the current ones (0)."""
 
     number: int
     step: int
 
 
 class SaveReplica(NamedTuple):
-    """To a trainer: tell the replica as it is now, with its optimizer; nobody stands still for it."""
+    """To a trainer: send its current replica with its optimizer state, without interrupting training."""
 
     number: int
 
 
 class DenseSaved(NamedTuple):
-    """The answer to SaveDense and SaveReplica: payload float32 (see DenseBlock.packed) with `params` parameters, after
-    `step` steps.
+    """Answer to SaveDense and SaveReplica: the dense state after `step` steps, payload float32 (see DenseBlock.packed).
 
-    `params` -1: it is too late, or there is none yet."""
+    It has `params` parameters; -1: that step is past, or there is no state yet."""
 
     number: int
     step: int
@@ -454,13 +466,15 @@ class DenseSaved(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """To a worker, in `sync`: another one is gone; nobody waits for it."""
+    """To a worker, in `sync`: failure of another worker, which is not awaited any more."""
 
     worker: int
 
 
 class Numbered(NamedTuple):
-    """A message, of a `kind`, over a connection that may lose it (see reliable.py); its payload is this one's."""
+    """Message of kind `kind` with a sequence number, for a connection that may lose it (see reliable.py).
+
+    Its payload is the message's."""
 
     number: int
     kind: int
@@ -468,22 +482,24 @@ class Numbered(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """Every numbered message below this one has come."""
+    """Acknowledgement of every numbered message below this number."""
 
     below: int
 
 
 class Loaded(NamedTuple):
-    """A server in the place of one that is gone has what the checkpoint of `step` has of its shard (-1: there was
-    none); also the answer to Reload."""
+    """To the coordinator: step of the checkpoint that a replacement server has loaded (-1: there was none).
+
+    Also the answer to Reload."""
 
     shard: int
     step: int
 
 
 class Adopt(NamedTuple):
-    """To a server in the place of one that is gone: go on at `version` steps, with the optimizer's state new if
-    `fresh`. Its parts of the batches `lost`, announced and not applied, went with the other one."""
+    """To a replacement server: continue at `version` steps, with the optimizer's state reset if `fresh`.
+
+    Slices of the batches `lost` were announced and not applied, and are lost with the failed server."""
 
     version: int
     lost: list[int]
@@ -497,9 +513,10 @@ class Reload(NamedTuple):
 
 
 class Relocated(NamedTuple):
-    """To a worker: another process serves a shard now. What the worker asked the one before is to be asked again; its
-    parts of `batches` ([phase, batch, phase, ...]), if they had been sent there, are lost. Shard -1: every server has
-    gone back, and no version that the worker has means anything."""
+    """To a worker: new address of a shard after a server failure. The worker repeats its open requests there.
+
+    Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
+    server has gone back to a checkpoint, and the worker's versions are invalid."""
 
     shard: int
     address: str
@@ -508,26 +525,26 @@ class Relocated(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """To a worker or a server: answer with Pong at once, whatever you compute."""
+    """Heartbeat request to a worker or a server, answered with Pong at once, also during a computation."""
 
     beat: int
 
 
 class Pong(NamedTuple):
-    """A worker, or a server, of that number is alive."""
+    """Heartbeat answer of the worker or server of that number."""
 
     worker: int
     beat: int
 
 
 class Revive(NamedTuple):
-    """To a node that has come back: another coordinator, with a later `epoch`, begins where the one before ended."""
+    """To a reconnected node: takeover of the run by a new coordinator, of a later `epoch`."""
 
     epoch: int
 
 
 class Standing(NamedTuple):
-    """A server's answer to Revive: its version and the phase it is in. `Staged` of every part that waits follow."""
+    """A server's answer to Revive: its version and phase. A `Staged` of every staged slice follows."""
 
     shard: int
     epoch: int
@@ -536,8 +553,9 @@ class Standing(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """A worker's answer to Revive: the phase it is in, the last batches it was granted (phase, batch, ...), and those
-    of them that it has neither pushed nor given back (phase, batch, whether to train on it, ...)."""
+    """A worker's answer to Revive: its phase, the last batches granted to it, and those that it still holds.
+
+    `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
 
     worker: int
     epoch: int
@@ -547,14 +565,14 @@ class Holding(NamedTuple):
 
 
 class Event(NamedTuple):
-    """To the launcher: something to show, log or act on."""
+    """To the launcher: an event to show, log or act on."""
 
     name: str
     fields: dict[str, Any]
 
 
 class Stop(NamedTuple):
-    """End in an orderly way."""
+    """To a node: end in an orderly way."""
 
     reason: str
 
@@ -576,7 +594,7 @@ KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES,
 
 
 def _checker(annotation: Any) -> tuple[tuple[type, ...], type | None]:
-    """(accepted types, type of elements, of a map's values, or None) of an annotation."""
+    """Return (accepted types, type of elements or of a map's values, or None) of an annotation."""
     origin = typing.get_origin(annotation)
     if origin is types.UnionType:
         return tuple(typing.get_args(annotation)), None
@@ -596,7 +614,7 @@ _FIELDS: dict[type[Any], list[tuple[tuple[type, ...], type | None]]] = {
 
 
 class _Shape(NamedTuple):
-    """What a well-formed message looks like, for the short way through `unpack`."""
+    """Field types of a well-formed message, for the fast path of `unpack`."""
 
     exact: tuple[type, ...]
     numbers: tuple[int, ...]
@@ -614,18 +632,18 @@ BOUND = 1 << 62
 
 
 def kind_of(message: Any) -> int:
-    """The frame kind of a message."""
+    """Return the frame kind of a message."""
     return KIND[type(message)]
 
 
 def pack(message: Any) -> bytes:
-    """The descriptor of a message."""
+    """Encode a message as a frame's descriptor."""
     data: bytes = msgpack.packb(tuple(message), use_bin_type=True)
     return data
 
 
 def unpack(kind: int, descriptor: bytes) -> Any:
-    """Read a message. Raises WireError for an unknown kind, a wrong number of fields or a wrong type."""
+    """Decode a message. Raises WireError for an unknown kind, a wrong number of fields or a wrong type."""
     if not 1 <= kind <= len(MESSAGES):
         raise WireError(f"A frame of unknown kind {kind} arrived.")
     cls = MESSAGES[kind - 1]
@@ -646,7 +664,7 @@ def unpack(kind: int, descriptor: bytes) -> Any:
 
 
 def decode(frame: Frame) -> Any:
-    """The message of a frame. Raises WireError as `unpack` does."""
+    """Return the message of a frame. Raises WireError as `unpack` does."""
     return unpack(frame.kind, frame.descriptor) if frame.message is None else frame.message
 
 

@@ -1,8 +1,8 @@
-"""A node's connection to the coordinator that outlasts the coordinator.
+"""Connection to the coordinator that survives a coordinator failover.
 
-Where another coordinator takes the place of one that was killed, at the same address, a node that loses its connection
-dials again and says hello again; what it had sent and nobody has read is lost, and asked for (see failover.py). Until
-somebody answers it does nothing else. A node that has no place in the run yet, or none any more, ends as it always did.
+A new coordinator listens at the same address. A node that loses its connection dials again, repeats its Hello and does
+nothing else until it is answered. Messages that were sent and not read are lost; the new coordinator asks for them (see
+failover.py). A node that has no place in the run yet, or none any more, ends when its connection is lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gbactl.wire.channel import COORDINATOR, AroundHub, Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, Hello, Ready, Revive, Setup, Stop, decode
 
-REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # how long nobody may listen there
-MOST_TRIES = 5  # connections that break before anything is heard
+REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # dial for so long, with a pause between attempts
+MOST_TRIES = 5  # connections in a row that may break before a frame arrives
 log = logging.getLogger(__name__)
 
 
 class LastingChannel:
-    """See the module. `inner` is the connection of now."""
+    """Channel to the coordinator that survives a failover. `inner` is the current connection."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner, self.peer = inner, inner.peer
@@ -32,30 +32,32 @@ class LastingChannel:
         self._hello: Hello | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
-        """See channel.Channel."""
+        """See Channel.reserve."""
         return self.inner.reserve(nbytes)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See channel.Channel; over a connection that is lost, nothing goes."""
+        """See Channel.send; messages over a lost connection are dropped."""
         if isinstance(message, Hello):
             self._hello = message
         self.ready |= isinstance(message, Ready)
         self.inner.send(message, payload)
 
     def close(self) -> None:
-        """See channel.Channel."""
+        """See Channel.close."""
         self.inner.close()
 
     def renew(self, inner: Channel) -> None:
-        """Go on over another connection."""
+        """Continue over another connection, and repeat the Hello."""
         self.inner = inner
         if self._hello is not None:
             inner.send(self._hello)
 
 
 class LastingHub(AroundHub):
-    """A hub whose one connection to the coordinator lasts. `first`: the node is nobody's successor, and so has its
-    place as soon as it is ready; a successor, when the coordinator has given it something to do."""
+    """Hub that reconnects to the coordinator.
+
+    A `first` incarnation has its place in the run as soon as it is ready, a successor once the coordinator gives it
+    work."""
 
     def __init__(self, hub: Hub, first: bool = True) -> None:
         super().__init__(hub)
@@ -68,7 +70,7 @@ class LastingHub(AroundHub):
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> Channel:
-        """See channel.Hub."""
+        """See Hub.connect."""
         inner = self.hub.connect(address, segment_bytes, peer)
         if peer != COORDINATOR:
             return inner
@@ -76,7 +78,7 @@ class LastingHub(AroundHub):
         return self._lasting
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See channel.Hub. The coordinator's connection is told as lost only where it does not come back."""
+        """See Hub.poll. A lost connection to the coordinator is reported only where reconnecting fails."""
         found: list[tuple[Channel, Frame]] = []
         lasting = self._lasting
         for channel, frame in self.hub.poll(timeout):
@@ -90,7 +92,7 @@ class LastingHub(AroundHub):
         return found
 
     def _valid(self, frame: Frame) -> bool:
-        """Whether it is not one that was given up, and has woken up, that wants to go on."""
+        """Return whether a frame may be handled: not a Revive of an outdated coordinator that hung and was given up."""
         if frame.kind != KIND[Revive]:
             return True
         epoch = decode(frame).epoch
@@ -105,7 +107,7 @@ class LastingHub(AroundHub):
         self._over |= kind == KIND[Stop]
 
     def _again(self, lasting: LastingChannel) -> bool:
-        """Dial until somebody answers; whether somebody did."""
+        """Dial until a coordinator answers; returns whether one did."""
         lasting.close()
         belongs = (self._told or (self._first and lasting.ready)) and not self._over
         deadline = self.hub.now() + REDIAL_SECONDS

@@ -1,9 +1,8 @@
-"""Messages that arrive once and in order over a connection that loses, delays, duplicates and reorders them.
+"""Exactly-once, ordered delivery over a connection that loses, delays, duplicates and reorders messages.
 
-Only where a fault plan has a kind `messages`, between a worker and a server or the coordinator: every message is
-numbered, kept until the other side has said up to where it has all, and sent again until then; what comes twice is
-dropped, what comes too early waits. So everything behind it has its effect exactly once, and the protocol above
-knows nothing of it; that is so all through the run, whether a storm is on or not. A lost connection is told as before.
+Used between a worker and a server or the coordinator where a fault plan has the kind `messages`, during the whole run.
+Every message is numbered, kept until it is acknowledged, and sent again until then. Duplicates are dropped, early
+messages wait. The protocol above therefore sees each message exactly once. A lost connection is reported as before.
 Costs a copy of every payload and one more message each.
 """
 
@@ -29,23 +28,24 @@ from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import KIND, Arrived, Granted, Numbered, Rows, Staged, decode, kind_of, pack
 
 RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
-MOST_EARLY = 4096  # messages that may wait for one before them
-#: messages that tell a worker, a server and the coordinator of a step, and in which field (none: that training goes on)
+MOST_EARLY = 4096  # messages that may wait for an earlier one
+#: messages that show training's progress to a worker, a server and the coordinator, with the field of the step
 _STEPS: dict[type[Any], str | None] = {Granted: None, Rows: "version", Staged: "row_version"}
 _TELLING = frozenset(KIND[message] for message in _STEPS)
 
 
 class Progress:
-    """How far training is, as one end of connections knows: seconds since the first batch or rows that it saw, and the
-    highest step in a message. So each end knows when a storm is on, and nothing travels for that; one in the place of
-    another process counts from when it came, as its slowness does. Several threads tell and ask."""
+    """Training progress as one node sees it: the highest step in a message, and the time of its first batch or rows.
+
+    With it each end knows when a storm (a period of message faults) is active, without a message for that. A
+    replacement process counts from its own start, as for its slow-downs. Thread-safe."""
 
     def __init__(self, plan: FaultPlan, now: Callable[[], float]) -> None:
         self.now, self._storms, self._lock = now, plan.storms(), threading.Lock()
         self._began, self._step = math.inf, -1
 
     def told(self, message: Any) -> None:
-        """A message is sent or has come."""
+        """Update the progress from a message that is sent or received."""
         if type(message) in _STEPS:
             name = _STEPS[type(message)]
             with self._lock:
@@ -53,7 +53,7 @@ class Progress:
                 self._step = max(self._step, 0 if name is None else getattr(message, name))
 
     def heard(self, frame: Frame) -> Frame:
-        """One has come; if it cannot be read, whoever handles it says so."""
+        """Update the progress from a received frame; errors in it are left to its handler."""
         if frame.kind in _TELLING:
             with contextlib.suppress(WireError):
                 frame.message = decode(frame)
@@ -62,14 +62,14 @@ class Progress:
 
     @property
     def storms(self) -> frozenset[int]:
-        """The places in the plan that are at work now."""
+        """Indexes in the plan of the message faults that are active now."""
         with self._lock:
             return self._storms.on(self._step, self.now() - self._began)
 
 
 @dataclass
 class _Sent:
-    """A message on its way; `due`: when it is sent again."""
+    """Unacknowledged message; `due`: when it is sent again."""
 
     message: Numbered
     payload: Bytes | None
@@ -77,7 +77,7 @@ class _Sent:
 
 
 class ReliableChannel:
-    """See the module. `inner` is the connection; `weather` is what its outgoing transmissions meet in a storm."""
+    """Channel with exactly-once delivery over `inner`. `weather` draws the faults of each outgoing transmission."""
 
     def __init__(self, inner: Channel, weather: Weather, progress: Progress, counts: Counter[str]) -> None:
         self.inner, self.weather, self.progress, self.counts = inner, weather, progress, counts
@@ -90,11 +90,11 @@ class ReliableChannel:
         self._early: dict[int, Frame] = {}
 
     def reserve(self, nbytes: int) -> Bytes:
-        """Memory that stays as it is until the message has arrived."""
+        """Allocate memory that stays unchanged until the message is acknowledged."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: Any, payload: Bytes | None = None) -> None:
-        """See channel.Channel."""
+        """See Channel.send."""
         self.progress.told(message)
         with self._lock:
             numbered = Numbered(self._next, kind_of(message), pack(message))
@@ -103,14 +103,14 @@ class ReliableChannel:
             self._transmit(sent)
 
     def close(self) -> None:
-        """See channel.Channel."""
+        """See Channel.close."""
         with self._lock:
             self._sent.clear()
             self._late.clear()
         self.inner.close()
 
     def tick(self) -> None:
-        """Send what is due."""
+        """Send delayed messages and repeat unacknowledged ones that are due."""
         with self._lock:
             now = self.now()
             due = [late for late in self._late if late[0] <= now]
@@ -126,7 +126,7 @@ class ReliableChannel:
         self._expose(sent.message, sent.payload)
 
     def _expose(self, message: Any, payload: Bytes | None) -> None:
-        """One transmission, as the weather has it."""
+        """Transmit once, with the loss, delay or duplication that the fault plan draws."""
         fate = self.weather.draw(self.progress.storms)
         self.counts.update(fate.names)
         for delay in fate.delays:
@@ -136,7 +136,7 @@ class ReliableChannel:
                 self.inner.send(message, payload)
 
     def received(self, frame: Frame) -> list[Frame]:
-        """What a frame makes ready to be handled, in order. Raises WireError for what cannot be."""
+        """Return the frames that a received frame makes ready, in order. Raises WireError for an unexpected message."""
         message = decode(frame)
         with self._lock:
             if isinstance(message, Arrived):
@@ -162,7 +162,9 @@ class ReliableChannel:
 
 
 class ReliableHub(AroundHub):
-    """A hub whose connections with workers (or, a worker's, with all nodes) are as a fault plan has them."""
+    """Hub with a fault plan's message faults, and exactly-once delivery in spite of them.
+
+    Both are on connections with workers (of a worker: with all nodes)."""
 
     def __init__(self, hub: Hub, me: Peer, plan: FaultPlan) -> None:
         super().__init__(hub)
@@ -174,11 +176,11 @@ class ReliableHub(AroundHub):
     def connect(
         self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
     ) -> Channel:
-        """See channel.Hub."""
+        """See Hub.connect."""
         return self._of(self.hub.connect(address, segment_bytes, peer))
 
     def _of(self, inner: Channel) -> Channel:
-        """The channel that stands for a connection."""
+        """Return the reliable channel around a connection, or the connection where the plan leaves it alone."""
         known = self._channels.get(id(inner))
         if known is not None:
             return known
@@ -190,7 +192,7 @@ class ReliableHub(AroundHub):
         return made
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See channel.Hub."""
+        """See Hub.poll."""
         deadline = None if timeout is None else self.hub.now() + timeout
         while True:
             left = TICK_SECONDS if deadline is None else min(TICK_SECONDS, max(0.0, deadline - self.hub.now()))
@@ -218,7 +220,7 @@ class ReliableHub(AroundHub):
 
 
 def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
-    """What happens to what `me` sends to `peer`; None where a plan leaves that alone."""
+    """Build the fault draws for messages from `me` to `peer`; None where the plan leaves them alone."""
     roles = {me.role, peer.role}
     if "worker" not in roles or not roles & {"server", "coordinator"}:
         return None
@@ -229,5 +231,5 @@ def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
 
 
 def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:
-    """The hub itself, or, where the plan has a kind `messages`, one whose connections suffer it."""
+    """Wrap a hub with message faults where the plan has the kind `messages`; else return it."""
     return ReliableHub(hub, me, plan) if plan.stormy else hub

@@ -1,4 +1,4 @@
-"""What waits for a peer to read: bounded for each, and for all of a node's peers together."""
+"""Send queues with limits: one for each peer, and one for all peers of a node together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gbactl.wire.channel import BufferPool
 from gbactl.wire.frames import Bytes
 
 MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30
-AT_ONCE = 8  # pieces handed to the kernel in one call
+AT_ONCE = 8  # buffers handed to the kernel in one call
 
 
 class Queued:
-    """Bytes that wait for all of a node's peers, and how many may."""
+    """Bytes queued for all peers of a node, and their limits."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -21,7 +21,7 @@ class Queued:
 
 
 class Outgoing:
-    """One peer's, in order. `pool` gets buffers back once they are written."""
+    """Send queue of one peer. `pool` gets buffers back once they are written."""
 
     def __init__(self, sock: socket.socket, pool: BufferPool, of_all: Queued) -> None:
         self._sock, self._pool, self._of_all = sock, pool, of_all
@@ -33,21 +33,21 @@ class Outgoing:
 
     @property
     def too_much(self) -> bool:
-        """Whether no more may wait. A message of any size may, where nothing else does."""
+        """Whether the queue is over a limit. A message of any size fits an empty queue."""
         return self.bytes > 0 and (self.bytes > self._of_all.most or self._of_all.bytes > self._of_all.most_in_all)
 
     def add(self, piece: memoryview, owner: Bytes | None = None) -> None:
-        """Something more; `owner` is the pool's."""
+        """Append a buffer to the queue; `owner` is the pool's buffer that it lies in."""
         self._pieces.append((piece, owner))
         self._count(piece.nbytes)
 
     def write(self) -> None:
-        """Hand over what the socket takes. Raises BlockingIOError where that is not all, and OSError."""
+        """Write queued bytes to the socket. Raises BlockingIOError where it does not take all, and OSError."""
         while self._pieces:
             self._drop(self._sock.sendmsg([piece for piece, _ in list(self._pieces)[:AT_ONCE]]))
 
     def clear(self) -> None:
-        """Nobody will read it."""
+        """Discard all queued bytes."""
         self._pieces.clear()
         self._count(-self.bytes)
 

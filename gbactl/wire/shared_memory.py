@@ -1,7 +1,7 @@
 """Payload slots in shared memory between two processes on one host.
 
-The connector creates a file in /dev/shm, the listener maps it, and the name is unlinked as soon as both have
-it: nothing is left behind however a run dies. A 2 MB payload then costs one copy instead of four.
+The connector creates a file in /dev/shm, the listener maps it, and the name is unlinked as soon as both have mapped it,
+so that no file is left behind however a run ends. A 2 MB payload then costs one copy instead of four.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _round(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes in bytes of one slot in each direction."""
+    """Layout of a segment: bytes of one slot in each direction."""
 
     name: str
     outgoing: int
@@ -36,11 +36,11 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """Bytes of the whole segment."""
+        """Size of the whole segment in bytes."""
         return SLOTS[0] * self.outgoing + SLOTS[1] * self.incoming
 
     def slots(self, memory: mmap.mmap) -> tuple[list[Bytes], list[Bytes]]:
-        """(connector's slots, listener's slots)."""
+        """Return views of the slots: (connector's, listener's)."""
         whole = np.frombuffer(memory, np.uint8)
         cut = SLOTS[0] * self.outgoing
         first = [whole[i * self.outgoing : (i + 1) * self.outgoing] for i in range(SLOTS[0])]
@@ -49,8 +49,9 @@ class Layout:
 
 
 def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
-    """Make a segment, which the mapping holds (see shared_names) with a descriptor of its own. Raises ClusterError when
-    the host's shared memory is full or cannot be written."""
+    """Create a segment, held by its mapping with a descriptor of its own (see shared_names).
+
+    Raises ClusterError when the host's shared memory is full or cannot be written."""
     layout = Layout(shared_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
     try:
@@ -69,7 +70,7 @@ def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
 
 
 def attach(layout: Layout) -> mmap.mmap | None:
-    """Map a peer's segment; None if it is not on this host. Raises WireError for an odd name or size."""
+    """Map a peer's segment; None if it is not on this host. Raises WireError for an invalid name or size."""
     if not shared_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
         raise WireError("A peer offers shared memory under a name that is not allowed.")
     try:
@@ -86,6 +87,6 @@ def attach(layout: Layout) -> mmap.mmap | None:
 
 
 def unlink(layout: Layout) -> None:
-    """Remove the name; the mapping lives on."""
+    """Remove the segment's name; the mapping stays valid."""
     with contextlib.suppress(OSError):
         (DIRECTORY / layout.name).unlink()

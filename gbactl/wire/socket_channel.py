@@ -1,7 +1,7 @@
-"""One authenticated connection: control and small payloads on the wire, large ones in shared memory.
+"""Authenticated connection over a socket: control and small payloads on the wire, large ones in shared memory.
 
-Non-blocking throughout: a node never waits for a slow peer to read. A request and its answer cost about
-100 us on one host, independent of the payload when it lies in shared memory.
+Non-blocking throughout: a node never waits for a slow peer to read. A request and its answer cost about 100 us on one
+host, independent of the payload when it lies in shared memory.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gbactl.wire.send_queue import Outgoing, Queued
 from gbactl.wire.tls import Encrypted
 from gbactl.wire.traffic import Traffic
 
-ATTACH, ATTACHED = 254, 255  # channel-level frames, below the messages
-SMALL = 1 << 16  # payloads under this go over the wire: a slot is worth more
+ATTACH, ATTACHED = 254, 255  # kinds of the channel's own frames, which are no messages
+SMALL = 1 << 16  # payloads of at most this many bytes go over the wire and take no slot
 RECEIVE_BYTES = 1 << 18
-AT_ONCE = 64 << 20  # bytes read from one connection before others have their turn
-WORTH_WAKING = 1 << 18  # bytes of a payload that trickles in
+AT_ONCE = 64 << 20  # bytes read from one connection before the others are read
+WORTH_WAKING = 1 << 18  # bytes of a slowly arriving payload that are worth a wake-up
 SILENCE_SECONDS, LONGEST_SILENCE, LONGEST_IDLE = 60.0, 86400.0, 30
 
 
 class SocketChannel:
-    """One authenticated connection. Made by SocketHub."""
+    """Authenticated connection over a socket, created by SocketHub."""
 
     def __init__(
         self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued,
@@ -47,14 +47,14 @@ class SocketChannel:
         self.peer = peer
         self.closed = False
         self.attached = False
-        self.given_up = False  # it does not read: the connection ends
+        self.given_up = False  # the peer does not read: the connection ends
         self.on_want_write: Callable[[SocketChannel], None] = lambda _: None
         self.on_close: Callable[[SocketChannel], None] = lambda _: None
         self._send_key, self._receive_key = keys
         self._lock = lock
         self._sent = self._received = 0
         self._encrypted = isinstance(sock, Encrypted)
-        self._patient = not self._encrypted and sock.family != socket.AF_UNIX  # TLS reads ahead, unseen
+        self._patient = not self._encrypted and sock.family != socket.AF_UNIX  # TLS reads ahead unseen
         self._pool, self._traffic = BufferPool(), traffic
         self._out = Outgoing(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
@@ -73,7 +73,7 @@ class SocketChannel:
     # -- sending ------------------------------------------------------------------------------------
 
     def reserve(self, nbytes: int) -> Bytes:
-        """A free shared-memory slot if the payload is large and one is free, else a pooled buffer."""
+        """Take a shared-memory slot if the payload is large and one is free, else a pooled buffer."""
         with self._lock:
             if self.attached and self._free and nbytes > SMALL and nbytes <= self._mine[0].size:
                 slot = self._free.pop()
@@ -115,7 +115,7 @@ class SocketChannel:
         return self._reserved.pop(payload.ctypes.data, None)
 
     def flush(self) -> None:
-        """Write what the socket takes; ask for a wake-up for the rest."""
+        """Write as much as the socket takes; ask the selector for a wake-up for the rest."""
         try:
             self._out.write()
         except BlockingIOError:
@@ -128,11 +128,11 @@ class SocketChannel:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes wait for the socket."""
+        """Whether queued bytes wait for the socket."""
         return bool(self._out)
 
     def _give_up(self) -> None:
-        """It has not read for too long. The poll that follows finds the connection closed."""
+        """Shut down a connection whose peer does not read. The next poll finds it closed."""
         self.given_up = True
         self._out.clear()
         with contextlib.suppress(OSError):
@@ -141,8 +141,9 @@ class SocketChannel:
     # -- receiving ----------------------------------------------------------------------------------
 
     def receive(self, found: list[Frame]) -> bool:
-        """Add every frame that is complete to `found`, also before it raises: WireError (malformed) or
-        OSError (closed). Whether there may be more that no selector tells of."""
+        """Append every complete frame to `found`, also before raising WireError (malformed) or OSError (closed).
+
+        Returns whether there may be more that no selector reports."""
         more, self._turn = True, AT_ONCE
         while more:
             if self._turn <= 0:
@@ -156,8 +157,10 @@ class SocketChannel:
         return False
 
     def _await(self) -> None:
-        """Let the selector wake us for no less than what is worth it: on a line slower than memory, a payload comes in
-        pieces of some kilobytes, each of which would cost the core a change of threads."""
+        """Set the least number of bytes for which the selector wakes this process.
+
+        On a line slower than memory, a payload arrives in pieces of some kilobytes, each of which would cost a thread
+        switch."""
         rest = 1 if self._partial is None else self._partial[0].payload_bytes - self._partial[3]
         least = min(rest, WORTH_WAKING)
         if least != self._awaited and self._patient:
@@ -176,7 +179,7 @@ class SocketChannel:
             raise ConnectionResetError
         self._end += got
         self._turn -= got
-        return got == room or self._encrypted  # what TLS has read ahead no selector knows
+        return got == room or self._encrypted  # the selector does not see what TLS has read ahead
 
     def _read_payload(self, found: list[Frame]) -> bool:
         assert self._partial is not None
@@ -259,7 +262,7 @@ class SocketChannel:
     # -- shared memory ------------------------------------------------------------------------------
 
     def offer(self, outgoing: int, incoming: int) -> None:
-        """Connector: create a segment and offer it to the listener."""
+        """Create a segment and offer it to the listener (connector only)."""
         self._layout, self._memory = shared_memory.create(outgoing, incoming)
         self._send_raw(ATTACH, msgpack.packb(list(_fields(self._layout))), None)
 
@@ -288,7 +291,7 @@ class SocketChannel:
         return self._layout is not None
 
     def close(self) -> None:
-        """Close the socket; the segment goes with the last reference to it."""
+        """Close the socket; the segment is freed with the last reference to it."""
         with self._lock:
             if not self.closed:
                 self.closed = True
@@ -300,10 +303,11 @@ class SocketChannel:
 
 
 def _settle(sock: socket.socket, silence: float) -> None:
-    """Send at once, and find out within about `silence` seconds that the other end's host or the way to it is gone.
+    """Set TCP options: no delay, and detection within about `silence` seconds of a lost peer host or network.
 
-    Keepalive asks where nothing is on its way; what is on its way Linux would send again for a quarter of an hour
-    (tcp_retries2). TCP_USER_TIMEOUT ends both, however few questions were lost: so there are several meanwhile."""
+    Keepalive probes an idle connection. Without TCP_USER_TIMEOUT, Linux would repeat unacknowledged data for a quarter
+    of an hour (tcp_retries2). TCP_USER_TIMEOUT ends both cases, however few probes were lost, so several are sent in
+    that time."""
     asks = min(LONGEST_IDLE, max(1, int(silence / 4)))
     options = (
         (socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, asks), (socket.TCP_KEEPINTVL, asks), (socket.TCP_KEEPCNT, 3),
@@ -323,5 +327,5 @@ def _layout(descriptor: bytes) -> shared_memory.Layout:
     try:
         name, outgoing, incoming = msgpack.unpackb(descriptor)
         return shared_memory.Layout(str(name), int(outgoing), int(incoming))
-    except Exception as error:  # anything malformed is the same to us
+    except Exception as error:  # any malformed offer gives the same error
         raise WireError("An offer of shared memory cannot be read.") from error

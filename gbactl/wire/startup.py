@@ -1,4 +1,4 @@
-"""What nodes say to each other before a run begins: where the servers are, and the first dense values."""
+"""Start-up exchange of a run: the servers' addresses and the initial dense values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ INSTALLED = Ack(0, 0)
 
 
 def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float) -> ShardSpec | None:
-    """Wait for the first dense values, sent by a worker. None when the run ends before. `momentum`: of the values'
-    running statistics."""
+    """Wait for the initial dense values, sent by a worker. None when the run ends before.
+
+    `momentum`: of the running statistics among the values."""
     while True:
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:
@@ -36,7 +37,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float
 
 
 def await_setup(hub: Hub, coordinator: Channel) -> Setup:
-    """A worker waits for the servers' addresses. Raises ClusterError when the run ends before."""
+    """Wait, as a worker, for the servers' addresses. Raises ClusterError when the run ends before."""
     setup: Setup | None = None
     while setup is None:
         for channel, frame in hub.poll(None):
@@ -50,7 +51,7 @@ def await_setup(hub: Hub, coordinator: Channel) -> Setup:
 def install_dense(
     hub: Hub, servers: list[Channel], cuts: list[Cut], params: int, buffers: int, vector: Any
 ) -> None:
-    """Send every server its slice of the first dense values, be it empty, and wait until all have it."""
+    """Send every server its slice of the initial dense values, even an empty one, and wait for all acknowledgements."""
     for channel, (low, high) in zip(servers, cuts, strict=True):
         channel.send(Install(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
     waiting = len(servers)

@@ -1,9 +1,9 @@
-"""Encrypted connections: TLS 1.3 of Python's ssl around everything that a TCP connection of a run carries.
+"""TLS 1.3 of Python's ssl around the TCP connections of a run.
 
-Both ends show the run's certificate and accept no other. It is made from the run's key (Ed25519, the private key is an
-HMAC of it), so that every process that holds the key makes the same one: nothing more has to travel, no clock is
-looked at, nothing is written to a disk. The keyed handshake of auth.py goes on inside. Making the contexts takes 20 ms
-once a process; what encryption costs in training stands in the README.
+Both ends show the run's certificate and accept no other. It is derived from the run's key (Ed25519, the private key is
+an HMAC of it), so that every process with the key derives the same one: no certificate is sent, no clock is read,
+nothing is written to a disk. The keyed handshake of auth.py runs inside. Making the contexts takes 20 ms once a
+process; the cost of encryption in training is in the README.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)  #
 
 
 class Encrypted(ssl.SSLSocket):
-    """A TLS connection with the manners of a plain socket: what would wait raises BlockingIOError.
+    """TLS connection with the interface of a plain non-blocking socket: BlockingIOError where it would wait.
 
-    Raises WireError for another certificate and for bytes that were changed."""
+    Raises WireError for another certificate and for changed bytes."""
 
     def do_handshake(self, block: bool = False) -> None:
-        """See ssl.SSLSocket."""
+        """See SSLSocket.do_handshake."""
         try:
             super().do_handshake(block)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -39,21 +39,21 @@ class Encrypted(ssl.SSLSocket):
             raise WireError(STRANGE) from error
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """See socket.socket."""
+        """See socket.recv."""
         try:
             return super().recv(buflen, flags)
         except ssl.SSLError as error:
             raise _meant(error) from error
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """See socket.socket. Costs a call for every 16 KiB, which is what TLS puts into a record."""
+        """See socket.recv_into. Costs a call for every 16 KiB, the size of a TLS record."""
         try:
             return super().recv_into(buffer, nbytes, flags)
         except ssl.SSLError as error:
             raise _meant(error) from error
 
     def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
-        """See socket.socket. What was not taken must come again, as it was, at the beginning of the next call."""
+        """See socket.sendmsg. Unsent bytes must be passed again, unchanged, at the beginning of the next call."""
         written = 0
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
@@ -70,7 +70,7 @@ class Encrypted(ssl.SSLSocket):
 
 
 def _meant(error: ssl.SSLError) -> Exception:
-    """What an error is to whoever reads."""
+    """Translate an ssl error to the exception of a plain socket, or to WireError."""
     if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
         return BlockingIOError()
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
@@ -80,7 +80,7 @@ def _meant(error: ssl.SSLError) -> Exception:
 
 
 class Encryption:
-    """Both sides of a run's encrypted connections."""
+    """TLS contexts of both ends of a run's connections."""
 
     def __init__(self, key: bytes) -> None:
         pem = _certificate(key)
@@ -89,13 +89,13 @@ class Encryption:
         self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem)
 
     def accept(self, sock: socket.socket) -> Encrypted:
-        """A listener's end; `do_handshake` is still to be called, until it does not raise BlockingIOError."""
+        """Wrap a listener's end; `do_handshake` must be called until it does not raise BlockingIOError."""
         wrapped = self._listening.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         assert isinstance(wrapped, Encrypted)
         return wrapped
 
     def dial(self, sock: socket.socket) -> Encrypted:
-        """A connector's end, after the handshake. Raises OSError (time-outs among it) or WireError."""
+        """Wrap a connector's end and complete the handshake. Raises OSError (time-outs among it) or WireError."""
         wrapped = self._dialling.wrap_socket(sock, do_handshake_on_connect=False)
         assert isinstance(wrapped, Encrypted)
         wrapped.do_handshake()
@@ -105,11 +105,11 @@ class Encryption:
 def _context(protocol: ssl._SSLMethod, pem: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # a run has one certificate: who an end is, its handshake in auth.py tells
+    context.check_hostname = False  # a run has one certificate; the handshake in auth.py identifies the node
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode())
     context.sslsocket_class = Encrypted
-    handle = os.memfd_create("gbactl")  # ssl reads a private key from a file alone: this one is on no disk
+    handle = os.memfd_create("gbactl")  # ssl reads a private key only from a file: this one is in memory
     try:
         os.write(handle, pem)
         context.load_cert_chain(f"/proc/self/fd/{handle}")
@@ -119,7 +119,7 @@ def _context(protocol: ssl._SSLMethod, pem: bytes) -> ssl.SSLContext:
 
 
 def _certificate(key: bytes) -> bytes:
-    """The run's private key and certificate, PEM; the same for the same key."""
+    """Derive the run's private key and certificate (PEM) from its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat

@@ -1,13 +1,13 @@
-"""What a node sends while the run trains, in bytes, by what it is; evaluations are not counted.
+"""Counters of the bytes that a node sends during training, by kind; evaluations are not counted.
 
-`dense`: dense parameters, gradients and whole states of them; `rows`: embedding rows and their gradients; `ids`: which
-rows; `control`: headers and descriptors of all messages; `other`: what is none of these. What lies in shared memory is
-counted apart. TLS, TCP and IP come on top. Costs 1 us a message.
+`dense`: dense parameters, gradients and whole states of them; `rows`: embedding rows and their gradients; `ids`: the
+rows' ids; `control`: headers and descriptors of all messages; `other`: everything else. Payloads in shared memory are
+counted apart. TLS, TCP and IP headers are not included. Costs 1 us a message.
 
-An all-reduce of n values in a ring (Horovod, Gloo, that of a virtual cluster) is `dense`: 4 n x 2 (W - 1) / W
-bytes (half of that with fp16 on the wire) from each of the W ranks that it has then. That is reckoned, not measured,
-and leaves out what Horovod sends to agree on what is summed next. One in shared memory is counted there: the 4 n bytes
-that a rank writes, for collective=shm or beside a ring that may break. Where a server sums instead, messages carry it.
+An all-reduce of n values in a ring (Horovod, Gloo, that of a virtual cluster) counts as `dense`: 4 n x 2 (W - 1) / W
+bytes (half of that with fp16 on the wire) from each of its W ranks. That is computed, not measured, and leaves out
+Horovod's negotiation. One in shared memory counts there: the 4 n bytes that a rank writes, for collective=shm or beside
+a ring that may break. Where a server sums instead, its messages are counted.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from gbactl.wire.messages import (
 
 KINDS = ("dense", "rows", "ids", "control", "other")
 SHARED = "shared"
-PREFIX = "sent "  # of what a node tells of it among its counters
+PREFIX = "sent "  # of these counters' names among a node's counters
 _DENSE = frozenset((Centre, DenseSaved, DenseState, Elastic, GiveReplica, Install, PutDense, Sum, SumPart))
 
 
 class Traffic:
-    """`item`: bytes of a value that may be narrowed; `training`: whether what is sent now counts."""
+    """Bytes sent by one node. `item`: bytes of a value that may be narrowed; `training`: whether to count now."""
 
     def __init__(self) -> None:
         self.item, self.training = 4, False
         self._sent = dict.fromkeys((*KINDS, SHARED), 0)
 
     def sent(self, message: Any, head: int, payload: int, shared: bool = False) -> None:
-        """A message goes: so many bytes of header and descriptor, and of payload, on the wire or in shared memory."""
+        """Count a message: bytes of header and descriptor, and of the payload on the wire or in shared memory."""
         if not self.training:
             return
         tally = self._sent
@@ -70,16 +70,18 @@ class Traffic:
             tally["ids" if kind is Pull else "dense" if kind in _DENSE else "other"] += payload
 
     def summed(self, nbytes: int, shared: bool) -> None:
-        """This rank's part of an all-reduce. Those are of training alone, and the last may end when that is over."""
+        """Count this rank's bytes of an all-reduce, also after training.
+
+        All-reduces belong to training alone, and the last one may end when training is over."""
         self._sent[SHARED if shared else "dense"] += nbytes
 
     def counters(self) -> dict[str, int]:
-        """For Inspected."""
+        """Return the counters as Inspected reports them."""
         return {f"{PREFIX}{kind}": count for kind, count in self._sent.items() if count}
 
 
 def summary(nodes: Sequence[Mapping[str, int]], steps: int) -> dict[str, Any]:
-    """`wire` of result.json: bytes by kind of all nodes together, each also a step; `shared_memory` beside them."""
+    """Build `wire` of result.json: bytes by kind of all nodes, also per step, and `shared_memory` beside them."""
     total: Counter[str] = Counter()
     for counters in nodes:
         total.update({kind: counters.get(f"{PREFIX}{kind}", 0) for kind in (*KINDS, SHARED)})

@@ -185,7 +185,7 @@ class Checkpointing:
 
         The event `stop` reports the outcome. While the final checkpoint is written, no other is begun: the run ends
         with it."""
-        if not self.run.gathered and not self.run.taking_over:
+        if not self.run.members.settled and not self.run.taking_over:
             self._stopped({"state": "nothing"})
             return
         self._stop = time.monotonic() + seconds, seconds

@@ -66,7 +66,7 @@ class RunContext:
         self.evaluation: Evaluation | None = None
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
         self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
-        self.gathered = self.started = self.stopped = False
+        self.started = self.stopped = False
         self.taking_over = found is not None
         self.server_losses = 0  # so far
         self.servers_gone: dict[int, float] = {}  # shard -> time at which its failure was detected

@@ -76,11 +76,11 @@ class Core:
         """Record a staged gradient slice; once all shards have theirs, hand the worker its next batch."""
         training = self.run.training
         self.servers.staged(message)
-        announced = training is not None and training.staged(message)
-        if announced:
+        wants_next = False
+        if training is not None and training.staged(message):
             self.run.failures.useful(f"W{message.worker}")
-            announced = training is None or training.asked(message.batch)
-        if announced or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.gone):
+            wants_next = training.asked(message.batch)
+        if wants_next or (self.switch.abandoned.staged(message) and message.worker not in self.run.fencing.gone):
             self.run.take(message.worker)
 
     # -- workers ------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Core:
         """Whether the run can go on without a node: a worker, where the others or the servers hold all parameters."""
         run = self.run
         allowed = run.cfg.cluster.lost_worker != "end" and peer.role == "worker"
-        settled = run.gathered and (self.workers.survivable or self.migration.moving)
+        settled = run.members.settled and (self.workers.survivable or self.migration.moving)
         others = bool(run.members.of("worker"))
         return allowed and settled and (others or (self.workers.replaces and run.home == "servers"))
 

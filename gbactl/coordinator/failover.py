@@ -89,7 +89,7 @@ class Failover:
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._standing))) or "The launcher"
             raise ClusterError(f"{missing} did not come back when another coordinator took over.")
         yield Until(lambda: self.known <= set(self._holding), run.hub.now() + cluster.hang_seconds)
-        run.gathered = run.members.settled = True
+        run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""

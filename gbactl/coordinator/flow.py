@@ -77,7 +77,7 @@ class RunFlow:
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
                 f"cluster.start_timeout={2 * limit:.0f}."
             )
-        run.gathered = run.members.settled = True
+        run.members.settled = True
         run.record.start()
         if self.began is not None:
             run.record.go_on(run.hub.now() - self.began)

@@ -86,9 +86,7 @@ class LoggedPhase:
     def close(self) -> None:
         """Check that the phase is over and that its samples add up."""
         self._undisturbed("The phase ends in the log")
-        if not self.phase.policy.idle:
-            leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
-            self._part(f"The phase ends in the log while something is in flight ({named(leases)})", leases)
+        self._idle("The phase ends in the log")
         if not self.phase.closed:
             self._part("The phase ends in the log before what was left over was applied", [])
         try:
@@ -103,9 +101,8 @@ class LoggedPhase:
             return self._forgo(record)
         if isinstance(record, AnnounceRecord):
             self._leased(record)
-        if isinstance(record, FinishRecord) and not self.phase.policy.idle:
-            leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
-            self._part(f"The log finishes the phase while something is in flight ({named(leases)})", leases)
+        if isinstance(record, FinishRecord):
+            self._idle("The log finishes the phase")
         self.due.extend(self.phase.apply(record))
         return []
 
@@ -156,6 +153,12 @@ class LoggedPhase:
         """Check that the log has confirmed everything that was decided."""
         if self.due:
             self._part(f"{text}, but the policy {_shown(self.due[0])}", [])
+
+    def _idle(self, text: str) -> None:
+        """Check that no batch is in flight."""
+        if not self.phase.policy.idle:
+            leases = [(worker, batch) for batch, (worker, _) in sorted(self.phase.policy.leases.items())]
+            self._part(f"{text} while something is in flight ({named(leases)})", leases)
 
     def _part(self, text: str, gradients: list[tuple[int, int]]) -> None:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)

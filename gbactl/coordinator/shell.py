@@ -141,13 +141,18 @@ class Coordinator:
             handler = self._handlers.get(type(message))
             if handler is None:
                 raise WireError(f"{channel.peer} may not send {type(message).__name__} to the coordinator.")
-            if self.context.taking_over and self.failover is not None and self.failover.keeps(channel, message):
+            if (failover := self._failover_under_way) is not None and failover.keeps(channel, message):
                 return
             handler(channel, message, frame)
         except WireError as error:
             self._refuse(channel, error)
         finally:
             frame.release()
+
+    @property
+    def _failover_under_way(self) -> Failover | None:
+        """Failover that has not finished, if there is one."""
+        return self.failover if self.context.taking_over else None
 
     def _refuse(self, channel: Channel, error: WireError) -> None:
         """Close the channel of a node that sent an invalid message, and end the run: its batch would never arrive."""
@@ -162,7 +167,7 @@ class Coordinator:
         run, core, peer = self.context, self.core, channel.peer
         if channel is run.launcher:
             raise PeerGoneError("The launcher is gone.")
-        if run.taking_over and self.failover is not None and self.failover.lost(channel):
+        if (failover := self._failover_under_way) is not None and failover.lost(channel):
             return
         joined_not = core.workers.joiner_lost(channel) or run.members.returner_lost(channel)
         if joined_not or not run.members.forget(channel) or run.stopped:
@@ -176,8 +181,8 @@ class Coordinator:
     def _on_hello(self, channel: Channel, hello: Hello, _: Frame) -> None:
         if hello.role == "launcher":
             self.context.launcher = channel
-        elif self.context.taking_over and self.failover is not None:
-            self.failover.hello(channel, hello)
+        elif (failover := self._failover_under_way) is not None:
+            failover.hello(channel, hello)
         else:
             self.context.members.hello(channel, hello)
 

@@ -263,11 +263,6 @@ class ServerFailures:
         else:
             self._everybody(shard)
 
-    @property
-    def _finished(self) -> int:
-        """Number of samples of the job that have a fate."""
-        return self.cluster.coordinator.context.finished
-
     def _alone(self, shard: int) -> None:
         c, times, process = self.cluster.coordinator, self.cluster.coordinator.context.failures, f"S{shard}"
         loss = self._count_lost(shard)
@@ -291,7 +286,7 @@ class ServerFailures:
         cuts.server_gone(shard)
         if idle:
             cuts._base, cuts._mixed = base, False
-        return cuts.unsaved.lost(shard, self._finished)
+        return cuts.unsaved.lost(shard, self.cluster.coordinator.context.finished)
 
     def _state(self, shard: int) -> Shard:
         """Make the shard that a new process would hold."""
@@ -314,7 +309,7 @@ class ServerFailures:
         c = self.cluster.coordinator
         seconds, spent, samples = self._safe
         again = c.context.record.seconds - seconds - (self.spent.total - spent)
-        lost = self._again = self._finished - samples
+        lost = self._again = c.context.finished - samples
         self.cluster.events.stall(self.spent.all_back(self.costs, again, lost))
         lost_at = f"S{shard} was lost at step {c.context.step_now}"
         self._tell(f"{lost_at}: everybody goes back, {lost:,} samples are trained again")

@@ -48,9 +48,9 @@ class Cluster:
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
         self.record, self.state = RunRecord(self.hub.now), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
-        self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell)
+        self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []
-        self.evaluation, self.training, self.gathered, self.taking_over = None, None, True, False
+        self.evaluation, self.training, self.taking_over = None, None, False
         self.failures = SimpleNamespace(cost=lambda process, loss: None)
         self.log, self.note, self.tell_progress = SimpleNamespace(flush=lambda: None), lambda: None, lambda: None
         self.trainers, self.centred = list[int](), False
@@ -340,10 +340,10 @@ def test_a_run_that_is_stopped_is_saved_at_its_next_step_at_full_pace(tmp_path: 
 
 def test_a_stop_is_answered_in_any_case(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "gba", name="none")
-    cluster.gathered = False
+    cluster.members.settled = False
     cluster.cuts.stop(30.0)
     assert cluster.events.pop() == {"state": "nothing"}
-    cluster.gathered = True
+    cluster.members.settled = True
     cluster.cuts.stop(30.0)
     cluster.phase.ordered(1)
     cluster.answer(1, 0)

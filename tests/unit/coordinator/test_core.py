@@ -50,7 +50,7 @@ class Cluster:
         for role in ("server", "worker"):
             for index in (0, 1):
                 self.run.members.channels[role, index] = cast(Any, Channel(Peer(role, index), self.out))
-        self.run.members.settled = self.run.gathered = True
+        self.run.members.settled = True
         self.run.phase_number = 1
         self.run.log.info = self._logged  # type: ignore[method-assign]
         self.run.tell = self._told  # type: ignore[method-assign]

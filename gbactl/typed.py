@@ -18,7 +18,7 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Within:
+class Bounds:
     """Bounds of a number; None means unbounded."""
 
     at_least: float | None = None
@@ -44,18 +44,18 @@ class Within:
         return " and ".join(f"{word} {_number(bound)}" for word, bound in bounds if bound is not None)
 
 
-Seed = Annotated[int, Within(at_least=0, at_most=_INT64)]  # range that NumPy and torch take
-Count = Annotated[int, Within(at_least=1, at_most=_INT32)]
-Natural = Annotated[int, Within(at_least=0, at_most=_INT32)]
-Processes = Annotated[int, Within(at_least=1, at_most=65_536)]
-TableRows = Annotated[int, Within(at_least=2, at_most=_INT32)]  # of the table of a field's hashed ids
-Days = Annotated[int, Within(at_least=2, at_most=100_000)]  # one day is trained on, the next one evaluated
-Seconds = Annotated[float, Within(at_least=0, at_most=1e9)]  # 31 years; the range that timers take
-Interval = Annotated[float, Within(at_least=1e-3, at_most=1e9)]  # seconds between repetitions
-NumberOrInfinity = Annotated[float, Within(at_least=0, at_most=math.inf)]
-Share = Annotated[float, Within(at_least=0, at_most=1)]
-SomeShare = Annotated[float, Within(above=0, at_most=1)]
-ShareBelowOne = Annotated[float, Within(at_least=0, below=1)]
+Seed = Annotated[int, Bounds(at_least=0, at_most=_INT64)]  # range that NumPy and torch take
+Count = Annotated[int, Bounds(at_least=1, at_most=_INT32)]
+Natural = Annotated[int, Bounds(at_least=0, at_most=_INT32)]
+Processes = Annotated[int, Bounds(at_least=1, at_most=65_536)]
+TableRows = Annotated[int, Bounds(at_least=2, at_most=_INT32)]  # of the table of a field's hashed ids
+Days = Annotated[int, Bounds(at_least=2, at_most=100_000)]  # one day is trained on, the next one evaluated
+Seconds = Annotated[float, Bounds(at_least=0, at_most=1e9)]  # 31 years; the range that timers take
+Interval = Annotated[float, Bounds(at_least=1e-3, at_most=1e9)]  # seconds between repetitions
+NumberOrInfinity = Annotated[float, Bounds(at_least=0, at_most=math.inf)]
+Share = Annotated[float, Bounds(at_least=0, at_most=1)]
+SomeShare = Annotated[float, Bounds(above=0, at_most=1)]
+ShareBelowOne = Annotated[float, Bounds(at_least=0, below=1)]
 
 
 def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:

@@ -33,7 +33,7 @@ from gbactl.wire.messages import (
     Hello,
     Inspect,
     Inspected,
-    Install,
+    InstallDense,
     OrderStep,
     Pull,
     Push,
@@ -88,7 +88,7 @@ class Served:
             self.control, hello = self.coordinating.expect(Hello)
             push = 4 * CHUNK * (WIDTH + 1) + 4 * DENSE
             self.data = self.working.hub.connect(hello.address, (push, push), Peer("server", 0))
-            self.data.send(Install(DENSE, 0), np.zeros(DENSE, np.float32).view(np.uint8))
+            self.data.send(InstallDense(DENSE, 0), np.zeros(DENSE, np.float32).view(np.uint8))
             self.working.expect(Ack)
             self.coordinating.expect(Ready)
             self._stack = stack.pop_all()

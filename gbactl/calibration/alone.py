@@ -21,20 +21,20 @@ from gbactl.kernels import load
 from gbactl.kernels.base import Ints
 from gbactl.kernels.library import flushed
 from gbactl.models import build, row_width
-from gbactl.simulation.compute import Compute
-from gbactl.simulation.server import Answer
-from gbactl.store.gradient_slice import Order, Part
+from gbactl.simulation.compute import SharedCompute
+from gbactl.simulation.server import PullAnswer
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted, Rows
-from gbactl.worker.core import Item
-from gbactl.worker.loop import DataSource
+from gbactl.worker.core import BatchInProgress
+from gbactl.worker.loop import MappedBatchSource
 
 LEAST = 5  # measurements of each batch size
 LEAST_SERVED = 5
 PARTS = 4  # gradients of the larger dense step
 
 
-class Alone:
+class SingleProcess:
     """Worker without a cluster, on the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
@@ -44,22 +44,24 @@ class Alone:
         self.dataset, self.servers = dataset, cfg.cluster.servers
         model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
         computer = GradientComputer(model, precision=cfg.precision)
-        self.compute = Compute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
-        self.source = DataSource(dataset, self.compute.kernels, self.servers, cfg.seed, False)
+        self.compute = SharedCompute(
+            computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed
+        )
+        self.source = MappedBatchSource(dataset, self.compute.kernels, self.servers, cfg.seed, False)
         self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
         self.source.begin(self.phase)
         self._dense = np.empty(self.compute.flat.size, np.float32)
         self._random = np.random.default_rng(cfg.seed)
         self._scale = cfg.model.init_scale
 
-    def item(self, number: int, samples: int) -> Item:
+    def item(self, number: int, samples: int) -> BatchInProgress:
         """Make a batch with its distinct rows looked up."""
         start = number * samples % max(1, self.dataset.splits[0].rows - samples)
         grant = Granted(1, number, 0, start, samples, 0, 0.0, 0.0)
-        item = Item(grant, self.phase, *self.source.prepare(grant))
+        item = BatchInProgress(grant, self.phase, *self.source.prepare(grant))
         for shard, low, high in item.unique.shares():
             rows = self._random.uniform(-self._scale, self._scale, (high - low, self.compute.width))
-            answer = Answer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
+            answer = PullAnswer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
             item.answers[shard] = (Rows(0, 0, high - low, 0), answer)
         return item
 
@@ -101,7 +103,7 @@ def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
     import torch
 
     torch.set_num_threads(1)
-    alone = Alone(cfg, dataset)
+    alone = SingleProcess(cfg, dataset)
     with flushed():
         taken = _repeated(alone.gradient, sizes(cfg, dataset), 0.8 * seconds)
         evaluation = min(cfg.train.eval_batch, dataset.splits[0].rows)
@@ -124,10 +126,10 @@ def _repeated(job: Callable[[int, int], float], counts: list[int], seconds: floa
     return {count: median(each[1:]) for count, each in found.items()}
 
 
-class Serving:
+class SingleShard:
     """Shard 0 of a run, set up as with the dense vector on the servers."""
 
-    def __init__(self, alone: Alone, cfg: RunConfig, dataset: Dataset) -> None:
+    def __init__(self, alone: SingleProcess, cfg: RunConfig, dataset: Dataset) -> None:
         flat, (low, high) = alone.compute.flat, alone.compute.cuts[0]
         spec = replace(shard_spec(cfg, dataset, 0), row_staleness="token")
         spec = replace(spec, dense=flat.dense_spec, dense_init=flat.initial()[low:high])
@@ -157,14 +159,16 @@ class Serving:
         """Measure the CPU seconds a row of a step from one gradient without dense values."""
         index = self.index()
         gradient = np.full((len(index), self.shard.spec.width), 1e-3, np.float32)
-        return self._step([Part(index, gradient)]) / max(1, len(index))
+        return self._step([GradientSlice(index, gradient)]) / max(1, len(index))
 
     def dense_step(self, parts: int) -> float:
         """Measure the CPU seconds a float of a dense step from `parts` gradients."""
         none = np.empty((0, self.shard.spec.width), np.float32)
-        return self._step([Part(np.empty(0, np.int32), none, self.gradient) for _ in range(parts)]) / len(self.out)
+        return self._step([GradientSlice(np.empty(0, np.int32), none, self.gradient) for _ in range(parts)]) / len(
+            self.out
+        )
 
-    def _step(self, parts: list[Part]) -> float:
+    def _step(self, parts: list[GradientSlice]) -> float:
         batches = [self._number * PARTS + n for n in range(len(parts))]
         self.shard.begin_phase()
 
@@ -172,7 +176,7 @@ class Serving:
             for batch, part in zip(batches, parts, strict=True):
                 self.shard.stage(batch, part)
             members = tuple((batch, 1.0) for batch in batches)
-            self.shard.apply(Order(self.shard.version, members, 1.0 * len(parts), 1.0 * len(parts)))
+            self.shard.apply(StepOrder(self.shard.version, members, 1.0 * len(parts), 1.0 * len(parts)))
 
         return _timed(run)
 
@@ -185,7 +189,7 @@ def _timed(job: Callable[[], object]) -> float:
 
 def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
     """Measure the cost model's server keys, except the cost of a message."""
-    serving = Serving(Alone(cfg, dataset), cfg, dataset)
+    serving = SingleShard(SingleProcess(cfg, dataset), cfg, dataset)
     jobs: dict[str, Callable[[], float]] = {
         "row_pull_ns": serving.pull, "row_apply_ns": serving.apply, "dense_pull_ns": serving.dense_pull,
         "one": lambda: serving.dense_step(1), "many": lambda: serving.dense_step(PARTS),

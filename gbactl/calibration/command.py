@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gbactl.calibration import alone, write
-from gbactl.calibration.fit import Fit, fit
+from gbactl.calibration.fit import FittedModel, fit
 from gbactl.calibration.observe import WARM_UP, Observation, undisturbed
 from gbactl.calibration.simulate import predict
 from gbactl.config import RunConfig
@@ -39,7 +39,7 @@ START = CostConfig(
 
 
 @dataclass
-class Plan:
+class CalibrationPlan:
     """Plan of a calibration's runs: the user's `overrides`, and the same local batch for every number of workers."""
 
     overrides: list[str]
@@ -75,10 +75,10 @@ def _but(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
 class Calibration:
     """One calibration; `say` reports its progress."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: CalibrationPlan, say: Callable[[str], None]) -> None:
         self.plan, self.say = plan, say
 
-    def run(self) -> Fit:
+    def run(self) -> FittedModel:
         """Measure and fit. Raises GbactlError."""
         dataset = self._dataset()
         start = self._prices(dataset)
@@ -123,12 +123,12 @@ class Calibration:
         self._data = dataset
         return found
 
-    def _fit(self, start: CostConfig, observed: list[Observation], folder: Path) -> Fit:
+    def _fit(self, start: CostConfig, observed: list[Observation], folder: Path) -> FittedModel:
         configs = {(o.mode, o.workers): self.plan.config(o.mode, o.workers) for o in observed}
         return fit(start, observed, lambda mode, n, cost: predict(configs[mode, n], cost, self._data, folder))
 
 
-def _check(found: Fit) -> None:
+def _check(found: FittedModel) -> None:
     """Raise ClusterError for a model with too large an error."""
     worst, name = max((abs(error), seen.name) for error, seen in zip(found.errors, found.observed, strict=True))
     if not worst <= WORST:
@@ -155,7 +155,7 @@ def calibrate(
         raise UsageError("--workers are different numbers of at least 2; type --workers 2,4.")
     lines = {} if network is None else read(network)
     console = Console(stderr=True, highlight=False)
-    plan = Plan(list(overrides), workers, repeat, seconds)
+    plan = CalibrationPlan(list(overrides), workers, repeat, seconds)
     plan.config("sync", workers[0])
     with stoppable():
         found = Calibration(plan, lambda text: console.print(f"  {text}", soft_wrap=True)).run()
@@ -164,7 +164,7 @@ def calibrate(
     _show(out, found)
 
 
-def _header(plan: Plan, found: Fit) -> list[str]:
+def _header(plan: CalibrationPlan, found: FittedModel) -> list[str]:
     from gbactl import __version__
 
     told = " ".join(plan.overrides) or "no overrides"
@@ -176,7 +176,7 @@ def _header(plan: Plan, found: Fit) -> list[str]:
     ]
 
 
-def _show(out: Path, found: Fit) -> None:
+def _show(out: Path, found: FittedModel) -> None:
     if sys.stdout.isatty():
         print("\n".join([*write.table(found), f"Written: {out}. Use it: gbactl train cluster=virtual cost={out}"]))
         return

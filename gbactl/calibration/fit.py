@@ -32,8 +32,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 OF_WORKERS = tuple(group for group in GROUPS if group.startswith("all-reduce"))  # apply where workers hold replicas
 CPU_WEIGHT = 0.25  # weight of a role's CPU seconds, with a rate's weight 1: the rate is to be predicted
 PRIOR = {
-    "compute": 0.05, "serving": 0.05, "coordinator": 0.02, "all-reduce": 0.02,
-    "all-reduce work": 0.02, "all-reduce messages": 0.02,
+    "compute": 0.05,
+    "serving": 0.05,
+    "coordinator": 0.02,
+    "all-reduce": 0.02,
+    "all-reduce work": 0.02,
+    "all-reduce messages": 0.02,
     "all-reduce sums": 0.5,  # two numbers of workers cannot separate it from messages: it stays near its start
 }
 LARGEST = math.log(100.0)  # a factor beyond this is meaningless
@@ -43,7 +47,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittedModel:
     """Fitted cost model, and its predictions beside the observations, in the same order."""
 
     cost: CostConfig
@@ -114,7 +118,7 @@ def _share(seen: Observation, role: str) -> float:
     return math.sqrt(seen.cpu[role] / sum(seen.cpu.values()))
 
 
-def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) -> Fit:
+def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) -> FittedModel:
     """Fit the cost model from `start`. Observations of one (mode, workers) are averaged."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
@@ -122,7 +126,7 @@ def fit(start: CostConfig, observed: Iterable[Observation], predict: Predict) ->
     residuals = Residuals(start, means, predict)
     zeros = np.zeros(len(GROUPS))
     found = least_squares(residuals, zeros, jac=_jacobian(residuals), bounds=(-LARGEST, LARGEST), max_nfev=ROUNDS)
-    return Fit(scaled(start, found.x), means, residuals.predicted(found.x))
+    return FittedModel(scaled(start, found.x), means, residuals.predicted(found.x))
 
 
 def _jacobian(residuals: Residuals) -> Callable[[Vector], Vector]:

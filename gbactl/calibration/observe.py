@@ -18,10 +18,10 @@ from gbactl.calibration import cpu
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError
-from gbactl.faults.cpu_hogs import Hogs
+from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.launch import rundir
-from gbactl.launch.progress import Show
-from gbactl.launch.run import Run
+from gbactl.launch.progress import ProgressDisplay
+from gbactl.launch.run import LaunchedRun
 from gbactl.processor import available_cores
 from gbactl.wire.messages import Event
 
@@ -52,7 +52,7 @@ class Observation:
         return f"{self.mode} x {self.workers}"
 
 
-class Notes:
+class ProgressLog:
     """Progress events of training phases, without each phase's warm-up.
 
     The warm-up is the share `skip` of the samples, and then the first `seconds`, in which caches fill.
@@ -82,7 +82,7 @@ class Notes:
         return float((centred[:, 0] * centred[:, 1]).sum() / (centred[:, 0] ** 2).sum())
 
 
-class Quiet(Show):
+class NoDisplay(ProgressDisplay):
     """Progress display that shows nothing."""
 
     def say(self, text: str) -> None:
@@ -92,25 +92,25 @@ class Quiet(Show):
         """Show nothing."""
 
 
-class Over(Exception):
+class LongEnough(Exception):
     """Signal that a run has lasted long enough."""
 
 
-class ObservedRun(Run):
+class ObservedRun(LaunchedRun):
     """Run whose progress events are recorded; ends after `seconds` of them, if given, wherever it is then."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset, run_dir: Path, seconds: float | None) -> None:
-        super().__init__(cfg, dataset, run_dir, Quiet(), Hogs(cfg.fault_plan(), cfg.pinned))
-        self.notes, self.seconds = Notes(seconds=WARM_UP), seconds
-        self._marks: list[Mark] = []
+        super().__init__(cfg, dataset, run_dir, NoDisplay(), CpuHogs(cfg.fault_plan(), cfg.pinned))
+        self.notes, self.seconds = ProgressLog(seconds=WARM_UP), seconds
+        self._marks: list[Measurement] = []
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
         if event.name == "progress" and self.notes.add(event.fields):
             used = cpu.by_role(self.run_dir)
-            self._marks.append(Mark(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))
+            self._marks.append(Measurement(float(event.fields["samples"]), used, time.monotonic(), _strangers(used)))
             if self.seconds is not None and self._marks[-1].time - self._marks[0].time >= self.seconds:
-                raise Over
+                raise LongEnough
 
     @property
     def cpu(self) -> dict[str, float]:
@@ -126,7 +126,7 @@ class ObservedRun(Run):
         return max(0.0, last.strangers - first.strangers) / (last.time - first.time)
 
 
-class Mark(NamedTuple):
+class Measurement(NamedTuple):
     """Measurement at a progress event: samples, CPU seconds by role, time, CPU seconds of processes outside the run."""
 
     samples: float
@@ -146,7 +146,7 @@ def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | No
     name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
     cfg = replace(cfg, run_dir=str(scratch / name))
     run, eps = ObservedRun(cfg, dataset, rundir.create(cfg), seconds), 0.0
-    with contextlib.suppress(Over):
+    with contextlib.suppress(LongEnough):
         eps = float(run.go()["eps"])
     return Observation(cfg.mode.name, cfg.cluster.workers, run.notes.rate, run.cpu, run.others, eps)
 

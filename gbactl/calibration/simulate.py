@@ -11,59 +11,59 @@ from pathlib import Path
 
 import numpy as np
 
-from gbactl.calibration.observe import Notes, Observation
+from gbactl.calibration.observe import Observation, ProgressLog
 from gbactl.config import RunConfig
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.kernels.base import Floats
 from gbactl.simulation.cluster import VirtualCluster
-from gbactl.simulation.compute import Compute
+from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.cost_model import CostModel
 from gbactl.wire.messages import Event
-from gbactl.worker.core import Item
+from gbactl.worker.core import BatchInProgress
 
 SKIPPED, ENOUGH = 8, 40  # global batches
 
 
-class Enough(Exception):
+class EnoughProgress(Exception):
     """Signal that enough progress events were recorded."""
 
 
-class Idle(Compute):
+class ZeroCompute(SharedCompute):
     """Worker computation that returns zeros."""
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Load nothing."""
 
-    def gradient(self, item: Item, out: Floats | None = None) -> Floats:
-        """See Compute.gradient. The sums are zeros."""
+    def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
+        """See SharedCompute.gradient. The sums are zeros."""
         item.answers.clear()
         sums = np.empty((len(item.unique.index), self.width), np.float32) if out is None else out
         sums[:] = 0.0
         return sums
 
-    def predict(self, item: Item) -> Floats:
-        """See Compute.predict. The predictions are zeros."""
+    def predict(self, item: BatchInProgress) -> Floats:
+        """See SharedCompute.predict. The predictions are zeros."""
         item.answers.clear()
         return np.zeros(item.grant.samples, np.float32)
 
 
-class IdleCluster(VirtualCluster):
+class ZeroComputeCluster(VirtualCluster):
     """Virtual cluster whose models do not compute."""
 
-    def _compute(self) -> Compute:
+    def _compute(self) -> SharedCompute:
         import torch
 
         real = super()._compute()
         real.flat.keep_gradients(tuple(torch.zeros_like(p) for p in real.flat.parameters))
-        return Idle(real.computer, real.kernels, real.width, real.cuts, real.seed)
+        return ZeroCompute(real.computer, real.kernels, real.width, real.cuts, real.seed)
 
 
 @dataclass
-class Listener:
+class ProgressListener:
     """Listener that stops the run when enough progress events were recorded."""
 
-    notes: Notes
+    notes: ProgressLog
     heard: int = 0
 
     def __call__(self, event: Event) -> None:
@@ -72,16 +72,16 @@ class Listener:
             return
         self.heard += 1
         if self.heard > SKIPPED and self.notes.add(event.fields) and self.heard >= SKIPPED + ENOUGH:
-            raise Enough
+            raise EnoughProgress
 
 
 def predict(cfg: RunConfig, cost: CostConfig, dataset: Dataset, scratch: Path) -> Observation:
     """Predict the rate of `cfg` on a virtual cluster with these costs, and each role's CPU seconds a sample."""
     virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=cost)
-    listener = Listener(Notes())
-    cluster = IdleCluster(virtual, dataset, scratch, listener)
+    listener = ProgressListener(ProgressLog())
+    cluster = ZeroComputeCluster(virtual, dataset, scratch, listener)
     cluster.coordinator.notes = max(1, dataset.splits[0].rows // cfg.train.global_batch)
-    with contextlib.suppress(Enough):
+    with contextlib.suppress(EnoughProgress):
         cluster.run()
     return Observation(cfg.mode.name, cfg.cluster.workers, listener.notes.rate, _cpu(cluster))
 

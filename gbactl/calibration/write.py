@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gbactl.calibration.fit import Fit
+from gbactl.calibration.fit import FittedModel
 from gbactl.config.cost import CostConfig
 from gbactl.errors import UsageError
 from gbactl.paths import conf_dir
@@ -42,7 +42,7 @@ def _yaml(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and value < 1e6 else str(value)
 
 
-def rows(found: Fit) -> list[tuple[str, ...]]:
+def rows(found: FittedModel) -> list[tuple[str, ...]]:
     """Rows (mode, workers, measured, predicted, error) of every run, formatted."""
     return [
         (o.mode, str(o.workers), f"{o.eps:,.0f}", f"{p.eps:,.0f}", f"{100 * error:+.1f} %")
@@ -53,7 +53,7 @@ def rows(found: Fit) -> list[tuple[str, ...]]:
 HEAD = ("mode", "workers", "measured", "predicted", "error")
 
 
-def table(found: Fit) -> list[str]:
+def table(found: FittedModel) -> list[str]:
     """Table of the rows as lines of aligned text, with a header."""
     told = [HEAD, *rows(found)]
     widths = [max(len(row[n]) for row in told) for n in range(len(HEAD))]

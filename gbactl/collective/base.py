@@ -25,7 +25,7 @@ def uncounted(nbytes: int, shared: bool) -> None:
     """Ignore the number of bytes that a collective moves."""
 
 
-class Handle(Protocol):
+class SumHandle(Protocol):
     """Handle of a started sum; only wait() of the same collective accepts it."""
 
 
@@ -140,7 +140,7 @@ def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
     return (ring_bytes(length, ranks, item) + rank) // ranks
 
 
-class Handed:
+class WireTensors:
     """Tensors that a ring sums: the buffers themselves, or fp16 copies where values have two bytes on the wire.
 
     A copy costs two passes over the vector; rounding is the caller's (see kernels/halves.py)."""
@@ -177,7 +177,7 @@ def rank_gone(name: str, rank: int) -> ClusterError:
     return ClusterError(f"all-reduce {name} failed on rank {rank}: another rank is gone.")
 
 
-class Single:
+class SingleRankCollective:
     """Collective of a single rank, whose sums are the buffers themselves."""
 
     rank = 0

@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gbactl.collective.base import Collective, Single
-from gbactl.collective.fallback import FallingCollective, FallingMeeting, Ring
-from gbactl.collective.fault_tolerant import Beneath
+from gbactl.collective.base import Collective, SingleRankCollective
+from gbactl.collective.fallback import CollectiveWithFallback, InterruptibleRing, RendezvousWithFallback
+from gbactl.collective.fault_tolerant import RingFallback
 from gbactl.collective.gloo import GlooRendezvous
 from gbactl.collective.rendezvous import HorovodRendezvous, require_own_name
-from gbactl.collective.rendezvous_base import Meeting, Seat
-from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryMeeting, available, require_available
+from gbactl.collective.rendezvous_base import RankSlot, Rendezvous
+from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
 from gbactl.errors import ConfigError
 
 NAMES = ("horovod", "gloo", "shm")
@@ -42,8 +42,8 @@ def open_rendezvous(
     cycle_time_ms: float = 3.0,
     timeout: float = 30.0,
     survives: bool = False,
-    seats: Sequence[Seat] | None = None,
-) -> Meeting:
+    seats: Sequence[RankSlot] | None = None,
+) -> Rendezvous:
     """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
 
     `seats`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
@@ -54,30 +54,32 @@ def open_rendezvous(
     if name not in NAMES:
         raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
     if name == "shm":
-        return SharedMemoryMeeting(size)
-    made: Meeting
+        return SharedMemoryRendezvous(size)
+    made: Rendezvous
     if name == "horovod":
         made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, seats)
     else:
         made = GlooRendezvous(size, bind, run_dir, timeout)
     if not survives:
         return made
-    return FallingMeeting(made, SharedMemoryMeeting(size) if seats is None and available() else Elsewhere(size))
+    return RendezvousWithFallback(
+        made, SharedMemoryRendezvous(size) if seats is None and available() else ExternalFallback(size)
+    )
 
 
-class Elsewhere(Meeting):
+class ExternalFallback(Rendezvous):
     """Rendezvous for the fallback of ranks without common memory, which provide it themselves."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Meeting.environment."""
+        """See Rendezvous.environment."""
         return {"GBACTL_SUM_ELSEWHERE": "1", "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
 
 
 def connect(
-    late: bool = False, elsewhere: Callable[[int, int], Beneath] | None = None, item: int = 4
+    late: bool = False, elsewhere: Callable[[int, int], RingFallback] | None = None, item: int = 4
 ) -> Collective:
     """Join the collective described by this process's environment; without one, form a group of one.
 
@@ -87,7 +89,7 @@ def connect(
     Raises ClusterError when the ring does not form."""
     name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
     rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
-    under: Beneath | None = None
+    under: RingFallback | None = None
     if folder is not None:
         under = SharedMemoryCollective(Path(folder), rank, size)
     elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
@@ -95,11 +97,11 @@ def connect(
     if name == "shm" and under is not None:
         return under
     if under is None:
-        return Single() if late else _ring(name, item)
-    return FallingCollective(None if late else _ring(name, item), under)
+        return SingleRankCollective() if late else _ring(name, item)
+    return CollectiveWithFallback(None if late else _ring(name, item), under)
 
 
-def _ring(name: str, item: int) -> Ring:
+def _ring(name: str, item: int) -> InterruptibleRing:
     if name == "horovod":
         from gbactl.collective.horovod import HorovodCollective
 
@@ -108,4 +110,4 @@ def _ring(name: str, item: int) -> Ring:
         from gbactl.collective.gloo import GlooCollective
 
         return GlooCollective(os.environ, item)
-    return Single()
+    return SingleRankCollective()

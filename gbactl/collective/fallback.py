@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gbactl.collective.base import Collective, Moved
-from gbactl.collective.fault_tolerant import Beneath, Surviving
-from gbactl.collective.rendezvous_base import Meeting
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, RingFallback
+from gbactl.collective.rendezvous_base import Rendezvous
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
 
-class Ring(Collective, Protocol):
+class InterruptibleRing(Collective, Protocol):
     """Ring all-reduce whose waits can be given up."""
 
     def abandon(self) -> None:
@@ -32,15 +32,15 @@ class Ring(Collective, Protocol):
 
 @dataclass(frozen=True)
 class _Handle:
-    ring: Ring | None
+    ring: InterruptibleRing | None
     of_ring: Any
     laid: Any
 
 
-class FallingCollective(Surviving):
+class CollectiveWithFallback(FaultTolerantCollective):
     """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
 
-    def __init__(self, ring: Ring | None, under: Beneath) -> None:
+    def __init__(self, ring: InterruptibleRing | None, under: RingFallback) -> None:
         self.ring, self.under = ring, under
         self.rank, self.size = under.rank, under.size
         self._room = True
@@ -49,7 +49,7 @@ class FallingCollective(Surviving):
 
     @property
     def wanted(self) -> Callable[[], bool]:
-        """See Surviving.wanted."""
+        """See FaultTolerantCollective.wanted."""
         return self.under.wanted
 
     @wanted.setter
@@ -68,15 +68,15 @@ class FallingCollective(Surviving):
             self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
+        """See FaultTolerantCollective.deal."""
         self.under.deal(number, part, parts, after)
 
     def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
+        """See FaultTolerantCollective.without_the_dead."""
         self.under.without_the_dead()
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
+        """See FaultTolerantCollective.leave_out."""
         self._break(f"rank {rank} is gone")
         self.under.leave_out(rank)
 
@@ -85,11 +85,11 @@ class FallingCollective(Surviving):
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
+        """See FaultTolerantCollective.interrupt."""
         self.under.interrupt()
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
+        """See FaultTolerantCollective.renew."""
         self.under.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
@@ -149,21 +149,21 @@ class FallingCollective(Surviving):
         self.under.close()
 
 
-class FallingMeeting(Meeting):
+class RendezvousWithFallback(Rendezvous):
     """Rendezvous of a ring and of its fallback."""
 
-    def __init__(self, ring: Meeting, under: Meeting) -> None:
+    def __init__(self, ring: Rendezvous, under: Rendezvous) -> None:
         self.ring, self.under = ring, under
 
     def turned_away(self) -> int:
-        """See Meeting.turned_away."""
+        """See Rendezvous.turned_away."""
         return self.ring.turned_away()
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Meeting.environment."""
+        """See Rendezvous.environment."""
         return {**self.under.environment(rank), **self.ring.environment(rank)}
 
     def close(self) -> None:
-        """See Meeting.close."""
+        """See Rendezvous.close."""
         self.ring.close()
         self.under.close()

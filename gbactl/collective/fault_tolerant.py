@@ -20,7 +20,7 @@ class InterruptedSum(Exception):
     """Raised by an interrupted wait for a sum; summands given before are kept."""
 
 
-class Surviving(ABC):
+class FaultTolerantCollective(ABC):
     """Collective that continues when a rank fails. `wanted` is polled while a wait blocks: whether to interrupt it."""
 
     wanted: Callable[[], bool]
@@ -56,7 +56,7 @@ class Surviving(ABC):
         Nothing may be in flight."""
 
 
-class Beneath(Surviving):
+class RingFallback(FaultTolerantCollective):
     """Fallback of a ring (see fallback.py), which sums as a Collective does.
 
     It also records every round while the ring still sums."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
+from gbactl.collective.base import Moved, WireTensors, rank_gone, ring_share, uncounted
 from gbactl.collective.gloo import outlive
 from gbactl.errors import ClusterError, MissingDependencyError
 
@@ -55,7 +55,7 @@ class HorovodCollective:
     """Rank of a Horovod group, one instance a process. `item`: bytes of a value on the wire, 4 or 2 (fp16)."""
 
     def __init__(self, item: int = 4) -> None:
-        self._handed, self._hvd = Handed(item), import_horovod()
+        self._handed, self._hvd = WireTensors(item), import_horovod()
         outlive()
         try:
             self._hvd.init()

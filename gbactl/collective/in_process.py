@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gbactl.collective.base import Moved, Vector, as_array, ring_share, sum_in_rank_order, uncounted
-from gbactl.collective.fault_tolerant import InterruptedSum, Surviving
+from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
 from gbactl.errors import ClusterError
 
 KEPT_ROUNDS = 16  # dealt rounds that are kept: no rank is so far behind
@@ -126,7 +126,7 @@ class MemoryGroup:
             self.changed.notify_all()
 
 
-class MemoryCollective(Surviving):
+class MemoryCollective(FaultTolerantCollective):
     """One rank of a MemoryGroup. It counts the bytes that a ring of the live ranks would send."""
 
     def __init__(self, group: MemoryGroup, rank: int) -> None:
@@ -140,25 +140,25 @@ class MemoryCollective(Surviving):
         self._spares = False
 
     def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
+        """See FaultTolerantCollective.without_the_dead."""
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
+        """See FaultTolerantCollective.deal."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out; no memory is ever overwritten here."""
+        """See FaultTolerantCollective.leave_out; no memory is ever overwritten here."""
         self._absent.add(rank)
         self.interrupt()
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
+        """See FaultTolerantCollective.interrupt."""
         with self.group.changed:
             self.group.changed.notify_all()
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
+        """See FaultTolerantCollective.renew."""
         self._generation, self._dealt, self._spares = generation, None, False
         self._absent.clear()
         self._rounds.clear()

@@ -14,7 +14,7 @@ from gbactl.collective.base import Buckets, Collective
 from gbactl.kernels.halves import Codec, round_here
 
 
-class Filling:
+class OverlappedGradient:
     """Gradient vector whose buckets are summed over ranks while a backward pass fills it.
 
     It has float32[edges[-1]] and is filled parameter by parameter, once a step. `spans`: each parameter's (low, high)

@@ -10,7 +10,7 @@ Remaining risks: the ring itself (Gloo over TCP) is neither authenticated nor en
 the bind address, loopback unless told otherwise. Its first rings do; the one of the process set, which sums, ignores
 HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to. An attacker would have to guess an
 ephemeral port and win a race. The secret is readable by the same user in /proc. Cost: one thread in the launcher, idle
-after the ring has formed, and one for every open request, of which there is a bounded number (`Visitors`).
+after the ring has formed, and one for every open request, of which there is a bounded number (`RequestLimit`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gbactl.collective.horovod import missing
-from gbactl.collective.rendezvous_base import Meeting, Seat, address_of_own_name, interface_of
+from gbactl.collective.rendezvous_base import RankSlot, Rendezvous, address_of_own_name, interface_of
 from gbactl.errors import ClusterError, ConfigError
 
 MAX_BODY = 1 << 20
@@ -46,9 +46,9 @@ def require_own_name() -> None:
         )
 
 
-def here(size: int, interface: str) -> list[Seat]:
+def here(size: int, interface: str) -> list[RankSlot]:
     """Return the seats of ranks on one host, where every rank is a local rank."""
-    return [Seat("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
+    return [RankSlot("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
 
 
 def _handler(secret: str, refuse: Any) -> Any:
@@ -87,7 +87,7 @@ def _handler(secret: str, refuse: Any) -> Any:
     return Handler
 
 
-def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
+def _server(bind: str, handler: Any, visitors: RequestLimit) -> Any:
     """Create Horovod's HTTP server on one address and a free port, for a bounded number of open requests."""
     from horovod.runner.http.http_server import RendezvousHTTPServer
 
@@ -119,13 +119,13 @@ def _server(bind: str, handler: Any, visitors: Visitors) -> Any:
         raise ClusterError(f"cannot listen on {bind} ({reason}); type cluster.bind=127.0.0.1.") from error
 
 
-class HorovodRendezvous(Meeting):
+class HorovodRendezvous(Rendezvous):
     """Rendezvous of Horovod's ranks: its RendezvousServer on one address, behind a per-run secret.
 
     `seats`: rank -> seat; None: all on this host."""
 
     def __init__(
-        self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[Seat] | None = None
+        self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[RankSlot] | None = None
     ) -> None:
         try:
             from horovod.runner.http.http_server import RendezvousServer
@@ -136,7 +136,7 @@ class HorovodRendezvous(Meeting):
         self.secret = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._server: Any = RendezvousServer()
-        self.visitors = Visitors(self._refuse)
+        self.visitors = RequestLimit(self._refuse)
         self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse), self.visitors)
         self.port: int = httpd.server_address[1]
         self._server.init(self.seats)
@@ -148,7 +148,7 @@ class HorovodRendezvous(Meeting):
             self.refused += 1
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Meeting.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
+        """See Rendezvous.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
         seat = self.seats[rank]
         values = {
             "GBACTL_COLLECTIVE": "horovod",
@@ -175,14 +175,14 @@ class HorovodRendezvous(Meeting):
         return {key: str(value) for key, value in values.items()}
 
     def close(self) -> None:
-        """See Meeting.close."""
+        """See Rendezvous.close."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()
             server._httpd.server_close()
 
 
-class Visitors:
+class RequestLimit:
     """Limit on open requests to the rendezvous: one more closes the oldest. `refuse` is called for each closed one."""
 
     def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:

@@ -15,7 +15,7 @@ SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSlot:
     """Host and local rank of a rank, as in Horovod's SlotInfo, and the network interface of its host."""
 
     hostname: str
@@ -27,7 +27,7 @@ class Seat:
     interface: str
 
 
-class Meeting:
+class Rendezvous:
     """Launcher's rendezvous for a group of ranks: one environment per rank, a count of rejected requests."""
 
     refused = 0

@@ -28,8 +28,8 @@ import numpy as np
 
 from gbactl import shared_names
 from gbactl.collective.base import Moved, Vector, as_array, uncounted
-from gbactl.collective.fault_tolerant import Beneath, InterruptedSum
-from gbactl.collective.rendezvous_base import Meeting
+from gbactl.collective.fault_tolerant import InterruptedSum, RingFallback
+from gbactl.collective.rendezvous_base import Rendezvous
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
 
@@ -103,7 +103,7 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-class SharedMemoryCollective(Beneath):
+class SharedMemoryCollective(RingFallback):
     """One rank of a group on this host. `folder` is private to the group and starts out empty.
 
     With dealt summands, a failed rank breaks nothing: the summands that it had given count, other ranks give the rest.
@@ -184,10 +184,10 @@ class SharedMemoryCollective(Beneath):
         self.passed(handle)
 
     def fall(self) -> None:
-        """See Beneath.fall: nothing to do, as the summands are already in shared memory."""
+        """See RingFallback.fall: nothing to do, as the summands are already in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """See Beneath.passed: this rank has the round's sum, and will not read its slots again."""
+        """See RingFallback.passed: this rank has the round's sum, and will not read its slots again."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -206,9 +206,7 @@ class SharedMemoryCollective(Beneath):
         """Wait for a summand of a round; returns False where it will never come."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
-            slept = _libc.syscall(
-                FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0
-            )
+            slept = _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0)
             if self._dealt is not None:
                 if self.wanted():
                     raise InterruptedSum
@@ -216,9 +214,7 @@ class SharedMemoryCollective(Beneath):
             if self._gone(part, line, bool(slept)) and line.round < handle.round:
                 if self._spares:
                     return False
-                raise ClusterError(
-                    f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone."
-                )
+                raise ClusterError(f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone.")
         return True
 
     def _gone(self, rank: int, line: Any, slept: bool) -> bool:
@@ -245,10 +241,7 @@ class SharedMemoryCollective(Beneath):
         finally:
             os.close(handle)
         lines = [_Line.from_buffer(memory, LINE * rank) for rank in range(self.size)]
-        views = [
-            np.frombuffer(memory, np.float32, length, LINE * self.size + stride * i)
-            for i in range(2 * self.size)
-        ]
+        views = [np.frombuffer(memory, np.float32, length, LINE * self.size + stride * i) for i in range(2 * self.size)]
         lines[self.rank].pid = os.getpid()
         bucket = _Bucket(length, path, lines, (views[: self.size], views[self.size :]))
         return self._buckets.setdefault(name, bucket)
@@ -281,7 +274,7 @@ class SharedMemoryCollective(Beneath):
             os.close(held)
 
 
-class SharedMemoryMeeting(Meeting):
+class SharedMemoryRendezvous(Rendezvous):
     """Rendezvous by a private folder in shared memory; removed once all ranks have mapped its files, or by close()."""
 
     def __init__(self, size: int) -> None:
@@ -295,7 +288,7 @@ class SharedMemoryMeeting(Meeting):
             raise _unusable(error.strerror or "") from error
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Meeting.environment."""
+        """See Rendezvous.environment."""
         return {
             "GBACTL_COLLECTIVE": "shm",
             "GBACTL_RANK": str(rank),
@@ -304,7 +297,7 @@ class SharedMemoryMeeting(Meeting):
         }
 
     def close(self) -> None:
-        """See Meeting.close."""
+        """See Rendezvous.close."""
         held, self._held = self._held, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from gbactl.collective.shared_memory import available
 from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.errors import ClusterError
-from gbactl.faults.injector import Injection, Injector
+from gbactl.faults.injector import FaultInjector, Injection
 from gbactl.faults.spec import Hang
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
@@ -33,7 +33,7 @@ class WorkerRecovery:
     def __init__(self, run: RunContext) -> None:
         self.run = run
         cfg, plan = run.cfg, run.cfg.fault_plan()
-        self.injector = Injector(plan)
+        self.injector = FaultInjector(plan)
         self.injector.due(*run.state.ongoing.failures.struck)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
         self.begun: BeginPhase | None = None  # last phase announced to workers

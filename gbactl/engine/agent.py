@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_names
-from gbactl.engine.agent_processes import Nodes
-from gbactl.engine.agent_protocol import MAGIC, Reader, field, pack, write_all
-from gbactl.engine.bandwidth_probe import Probe, dial
-from gbactl.engine.data_sync import Holding
+from gbactl.engine.agent_processes import AgentProcesses
+from gbactl.engine.agent_protocol import MAGIC, MessageDecoder, field, pack, write_all
+from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
+from gbactl.engine.data_sync import HostData
 from gbactl.engine.host_info import facts
 from gbactl.engine.network_interface import interface_to
 from gbactl.errors import GbactlError, WireError
@@ -31,7 +31,7 @@ READ_BYTES = 1 << 18
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Agent:
+class HostAgent:
     """Agent of one host.
 
     It reads and starts processes in the main thread: they end with the thread that started them."""
@@ -40,8 +40,8 @@ class Agent:
         self._read, self._write = read_fd, write_fd
         self._lock = threading.Lock()
         self._heard, self._patience = time.monotonic(), FIRST_PATIENCE
-        self.nodes, self.holding = Nodes(self.tell), Holding()
-        self.probe: Probe | None = None
+        self.nodes, self.holding = AgentProcesses(self.tell), HostData()
+        self.probe: ReachabilityProbe | None = None
         self.token, self.address = b"", ""
         self._forwarded: dict[str, str] = {}
         self._handlers: dict[str, Handler] = {
@@ -55,7 +55,7 @@ class Agent:
         write_all(self._write, MAGIC)
         for loop in (self._watch, self._fence):
             threading.Thread(target=loop, daemon=True).start()
-        reader = Reader()
+        reader = MessageDecoder()
         while data := os.read(self._read, READ_BYTES):
             self._heard = time.monotonic()
             for name, fields in reader.feed(data):
@@ -137,7 +137,7 @@ class Agent:
 
     def _listen(self, _: dict[str, Any]) -> dict[str, Any]:
         if self.probe is None:
-            self.probe = Probe(self.address, self.token)
+            self.probe = ReachabilityProbe(self.address, self.token)
         return {"address": self.probe.address}
 
     def _unlisten(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.close(0))  # as if the input had ended
     shared_names.sweep()
-    agent = Agent(0, write_fd)
+    agent = HostAgent(0, write_fd)
     try:
         agent.run()
     except (OSError, WireError) as error:

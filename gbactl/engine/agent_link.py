@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gbactl.engine.agent_protocol import Reader, field, pack, write_all
+from gbactl.engine.agent_protocol import MessageDecoder, field, pack, write_all
 from gbactl.errors import ClusterError, WireError
 
 LOOK_SECONDS = 0.25
@@ -28,7 +28,7 @@ READ_BYTES = 1 << 18
 Told = Callable[[str, dict[str, Any]], None]
 
 
-class Link:
+class AgentConnection:
     """Connection to a host's agent, started by `command`, which is split as a shell would.
 
     Error output goes to the file `errors`. `patience`: seconds of silence after which the host is taken as failed."""
@@ -96,7 +96,7 @@ class Link:
     # -- from the agent -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        reader, poll = Reader(greeted=False), select.poll()
+        reader, poll = MessageDecoder(greeted=False), select.poll()
         poll.register(self._out, select.POLLIN)
         try:
             while self.gone is None:
@@ -174,5 +174,3 @@ class Link:
         with contextlib.suppress(OSError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-

@@ -29,7 +29,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass
-class Node:
+class AgentProcess:
     """Process on this host, named as its log (W3, W3-1)."""
 
     name: str
@@ -39,14 +39,14 @@ class Node:
     told: bool = False
 
 
-class Nodes:
+class AgentProcesses:
     """Processes of a run on an agent's host. `tell` sends to the launcher.
 
     Any thread may look and kill; the other methods are for the thread that reads the agent's input."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
-        self.all: dict[str, Node] = {}
+        self.all: dict[str, AgentProcess] = {}
         self._folder: Path | None = None
         self._shared = False
         self._board: BinaryIO | None = None
@@ -65,9 +65,7 @@ class Nodes:
             (self._folder / "logs").mkdir()
         return self._shared
 
-    def start(
-        self, name: str, boot: dict[str, Any], environment: dict[str, str], seat: list[int] | None
-    ) -> int:
+    def start(self, name: str, boot: dict[str, Any], environment: dict[str, str], seat: list[int] | None) -> int:
         """Start a process and return its pid. Raises WireError for an invalid name.
 
         `seat`: (which, of how many) workers of this host it is, where they are pinned to cores."""
@@ -76,7 +74,7 @@ class Nodes:
         log, place = self._folder / "logs" / f"{name}.log", self._place(seat)
         line = json.dumps({**boot, "run_dir": str(self._folder), "place": place}).encode() + b"\n"
         process = start_node(environment, log, [] if place is None else place[:1])
-        self.all[name] = Node(name, process, log)
+        self.all[name] = AgentProcess(name, process, log)
         tell(process, line)
         return process.pid
 
@@ -105,14 +103,14 @@ class Nodes:
                 if not node.told:
                     self._look_at(node)
 
-    def _look_at(self, node: Node) -> None:
+    def _look_at(self, node: AgentProcess) -> None:
         code = node.process.poll()
         self._send_log(node)
         if code is not None:
             node.told = True
             self.tell("exited", {"name": node.name, "code": code})
 
-    def _send_log(self, node: Node) -> None:
+    def _send_log(self, node: AgentProcess) -> None:
         if self._shared:
             return
         with contextlib.suppress(OSError), node.log.open("rb") as file:

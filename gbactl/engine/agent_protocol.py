@@ -30,7 +30,7 @@ def pack(name: str, fields: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Reader:
+class MessageDecoder:
     """Decoder of a byte stream into messages. `greeted`: whether MAGIC has been seen, or is not expected."""
 
     def __init__(self, greeted: bool = True) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.engine import preflight
-from gbactl.engine.agent_link import Link
+from gbactl.engine.agent_link import AgentConnection
 from gbactl.engine.agent_protocol import PIECE
-from gbactl.engine.bandwidth_probe import Line, Probe, dial
+from gbactl.engine.bandwidth_probe import LinkMeasurement, ReachabilityProbe, dial
 from gbactl.engine.data_sync import FILES
 from gbactl.engine.host_info import facts
 from gbactl.engine.network_interface import route_to
-from gbactl.engine.preflight import Found
-from gbactl.engine.ssh_command import Reach, address_of_host, command, is_here
+from gbactl.engine.preflight import HostReport
+from gbactl.engine.ssh_command import HostAccess, address_of_host, command, is_here
 from gbactl.errors import ClusterError, GbactlError
 
 ANSWER_SECONDS, MEASURE_SECONDS, LOOK_SECONDS = 20.0, 120.0, 0.1
@@ -26,25 +26,25 @@ LOOPBACK = "127.0.0.1"
 BIND = "type cluster.bind=ADDRESS, one of its own that all hosts reach"
 
 
-class Fleet:
+class HostAgents:
     """Agents of all hosts. `patience`: seconds for a host's first answer; `folder` keeps ssh's error output."""
 
-    def __init__(self, hosts: Sequence[str], reach: Reach, folder: Path, patience: float) -> None:
+    def __init__(self, hosts: Sequence[str], reach: HostAccess, folder: Path, patience: float) -> None:
         self.hosts, self.reach, self.folder, self.patience = tuple(hosts), reach, folder, patience
-        self.links: dict[str, Link] = {}
-        self.found = {host: Found(host) for host in hosts}
+        self.links: dict[str, AgentConnection] = {}
+        self.found = {host: HostReport(host) for host in hosts}
         self.token = secrets.token_bytes(32)
         self.bind = ""
-        self._probe: Probe | None = None
+        self._probe: ReachabilityProbe | None = None
 
     def connect(self) -> None:
         """Start all agents and collect their hosts' facts; a host that does not answer gets a fault."""
         for host in self.hosts:
             log = self.folder / f"host-{host}.log"
-            self.links[host] = Link(host, command(host, self.reach), log, self.patience)
+            self.links[host] = AgentConnection(host, command(host, self.reach), log, self.patience)
         self.each(self._hear)
 
-    def _hear(self, link: Link) -> None:
+    def _hear(self, link: AgentConnection) -> None:
         found = self.found[link.host]
         try:
             found.facts = link.ask("facts", self.patience)
@@ -61,7 +61,7 @@ class Fleet:
         self.bind = self._own_address() if bind == "auto" else bind
         answers: dict[str, dict[str, Any]] = {}
 
-        def ask(link: Link) -> None:
+        def ask(link: AgentConnection) -> None:
             answers[link.host] = answer = link.ask(
                 "settle", ANSWER_SECONDS, hang_seconds=float(hang_seconds), token=self.token.hex(), launcher=self.bind,
                 run_dir=None if run_dir is None else str(run_dir), paths=list(paths),
@@ -101,7 +101,7 @@ class Fleet:
         targets[LAUNCHER] = self._probe.address
         one_by_one = threading.Lock()
 
-        def ask(link: Link) -> None:
+        def ask(link: AgentConnection) -> None:
             others = {name: where for name, where in targets.items() if name != link.host}
             if measure:
                 others.pop(LAUNCHER)
@@ -110,7 +110,7 @@ class Fleet:
             else:
                 answer = link.ask("dial", ANSWER_SECONDS * len(others), targets=others, measure=False)
             found = self.found[link.host]
-            found.lines = {name: Line(**line) for name, line in answer["lines"].items()}
+            found.lines = {name: LinkMeasurement(**line) for name, line in answer["lines"].items()}
             found.faults += preflight.lines(link.host, targets, found.lines)
 
         self.each(ask)
@@ -120,9 +120,9 @@ class Fleet:
         self._probe.close()
         self.each(lambda link: link.ask("unlisten", ANSWER_SECONDS))
 
-    def _listen(self) -> Probe:
+    def _listen(self) -> ReachabilityProbe:
         try:
-            return Probe(self.bind, self.token)
+            return ReachabilityProbe(self.bind, self.token)
         except OSError as error:
             raise ClusterError(f"This machine cannot listen at {self.bind} ({error.strerror}); {BIND}.") from error
 
@@ -131,7 +131,7 @@ class Fleet:
     ) -> None:
         """Send the data to every host that does not have them."""
 
-        def give(link: Link) -> None:
+        def give(link: AgentConnection) -> None:
             found = self.found[link.host]
             asked = link.ask("find", ANSWER_SECONDS * 5, path=str(path), fingerprint=fingerprint, cache=cache)
             found.data = "the same"
@@ -141,7 +141,7 @@ class Fleet:
 
         self.each(give)
 
-    def _send(self, link: Link, path: Path, progress: Callable[[str, float], None]) -> None:
+    def _send(self, link: AgentConnection, path: Path, progress: Callable[[str, float], None]) -> None:
         sizes = {name: (path / name).stat().st_size for name in FILES}
         total, done = max(1, sum(sizes.values())), 0
         for name in FILES:
@@ -155,11 +155,11 @@ class Fleet:
                         raise ClusterError(f"Host {link.host} is gone: {link.gone}.")
         link.ask("whole", ANSWER_SECONDS + total / 20e6)
 
-    def each(self, work: Callable[[Link], object]) -> None:
+    def each(self, work: Callable[[AgentConnection], object]) -> None:
         """Call `work` for every host without a fault, in parallel; an error becomes that host's fault."""
         links = [link for host, link in self.links.items() if self.found[host].ok]
 
-        def guarded(link: Link) -> None:
+        def guarded(link: AgentConnection) -> None:
             try:
                 work(link)
             except (GbactlError, OSError) as error:
@@ -189,7 +189,7 @@ class Fleet:
             link.end()
         if self.links:
             with ThreadPoolExecutor(len(self.links)) as pool:
-                list(pool.map(Link.close, self.links.values()))
+                list(pool.map(AgentConnection.close, self.links.values()))
         if self._probe is not None:
             self._probe.close()
 

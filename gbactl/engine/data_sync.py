@@ -20,7 +20,7 @@ from gbactl.errors import DataError, WireError
 FILES = (*(f"{name}.npy" for name in ARRAYS), META)
 
 
-class Holding:
+class HostData:
     """Prepared data of one host."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from gbactl.collective.rendezvous_base import address_of_own_name
 from gbactl.engine.network_interface import client_of_ssh
 
 
-class Group(NamedTuple):
+class CgroupFiles(NamedTuple):
     """Names of the memory files in one version of control groups."""
 
     controller: str
@@ -29,8 +29,8 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    Group(
+    CgroupFiles("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    CgroupFiles(
         "memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     ),
 )  # fmt: skip
@@ -85,7 +85,7 @@ def _left_by_groups(root: Path) -> list[int]:
     return [left for left in found if left is not None]
 
 
-def _left(folder: Path, group: Group) -> int | None:
+def _left(folder: Path, group: CgroupFiles) -> int | None:
     """Return the bytes below a group's limit, counting unused file pages as free; None where there is no limit."""
     stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
     try:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config.placement import hosts_of
-from gbactl.engine.agents import Fleet
-from gbactl.engine.preflight import HEADINGS, Found, faults_of, ring
-from gbactl.engine.ssh_command import Reach
+from gbactl.engine.agents import HostAgents
+from gbactl.engine.preflight import HEADINGS, HostReport, faults_of, ring
+from gbactl.engine.ssh_command import HostAccess
 from gbactl.errors import UsageError
 
 REACH_SECONDS, SILENT_SECONDS = 60.0, 60.0
@@ -25,7 +25,7 @@ LINE_HEADINGS = ("from", "to", "one way, us", "Gbit/s")
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkParameters:
     """Network parameters of a virtual cluster: keys of `cost`."""
 
     latency_us: float
@@ -33,10 +33,10 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Examined:
+class HostFindings:
     """Findings on every host, in the order in which they were typed."""
 
-    found: dict[str, Found]
+    found: dict[str, HostReport]
 
     @property
     def faults(self) -> list[str]:
@@ -57,11 +57,11 @@ class Examined:
         return [(host, name, line.latency_us, line.gbit) for host, name, line in lines if not line.error]
 
     @property
-    def network(self) -> Network | None:
+    def network(self) -> NetworkParameters | None:
         """Median latency and bandwidth over the measured pairs; None without any."""
         if not self.pairs:
             return None
-        return Network(
+        return NetworkParameters(
             statistics.median(pair[2] for pair in self.pairs), statistics.median(pair[3] for pair in self.pairs)
         )
 
@@ -74,21 +74,21 @@ class Examined:
         return {"ok": not self.faults, "hosts": hosts, "pairs": pairs, "advice": self.advice}
 
 
-def examine(hosts: Sequence[str], reach: Reach, bind: str = "auto") -> Examined:
+def examine(hosts: Sequence[str], reach: HostAccess, bind: str = "auto") -> HostFindings:
     """Check hosts and measure their connections. Raises GbactlError."""
     names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
     with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
-        fleet = Fleet(names, reach, Path(folder), REACH_SECONDS)
+        fleet = HostAgents(names, reach, Path(folder), REACH_SECONDS)
         try:
             fleet.connect()
             fleet.settle(bind, SILENT_SECONDS)
             fleet.lines(measure=True)
         finally:
             fleet.close()
-    return Examined(fleet.found)
+    return HostFindings(fleet.found)
 
 
-def text(examined: Examined) -> str:
+def text(examined: HostFindings) -> str:
     """Build the text of the file that `gbactl calibrate --network` reads. Raises UsageError without measurements."""
     from gbactl import __version__
 
@@ -113,7 +113,7 @@ def read(path: Path) -> dict[str, float]:
         values = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"--network {path} cannot be read: {' '.join(str(error).split())}") from error
-    names = [field.name for field in fields(Network)]
+    names = [field.name for field in fields(NetworkParameters)]
     if not _complete(values, names):
         raise UsageError(f"--network {path} needs positive numbers {' and '.join(names)}; write it with gbactl doctor.")
     return {name: float(values[name]) for name in names}
@@ -126,7 +126,7 @@ def _complete(values: Any, names: Sequence[str]) -> bool:
     )
 
 
-def print_tables(examined: Examined) -> None:
+def print_tables(examined: HostFindings) -> None:
     """Print the findings as tables."""
     from rich.console import Console
     from rich.table import Table

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.engine.bandwidth_probe import Line
+from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.host_info import SAME
 
 MEBI = 1 << 20
@@ -23,7 +23,7 @@ GET = {
 
 
 @dataclass
-class Found:
+class HostReport:
     """Facts about a host, and its faults, which keep a run from using it."""
 
     host: str
@@ -32,7 +32,7 @@ class Found:
     interface: str = ""
     data: str = "-"
     needs: int = 0
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, LinkMeasurement] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -52,7 +52,7 @@ class Found:
         return [self.host, self.address or "-", cores, versions, memory + needs, self.data, state]
 
 
-def faults_of(found: Mapping[str, Found]) -> list[str]:
+def faults_of(found: Mapping[str, HostReport]) -> list[str]:
     """Collect the faults of all hosts, in the hosts' order."""
     return [sentence for each in found.values() for sentence in each.faults]
 
@@ -102,12 +102,12 @@ def memory(host: str, free: int, needs: int) -> list[str]:
     ]
 
 
-def lines(host: str, targets: Mapping[str, str], found: Mapping[str, Line]) -> list[str]:
+def lines(host: str, targets: Mapping[str, str], found: Mapping[str, LinkMeasurement]) -> list[str]:
     """Describe the hosts that this one does not reach. `targets`: name -> address and port."""
     return [_cut(f"Host {host}", name, targets[name], line.error) for name, line in found.items() if line.error]
 
 
-def unreached(host: str, target: str, line: Line) -> list[str]:
+def unreached(host: str, target: str, line: LinkMeasurement) -> list[str]:
     """Describe a host that the launcher does not reach."""
     return [_cut("This machine", f"host {host}", target, line.error)] if line.error else []
 

@@ -8,18 +8,18 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.engine.agent_link import Link
-from gbactl.engine.base import Child
+from gbactl.engine.agent_link import AgentConnection
+from gbactl.engine.base import ChildProcess
 from gbactl.errors import ClusterError
 
 START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # exit code of a process that could not be started
 
 
-class HostProcess:
+class RemoteProcess:
     """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
 
-    def __init__(self, link: Link, name: str, **asked: Any) -> None:
+    def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
         """Start the process through its agent; one that cannot be started counts as failed."""
         self.link, self.name, self.pid = link, name, 0
         self.why = ""  # why it could not be started
@@ -68,13 +68,13 @@ class HostProcess:
 
 
 @dataclass
-class HostChild(Child):
+class StartedRemoteProcess(ChildProcess):
     """Started process on another host."""
 
-    process: HostProcess
+    process: RemoteProcess
 
     def exit_sentence(self) -> str | None:
-        """See Child.exit_sentence: the loss of its host is named as the cause."""
+        """See ChildProcess.exit_sentence: the loss of its host is named as the cause."""
         process = self.process
         if process.why:
             return f"{self.name} could not be started: {process.why}"

@@ -9,23 +9,23 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gbactl.collective.rendezvous_base import Seat
+from gbactl.collective.rendezvous_base import RankSlot
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.placement import hosts_of, place, successor
 from gbactl.data.dataset import Dataset
 from gbactl.engine import memory_needs, preflight
 from gbactl.engine.agent_processes import NODE, mark
-from gbactl.engine.agents import Fleet
-from gbactl.engine.base import Child, Children
-from gbactl.engine.remote_process import HostChild, HostProcess
-from gbactl.engine.ssh_command import Reach, seats
+from gbactl.engine.agents import HostAgents
+from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.engine.remote_process import RemoteProcess, StartedRemoteProcess
+from gbactl.engine.ssh_command import HostAccess, seats
 from gbactl.errors import ClusterError
 from gbactl.wire.bootstrap import Bootstrap
 
 CHECKPOINTS = "checkpoint=none"
 
 
-class Show(Protocol):
+class PreparationDisplay(Protocol):
     """Display of the hosts' preparation; implemented by launch/progress.py."""
 
     def say(self, text: str) -> None:
@@ -41,32 +41,38 @@ class Show(Protocol):
         """Remove the progress display."""
 
 
-class HostChildren(Children):
+class RemoteRunProcesses(RunProcesses):
     """Processes of one run on several hosts, started by agents; see base.Children."""
 
     def __init__(
-        self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Dataset, config: Mapping[str, object], show: Show
+        self,
+        cfg: RunConfig,
+        run_dir: Path,
+        key: bytes,
+        dataset: Dataset,
+        config: Mapping[str, object],
+        show: PreparationDisplay,
     ) -> None:
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
         self.data, self.show = dataset, show
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
-        reach = Reach(cluster.ssh, cluster.python)
-        self.fleet = Fleet([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        reach = HostAccess(cluster.ssh, cluster.python)
+        self.fleet = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
         self._logs = threading.Lock()
-        self._remote: dict[str, HostProcess] = {}
+        self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}
-        self._seats: list[Seat] | None = None
+        self._seats: list[RankSlot] | None = None
 
     @property
     def bind(self) -> str:
-        """See Children.bind."""
+        """See RunProcesses.bind."""
         return self.fleet.bind
 
     @property
-    def seats(self) -> list[Seat] | None:
-        """See Children.seats."""
+    def seats(self) -> list[RankSlot] | None:
+        """See RunProcesses.seats."""
         return self._seats
 
     # -- before anything trains ---------------------------------------------------------------------
@@ -138,7 +144,7 @@ class HostChildren(Children):
             self._start_worker(index)
 
     def succeed(self, name: str, again: bool = False) -> None:
-        """See Children.succeed. On another host where its own is lost, or with `again`: its host may not reach all."""
+        """See RunProcesses.succeed. On another host if its own is lost or, with `again`, may not reach all."""
         live = [host for host, link in self.fleet.links.items() if link.gone is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
@@ -152,7 +158,7 @@ class HostChildren(Children):
         super().succeed(name)
 
     def failure(self) -> tuple[str, bool] | None:
-        """See Children.failure. A worker that lost the connection to a live server shows a network failure."""
+        """See RunProcesses.failure. A worker that lost the connection to a live server shows a network failure."""
         found = super().failure()
         if found is None or found[1]:
             return found
@@ -163,7 +169,7 @@ class HostChildren(Children):
                 return f"{child.exit_sentence()} {cut}", False
         return found
 
-    def _cut(self, child: Child, ended: Collection[str] = ()) -> str:
+    def _cut(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
         """Return a sentence on the host that an ended process did not reach; "" where its message names none."""
         addresses = {found.address: host for host, found in self.fleet.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
@@ -175,7 +181,7 @@ class HostChildren(Children):
             return
         name = str(boot.peer)
         log.touch()
-        process = HostProcess(
+        process = RemoteProcess(
             self.fleet.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
             seat=self._seat(name),
         )  # fmt: skip
@@ -184,7 +190,7 @@ class HostChildren(Children):
             early = self._early.pop(boot.log_name, None)
         if early is not None:
             process.ended(early)
-        self.running.append(HostChild(name, process, log))
+        self.running.append(StartedRemoteProcess(name, process, log))
 
     def _seat(self, name: str) -> list[int] | None:
         """Return (which, of how many) workers of its host a worker is."""
@@ -211,7 +217,7 @@ class HostChildren(Children):
                 process.ended(code)
 
     def stop(self) -> None:
-        """See Children.stop; also ends the agents."""
+        """See RunProcesses.stop; also ends the agents."""
         try:
             super().stop()
         finally:

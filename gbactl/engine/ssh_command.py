@@ -19,7 +19,7 @@ from shlex import quote
 from typing import Any
 
 from gbactl.collective.horovod import missing
-from gbactl.collective.rendezvous_base import Seat
+from gbactl.collective.rendezvous_base import RankSlot
 from gbactl.config.placement import Host
 
 AGENT = "gbactl.engine.agent"
@@ -27,7 +27,7 @@ SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 
 
 @dataclass(frozen=True)
-class Reach:
+class HostAccess:
     """Access to hosts: the `ssh` command with its options, and the `python` there (None: the same path as here)."""
 
     ssh: str = SSH
@@ -57,7 +57,7 @@ def is_here(host: str) -> bool:
     return address in network.get_local_host_addresses() or bool(address and address.startswith("127."))
 
 
-def command(host: str, reach: Reach) -> str:
+def command(host: str, reach: HostAccess) -> str:
     """Build the local command that starts an agent on a host, quoted as for a shell, without secrets and environment.
 
     Raises MissingDependencyError."""
@@ -70,12 +70,12 @@ def command(host: str, reach: Reach) -> str:
     return made.replace(remote.SSH_COMMAND_PREFIX, reach.ssh, 1)
 
 
-def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[Seat]:
+def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:
     """Return rank -> seat, for the first `workers` slots. Raises MissingDependencyError."""
     util = _horovod()[2]
     infos = [util.HostInfo(host.name, host.slots) for host in hosts]
     found = util.get_host_assignments(infos, workers, workers)
     return [
-        Seat(s.hostname, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size, interfaces[s.hostname])
+        RankSlot(s.hostname, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size, interfaces[s.hostname])
         for s in sorted(found, key=lambda slot: int(slot.rank))
     ]

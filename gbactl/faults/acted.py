@@ -10,7 +10,7 @@ FAILED = {"kill": "killed", "hang": "stopped"}
 MOMENTS = {"from": "from {:g} s", "time": "at {:g} s", "step": "at step {:g}", "mtbf": "every {:g} s on average"}
 
 
-class Acted:
+class FaultRecord:
     """Record of each fault plan's time span and largest factor on each process."""
 
     def __init__(self) -> None:

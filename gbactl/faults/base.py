@@ -14,12 +14,12 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.typed import Count, Interval, Seconds, Within
+from gbactl.typed import Bounds, Count, Interval, Seconds
 
 Workers = list[int] | int | float | str
-Slower = Annotated[float, Within(at_least=1, at_most=1e6)]  # 4: four times slower
-Sigma = Annotated[float, Within(above=0, at_most=10)]
-Shape = Annotated[float, Within(above=1, at_most=1000)]  # of a Pareto distribution that has a mean
+Slower = Annotated[float, Bounds(at_least=1, at_most=1e6)]  # 4: four times slower
+Sigma = Annotated[float, Bounds(above=0, at_most=10)]
+Shape = Annotated[float, Bounds(above=1, at_most=1000)]  # of a Pareto distribution that has a mean
 KINDS: dict[str, type[Fault]] = {}
 SHAPED = ("weibull", "gamma")
 
@@ -94,16 +94,16 @@ def drawn(where: str, distribution: str, sigma: float | None, shape: float | Non
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed(Fault):
+class TimedFault(Fault):
     """Base of faults that occur at a `step`, at a `time` (seconds since training began) or repeatedly (`mtbf`).
 
     `mtbf`: mean seconds between occurrences, of which there are at most `times`."""
 
-    step: Annotated[int, Within(at_least=0, at_most=2**53)] | None = None
+    step: Annotated[int, Bounds(at_least=0, at_most=2**53)] | None = None
     time: Seconds | None = None
     mtbf: Interval | None = None
     distribution: str = "exponential"
-    shape: Annotated[float, Within(at_least=0.1, at_most=1000)] | None = None
+    shape: Annotated[float, Bounds(at_least=0.1, at_most=1000)] | None = None
     times: Count | None = None
 
     @property
@@ -129,12 +129,12 @@ class Timed(Fault):
         return self.mtbf * random_streams.INTERVALS[self.distribution](u, self.shape)
 
 
-class Due:
+class NextOccurrence:
     """Next occurrence of a fault: at a `step`, or at a time in `seconds`; infinity where there is none.
 
     `turn`: occurrences so far."""
 
-    def __init__(self, fault: Timed, key: int) -> None:
+    def __init__(self, fault: TimedFault, key: int) -> None:
         self.fault, self.key, self.turn = fault, key, 0
         self.step = math.inf if fault.step is None else float(fault.step)
         self.seconds = math.inf if fault.time is None else fault.time

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from gbactl.faults.base import Due
+from gbactl.faults.base import NextOccurrence
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.random_streams import key_of, uniform
-from gbactl.faults.spec import Failure, Hang
+from gbactl.faults.spec import Hang, ProcessFailure
 
 _FAILURES = 3  # separates these random numbers from the plan's others
 
@@ -29,10 +29,10 @@ class Injection:
     place: int = field(default=0, compare=False)
 
 
-class _Strike(Due):
+class _Strike(NextOccurrence):
     """Next failure from one plan, and the `processes` that it may hit."""
 
-    def __init__(self, fault: Failure, processes: tuple[str, ...], key: int, place: int) -> None:
+    def __init__(self, fault: ProcessFailure, processes: tuple[str, ...], key: int, place: int) -> None:
         super().__init__(fault, key)
         self.processes, self.place = processes, place
 
@@ -53,14 +53,14 @@ class _Strike(Due):
         return Injection(self.fault.kind, process, seconds, self.place)
 
 
-class Injector:
+class FaultInjector:
     """Schedule of all kills and hangs of a plan."""
 
     def __init__(self, plan: FaultPlan) -> None:
         self._due = [
             _Strike(fault, _processes(plan, place), key_of(plan.seed, place, _FAILURES), place)
             for place, fault in enumerate(plan.faults)
-            if isinstance(fault, Failure) and _processes(plan, place)
+            if isinstance(fault, ProcessFailure) and _processes(plan, place)
         ]
 
     def due(self, step: int, seconds: float) -> list[Injection]:
@@ -81,5 +81,5 @@ class Injector:
 def _processes(plan: FaultPlan, place: int) -> tuple[str, ...]:
     fault = plan.faults[place]
     workers, servers = plan.chosen[place], plan.servers[place]
-    coordinator = ("C",) if isinstance(fault, Failure) and fault.coordinator else ()
+    coordinator = ("C",) if isinstance(fault, ProcessFailure) and fault.coordinator else ()
     return (*(f"W{index}" for index in workers), *(f"S{index}" for index in servers), *coordinator)

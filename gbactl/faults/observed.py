@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gbactl.faults.acted import Acted
+from gbactl.faults.acted import FaultRecord
 from gbactl.faults.cpu_hogs import hogged, worker_cores
 from gbactl.faults.plan import FaultPlan
 from gbactl.faults.slowdown import add_acted, server_slowdowns
-from gbactl.faults.spec import Hog
+from gbactl.faults.spec import CpuHog
 
 WARM_UP = 3  # a worker's first batches touch memory for the first time and are ignored
 CLOCK_SECONDS = 1e-9  # shorter times are below a clock's resolution and ignored
@@ -46,7 +46,7 @@ class _Sums:
         self.recent += (seconds / slowdown / samples - self.recent) / min(self.batches, RECENT)
 
 
-class Observed:
+class ObservedBatches:
     """Statistics of the workers' batches under a fault plan.
 
     `hogged`: workers whose CPU a competing process takes; `cores`: each worker's, if pinned; `clock`: seconds since
@@ -57,7 +57,7 @@ class Observed:
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         self.plan, self.hogged, self.cores, self.clock = plan, frozenset(hogged), cores, clock
-        self.acted = Acted()
+        self.acted = FaultRecord()
         self._last = 0.0  # time of the last gradient
         self._began: dict[int, float] = {}  # start of each worker's first batch
         self.faulty = plan.slowed | self.hogged
@@ -67,7 +67,7 @@ class Observed:
         self._calm: dict[int, _Sums] = {}
 
     @classmethod
-    def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> Observed | None:
+    def of(cls, plan: FaultPlan, pinned: bool, clock: Callable[[], float] = lambda: 0.0) -> ObservedBatches | None:
         """Create the statistics of a run; None where it has no faults.
 
         `pinned`: whether its workers are pinned to cores of this host."""
@@ -151,7 +151,7 @@ class Observed:
     def _add_hogs(self) -> None:
         """Record competing processes as active in their window, whatever their effect on workers."""
         for place, fault in enumerate(self.plan.faults):
-            if isinstance(fault, Hog) and fault.from_ < self._last:
+            if isinstance(fault, CpuHog) and fault.from_ < self._last:
                 end = self._last if fault.until is None else min(fault.until, self._last)
                 beside = [f"W{worker}" for worker in self.plan.chosen[place]]
                 for name in beside or [f"core {core}" for core in fault.cores or ()]:

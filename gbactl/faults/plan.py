@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Any
 
 from gbactl.errors import ConfigError
-from gbactl.faults.message_faults import Messages, Storm, Storms
+from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.faults.random_streams import key_of
-from gbactl.faults.spec import Failure, Fault, Hog, parse
+from gbactl.faults.spec import CpuHog, Fault, ProcessFailure, parse
 from gbactl.typed import Seed
 
 _SERVERS, _STORMS = 2, 5  # separate the random numbers of servers and storms from the workers'
@@ -93,38 +93,38 @@ class FaultPlan:
         return frozenset(int(process[1:]) for process in self._of if process[0] == "S")
 
     @property
-    def hogs(self) -> list[tuple[Hog, tuple[int, ...]]]:
+    def hogs(self) -> list[tuple[CpuHog, tuple[int, ...]]]:
         """Plans of competing processes, each with its workers (none where it names cores)."""
         pairs = zip(self.faults, self.chosen, strict=True)
-        return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, Hog)]
+        return [(fault, chosen) for fault, chosen in pairs if isinstance(fault, CpuHog)]
 
-    def messages(self, worker: int) -> list[tuple[int, Messages, int]]:
+    def messages(self, worker: int) -> list[tuple[int, MessageFaults, int]]:
         """Return the message faults of a worker: (index, plan, the worker's key)."""
         return [
             (place, fault, key_of(self.seed, place, worker))
             for place, fault in enumerate(self.faults)
-            if isinstance(fault, Messages) and worker in self.chosen[place]
+            if isinstance(fault, MessageFaults) and worker in self.chosen[place]
         ]
 
-    def storms(self) -> Storms:
+    def storms(self) -> AllActivePeriods:
         """Create the active periods of message faults, the same for all workers, as a stateful object of one caller."""
-        return Storms(
+        return AllActivePeriods(
             {
-                place: Storm(fault, key_of(self.seed, place, _STORMS))
+                place: ActivePeriods(fault, key_of(self.seed, place, _STORMS))
                 for place, fault in enumerate(self.faults)
-                if isinstance(fault, Messages)
+                if isinstance(fault, MessageFaults)
             }
         )
 
     @property
     def stormy(self) -> bool:
         """Whether messages are lost, delayed, duplicated or reordered."""
-        return any(isinstance(fault, Messages) for fault in self.faults)
+        return any(isinstance(fault, MessageFaults) for fault in self.faults)
 
     @property
     def fails(self) -> bool:
         """Whether the plan kills or stops a process."""
-        return any(isinstance(fault, Failure) for fault in self.faults)
+        return any(isinstance(fault, ProcessFailure) for fault in self.faults)
 
     def told(self) -> list[dict[str, Any]]:
         """Encode the plans with their defaults and the chosen workers and servers."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from gbactl.faults.acted import Acted
+from gbactl.faults.acted import FaultRecord
 from gbactl.faults.plan import FaultPlan
 
 MOST_LATE = 0.1  # seconds of lateness that are corrected at most
@@ -26,14 +26,14 @@ COUNTERS = ("served", "busy_us", "asked_us", "spent_us")
 SPAN = ("from_s", "until_s", "factor")  # suffixes of the counters acted_<index>_, in millionths
 
 
-class Timed(Protocol):
+class TimedComputation(Protocol):
     """Computation to stretch: its `seconds`, and the factor that it was stretched by."""
 
     seconds: float
     slowdown: float
 
 
-class Delay:
+class WorkerSlowdown:
     """Slow-down of one worker by the plan. `clock` and `sleep` in seconds."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Delay:
         self._began: float | None = None
         self._late = 0.0
 
-    def stretch(self, item: Timed, usual: float = 0.0) -> None:
+    def stretch(self, item: TimedComputation, usual: float = 0.0) -> None:
         """Wait after a gradient is computed, so that its time is multiplied by the plan's factor.
 
         `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
@@ -69,7 +69,7 @@ class Delay:
             self.sleep(left)
 
 
-class Slowness:
+class ServerSlowdown:
     """Slow-down of one server by the plan. `clock` and `sleep` in seconds."""
 
     def __init__(
@@ -79,13 +79,13 @@ class Slowness:
         self.plan, self.name, self.clock, self.sleep = plan, f"S{server}", clock, sleep
         self.served = 0
         self.busy = self.asked = self.spent = 0.0
-        self.acted = Acted()
+        self.acted = FaultRecord()
         self._usual: dict[int, float] = {}
         self._began: float | None = None
         self._owed = 0.0
 
     @classmethod
-    def of(cls, plan: FaultPlan, server: int, **more: Any) -> Slowness | None:
+    def of(cls, plan: FaultPlan, server: int, **more: Any) -> ServerSlowdown | None:
         """Create a server's slow-down; None where no server is slowed.
 
         Servers that are not slowed are measured too, for comparison."""
@@ -131,13 +131,11 @@ class Slowness:
     def counters(self) -> dict[str, int]:
         """Counters of handled messages and slow-downs for messages.Inspected; whole numbers, times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
-        acted = {
-            f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN
-        }
+        acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN}
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 
-def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
+def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> None:
     """Add the slow-downs that servers have counted to the record of faults that acted."""
     for server, each in counters.items():
         for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):

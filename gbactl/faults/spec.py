@@ -15,16 +15,41 @@ from typing import Any, ClassVar, get_type_hints
 
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.faults.base import KINDS, Fault, Shape, Sigma, Slower, Timed, Workers, drawn, kind, require, typed, window
-from gbactl.faults.load_trace import Trace
+from gbactl.faults.base import (
+    KINDS,
+    Fault,
+    Shape,
+    Sigma,
+    Slower,
+    TimedFault,
+    Workers,
+    drawn,
+    kind,
+    require,
+    typed,
+    window,
+)
+from gbactl.faults.load_trace import LoadTrace
 from gbactl.typed import Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 
-__all__ = ["Constant", "Failure", "Fault", "Hang", "Hog", "Kill", "Periodic", "Random", "Trace", "Window", "parse"]
+__all__ = [
+    "ConstantSlowdown",
+    "CpuHog",
+    "Fault",
+    "Hang",
+    "Kill",
+    "LoadTrace",
+    "PeriodicSlowdown",
+    "ProcessFailure",
+    "RandomSlowdown",
+    "WindowSlowdown",
+    "parse",
+]
 
 
 @kind("constant")
 @dataclass(frozen=True, kw_only=True)
-class Constant(Fault):
+class ConstantSlowdown(Fault):
     """Fault that always slows by `factor`."""
 
     factor: Slower
@@ -36,7 +61,7 @@ class Constant(Fault):
 
 @kind("periodic")
 @dataclass(frozen=True, kw_only=True)
-class Periodic(Fault):
+class PeriodicSlowdown(Fault):
     """Fault that slows in the first `duty` share of every period, counted in the worker's batches or in seconds."""
 
     factor: Slower
@@ -61,7 +86,7 @@ class Periodic(Fault):
 
 @kind("random")
 @dataclass(frozen=True, kw_only=True)
-class Random(Fault):
+class RandomSlowdown(Fault):
     """Fault with a random factor for every batch: 1 + (mean - 1) X, X >= 0 of mean 1.
 
     X is exponential, lognormal(sigma) or Pareto(shape)."""
@@ -83,7 +108,7 @@ class Random(Fault):
 
 @kind("window")
 @dataclass(frozen=True, kw_only=True)
-class Window(Fault):
+class WindowSlowdown(Fault):
     """Fault that slows from `from` until `until` seconds after training began (until: null is to the end)."""
 
     factor: Slower
@@ -101,7 +126,7 @@ class Window(Fault):
 
 @kind("hog")
 @dataclass(frozen=True, kw_only=True)
-class Hog(Fault):
+class CpuHog(Fault):
     """Competing processes that take the CPU, on cores by number or on those of some workers."""
 
     slows: ClassVar[bool] = False
@@ -156,7 +181,7 @@ def _one(values: Mapping[str, Any], where: str) -> Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure(Timed):
+class ProcessFailure(TimedFault):
     """Failure of every named or chosen process; with `mtbf`, of one of them, drawn each time."""
 
     slows: ClassVar[bool] = False
@@ -173,13 +198,13 @@ class Failure(Timed):
 
 @kind("kill")
 @dataclass(frozen=True, kw_only=True)
-class Kill(Failure):
+class Kill(ProcessFailure):
     """Failure by SIGKILL; in virtual time the process disappears."""
 
 
 @kind("hang")
 @dataclass(frozen=True, kw_only=True)
-class Hang(Failure):
+class Hang(ProcessFailure):
     """Stop by SIGSTOP; SIGCONT follows `seconds` later (null: never)."""
 
     seconds: Interval | None = None

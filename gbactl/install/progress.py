@@ -49,9 +49,7 @@ def heartbeat(what: str, about: str = "", every: float = HEARTBEAT_SECONDS) -> I
     say(f"{what}: done in {time.monotonic() - started:.1f} s")
 
 
-def run(
-    what: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, about: str = ""
-) -> None:
+def run(what: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, about: str = "") -> None:
     """Run `command` with its output in `log`. Raises InstallError with the log's last lines."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with heartbeat(what, about), log.open("wb") as out:

@@ -31,9 +31,9 @@ def _native() -> Kernels:
 
 @functools.cache
 def _twin() -> Kernels:
-    from gbactl.kernels.twin import TwinKernels
+    from gbactl.kernels.twin import TorchKernels
 
-    return TwinKernels()
+    return TorchKernels()
 
 
 def load(which: str | None = None) -> Kernels:

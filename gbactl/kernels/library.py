@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import MissingDependencyError
-from gbactl.kernels.base import FLOAT, DensePart, Floats, Rule, require
+from gbactl.kernels.base import FLOAT, DensePart, Floats, OptimizerRule, require
 from gbactl.kernels.build import find_library
 
 ABI = 5
@@ -44,8 +44,8 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 }
 
 
-class State(ctypes.Structure):
-    """Table or dense slice with its optimizer state; mirrors `State` in kernels.cpp."""
+class KernelState(ctypes.Structure):
+    """Table or dense slice with its optimizer state; mirrors `KernelState` in kernels.cpp."""
 
     _fields_ = (
         ("value", c_void_p), ("first", c_void_p), ("second", c_void_p), ("counts", c_void_p),
@@ -89,10 +89,10 @@ def dense_arguments(parts: Sequence[DensePart], size: int) -> tuple[int, Any, An
     return len(parts), pointers([grad for grad, _ in parts]), weights
 
 
-def make_state(rule: Rule, value: Floats, moments: Sequence[Floats], counts: Any, width: int) -> State:
+def make_state(rule: OptimizerRule, value: Floats, moments: Sequence[Floats], counts: Any, width: int) -> KernelState:
     address = [moment.ctypes.data for moment in moments] + [None, None]
     steps = 0 if rule.bias is None else len(rule.bias)
-    return State(
+    return KernelState(
         value.ctypes.data, address[0], address[1], None if counts is None else counts.ctypes.data,
         None if rule.bias is None else rule.bias.ctypes.data, steps, len(value), width,
         RULES[rule.name], rule.beta1, rule.rest1, rule.beta2, rule.rest2, rule.eps,

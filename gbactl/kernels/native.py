@@ -21,14 +21,14 @@ from gbactl.kernels.base import (
     FLOAT,
     INT,
     LONG,
-    Aggregate,
     DensePart,
+    DistinctRows,
     Floats,
     Ints,
     Longs,
+    OptimizerRule,
     RowPart,
-    Rule,
-    Unique,
+    RowSums,
     Workspace,
     live_shares,
     require,
@@ -48,7 +48,7 @@ class NativeKernels:
     def __init__(self, path: Path) -> None:
         self._library = open_library(path)
 
-    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
+    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
         """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
@@ -62,7 +62,7 @@ class NativeKernels:
                 index.ctypes.data, counts.ctypes.data, inverse.ctypes.data,
             )
         )  # fmt: skip
-        return Unique(index[:used], counts, inverse)
+        return DistinctRows(index[:used], counts, inverse)
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
         """See Kernels.gather."""
@@ -85,7 +85,7 @@ class NativeKernels:
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
-    ) -> Aggregate:
+    ) -> RowSums:
         """See Kernels.aggregate."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
@@ -108,7 +108,7 @@ class NativeKernels:
             )
         )  # fmt: skip
         total = out.total[: used * width].reshape(used, width)
-        return Aggregate(out.index[:used], total, out.contributors[:used])
+        return RowSums(out.index[:used], total, out.contributors[:used])
 
     def check_index(self, index: Ints, rows: int) -> None:
         """See Kernels.check_index."""
@@ -121,9 +121,7 @@ class NativeKernels:
         seed &= (1 << 64) - 1
         self._library.gb_init_rows(table.ctypes.data, *table.shape, seed, first, stride, scale)
 
-    def average(
-        self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
-    ) -> None:
+    def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
         """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
@@ -133,11 +131,11 @@ class NativeKernels:
         """See Kernels.codec."""
         return NativeCodec(self._library, name)
 
-    def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
+    def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
         """See Kernels.bind_rows."""
         return NativeRowStep(self._library, rule, table, moments, counts)
 
-    def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> NativeDenseStep:
+    def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> NativeDenseStep:
         """See Kernels.bind_dense."""
         return NativeDenseStep(self._library, rule, value, moments)
 
@@ -146,7 +144,7 @@ class NativeRowStep:
     """Compiled optimizer steps of one bound table."""
 
     def __init__(
-        self, library: ctypes.CDLL, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any
+        self, library: ctypes.CDLL, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any
     ):
         self._rows, self._width = table.shape
         require(table, FLOAT, (-1, -1), "A table")
@@ -198,7 +196,7 @@ class NativeRowStep:
 class NativeDenseStep:
     """Compiled optimizer steps of one bound dense slice."""
 
-    def __init__(self, library: ctypes.CDLL, rule: Rule, value: Floats, moments: Sequence[Floats]):
+    def __init__(self, library: ctypes.CDLL, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]):
         for array in (value, *moments):
             require(array, FLOAT, value.shape[:1], "A dense slice")
         self._held = (rule, value, tuple(moments))
@@ -206,9 +204,7 @@ class NativeDenseStep:
         self._address, self._size = ctypes.addressof(self._state), len(value)
         self._step = library.gb_step_dense
 
-    def __call__(
-        self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float
-    ) -> None:
+    def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
         self._step(self._address, *dense_arguments(parts, self._size), divisor, step, root, decay)
 
 

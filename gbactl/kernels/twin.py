@@ -19,14 +19,14 @@ from gbactl.kernels.base import (
     FLOAT,
     INT,
     LONG,
-    Aggregate,
     DensePart,
+    DistinctRows,
     Floats,
     Ints,
     Longs,
+    OptimizerRule,
     RowPart,
-    Rule,
-    Unique,
+    RowSums,
     Workspace,
     float32,
     live_shares,
@@ -76,12 +76,12 @@ def _init_chunk(out: Floats, key: int, rows: Any, scale: float) -> None:
     out[:] = np.float32(scale) * (x.astype(np.float32) * np.float32(2.0**-23) - np.float32(1))
 
 
-class TwinKernels:
+class TorchKernels:
     """Row kernels in torch and NumPy, with the functions of the compiled library."""
 
     name = "twin"
 
-    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
+    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
         """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
@@ -96,7 +96,7 @@ class TwinKernels:
         place = np.empty(len(grouped), INT)
         place[grouped] = np.arange(len(grouped), dtype=INT)
         index = (distinct[grouped] // shards).astype(INT)
-        return Unique(index, np.bincount(owner, minlength=shards).astype(LONG), place[inverse])
+        return DistinctRows(index, np.bincount(owner, minlength=shards).astype(LONG), place[inverse])
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
         """See Kernels.gather."""
@@ -104,9 +104,7 @@ class TwinKernels:
         require(index, INT, (-1,), "An index")
         require(out, FLOAT, (len(index), table.shape[1]), "The output")
         _check_range(index, len(table))
-        torch.index_select(
-            torch.from_numpy(table), 0, torch.from_numpy(index.copy()), out=torch.from_numpy(out)
-        )
+        torch.index_select(torch.from_numpy(table), 0, torch.from_numpy(index.copy()), out=torch.from_numpy(out))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
         """See Kernels.segment_sum."""
@@ -119,7 +117,7 @@ class TwinKernels:
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
-    ) -> Aggregate:
+    ) -> RowSums:
         """See Kernels.aggregate."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
@@ -139,7 +137,7 @@ class TwinKernels:
             _add_rows(total, at, grad, float(np.float32(weight)))
             contributors[np.unique(at)] += np.float32(share)
             start += len(index)
-        return Aggregate(distinct.astype(INT), total, contributors)
+        return RowSums(distinct.astype(INT), total, contributors)
 
     def check_index(self, index: Ints, rows: int) -> None:
         """See Kernels.check_index."""
@@ -158,9 +156,7 @@ class TwinKernels:
                 rows = first + stride * np.arange(low, low + len(chunk), dtype=LONG)
                 _init_chunk(chunk, key, rows, scale)
 
-    def average(
-        self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
-    ) -> None:
+    def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
         """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         to = torch.from_numpy(running)
@@ -171,13 +167,13 @@ class TwinKernels:
         """See Kernels.codec."""
         return CODECS[name]
 
-    def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> TwinRowStep:
+    def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> TorchRowStep:
         """See Kernels.bind_rows."""
-        return TwinRowStep(rule, table, moments, counts)
+        return TorchRowStep(rule, table, moments, counts)
 
-    def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> TwinDenseStep:
+    def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> TorchDenseStep:
         """See Kernels.bind_dense."""
-        return TwinDenseStep(rule, value, moments)
+        return TorchDenseStep(rule, value, moments)
 
 
 def _root(x: Tensor) -> Tensor:
@@ -206,7 +202,7 @@ def _rowwise(value: Tensor, moment: Tensor, grad: Tensor, step: Scale, eps: floa
 
 
 def step_values(
-    rule: Rule, value: Tensor, moments: Sequence[Tensor], grad: Tensor, step: Scale, root: Scale
+    rule: OptimizerRule, value: Tensor, moments: Sequence[Tensor], grad: Tensor, step: Scale, root: Scale
 ) -> None:
     """Take one optimizer step in place; `grad` already includes divisor and decay."""
     if rule.name == "sgd":
@@ -223,10 +219,10 @@ def step_values(
         value -= step * (first / (_root(second) * root + rule.eps))
 
 
-class TwinRowStep:
+class TorchRowStep:
     """Optimizer steps of one bound table, in torch."""
 
-    def __init__(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
+    def __init__(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> None:
         require(table, FLOAT, (-1, -1), "A table")
         shape = table.shape[:1] if rule.name == "rowwise_adagrad" else table.shape
         for moment in moments:
@@ -272,9 +268,7 @@ class TwinRowStep:
         if len(slot) and int(slot.max()) >= len(grad):
             raise ValueError("Refused: an index lies outside the table.")
         source = torch.from_numpy(grad) * float32(weight)
-        source = source / (
-            float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None]
-        )
+        source = source / (float32(divisor) if contributors is None else torch.from_numpy(contributors)[:, None])
         for low in range(0, len(slot), CHUNK):
             part = slice(low, min(low + CHUNK, len(slot)))
             value = self._table[part]
@@ -286,19 +280,17 @@ class TwinRowStep:
             step_values(self._rule, value, [moment[part] for moment in self._moments], x, *scales)
 
 
-class TwinDenseStep:
+class TorchDenseStep:
     """Optimizer steps of one bound dense slice, in torch."""
 
-    def __init__(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> None:
+    def __init__(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> None:
         for array in (value, *moments):
             require(array, FLOAT, value.shape[:1], "A dense slice")
         self._rule = rule
         self._value = torch.from_numpy(value)
         self._moments = [torch.from_numpy(moment) for moment in moments]
 
-    def __call__(
-        self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float
-    ) -> None:
+    def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
         for grad, _ in parts:
             require(grad, FLOAT, (len(self._value),), "A dense gradient")
         for low in range(0, len(self._value), 16 * CHUNK):

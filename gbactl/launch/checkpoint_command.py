@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.manifest import Manifest
 from gbactl.errors import CheckpointError
 from gbactl.launch import resume
@@ -16,7 +16,7 @@ from gbactl.launch import resume
 
 def show_list(run: str, as_json: bool) -> None:
     """Print one line for each checkpoint of a run. Raises UsageError for an unknown run."""
-    folder = Folder(resume.folder_of(run))
+    folder = CheckpointFolder(resume.folder_of(run))
     names = folder.names()
     for name in names:
         try:

@@ -28,7 +28,7 @@ LAST = ("same", "refused", "stayed", "done")  # final states of a switch request
 _LOOK_SECONDS = 0.2
 
 
-class Control:
+class ControlSocket:
     """Control socket of a run, which answers requests for a switch or the status.
 
     `forward` sends a request to the coordinator; `heard` must be called with every event of the coordinator."""

@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 
 from gbactl.coordinator.journal import kept
-from gbactl.engine.base import Children
+from gbactl.engine.base import RunProcesses
 from gbactl.errors import WireError
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, Hello
 from gbactl.wire.socket_channel import SocketChannel
 
 LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
-Check = Callable[[Children, tuple[str, bool] | None, bool], None]
+Check = Callable[[RunProcesses, tuple[str, bool] | None, bool], None]
 
 
-class Coordinators:
+class CoordinatorConnection:
     """Launcher's connection to the current coordinator. `say` shows a sentence.
 
     A `Check` raises where a child's end ends the run."""
 
-    def __init__(self, children: Children, hub: SocketHub, say: Callable[[str], None]) -> None:
+    def __init__(self, children: RunProcesses, hub: SocketHub, say: Callable[[str], None]) -> None:
         self.children, self.hub, self.say = children, hub, say
         self._channel: SocketChannel | None = None
         self._heard = self._looked = time.monotonic()

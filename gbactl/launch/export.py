@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint.folder import Chain
+from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
@@ -23,7 +23,7 @@ from gbactl.store.shard import Shard
 NAMES = ("model.safetensors", "model.pt", "model.json")
 
 
-def export(chain: Chain, out: Path) -> list[Path]:
+def export(chain: CheckpointChain, out: Path) -> list[Path]:
     """Write a checkpoint's model as three files into folder `out` and return their paths.
 
     Raises CheckpointError, UsageError."""
@@ -57,7 +57,7 @@ def schema_of(values: dict[str, Any]) -> Schema:
     return Schema(int(values["numeric"]), tuple(values["cardinalities"]), bool(values["shared_ids"]))
 
 
-def whole_rows(chain: Chain, cfg: RunConfig) -> dict[str, Any]:
+def whole_rows(chain: CheckpointChain, cfg: RunConfig) -> dict[str, Any]:
     """Load all rows by global number, named as in files; rows that were never saved get their initial values."""
     alone = dataclasses.replace(cfg, cluster=dataclasses.replace(cfg.cluster, servers=1, dense_servers=None))
     spec = dataclasses.replace(spec_of(alone, chain.last.table_rows, 0), row_l2="touched")

@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gbactl.engine.base import Child, Children
+from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
 from gbactl.wire.messages import Event
 
 MOST_TRIES = 3
 
 
-class Successors:
+class Replacements:
     """Replacements of failed processes, started on the coordinator's events; `say` shows a sentence."""
 
-    def __init__(self, children: Children, say: Callable[[str], None]) -> None:
+    def __init__(self, children: RunProcesses, say: Callable[[str], None]) -> None:
         self.children, self.say = children, say
         self._tries: dict[str, int] = {}
 
@@ -85,12 +85,12 @@ def _having(step: int) -> str:
     return " as it was at the beginning" if step < 0 else f" as it was at step {step}"
 
 
-class Injuries:
+class FaultInjection:
     """Injection of a fault plan's kills and hangs into real processes."""
 
-    def __init__(self, children: Children) -> None:
+    def __init__(self, children: RunProcesses) -> None:
         self.children = children
-        self._wake: list[tuple[float, Child]] = []
+        self._wake: list[tuple[float, ChildProcess]] = []
 
     def inflict(self, fields: dict[str, Any]) -> int | None:
         """Kill or stop a process as an event `inject` says; returns its pid, or None where it does not run."""

@@ -33,7 +33,7 @@ class Terminal(Console):
             leave_terminal()
 
 
-class Show:
+class ProgressDisplay:
     """Progress display on standard error; standard output is for the result. `unit`: of rates."""
 
     def __init__(self, unit: str = unit_of("wall")) -> None:

@@ -14,29 +14,29 @@ from typing import Any
 
 from gbactl import shared_names
 from gbactl.checkpoint.folder import NAME as CHECKPOINTS
-from gbactl.checkpoint.folder import Folder
-from gbactl.collective.rendezvous_base import Meeting
+from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.collective.rendezvous_base import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.coordinator.auto_switch import NAME as AUTO
 from gbactl.coordinator.schedule import rounds
 from gbactl.coordinator.summary import METRICS, by_round
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.engine.base import Children, engine_of
+from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
-from gbactl.engine.signals import NOTHING, Stop, asked, look, patient, stoppable, whole
+from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
 from gbactl.faults import acted
-from gbactl.faults.cpu_hogs import Hogs
+from gbactl.faults.cpu_hogs import CpuHogs
 from gbactl.faults.observed import fault_metrics
 from gbactl.launch import rundir
-from gbactl.launch.control import Control
-from gbactl.launch.coordinator_link import Coordinators
-from gbactl.launch.failures import Injuries, Successors, loss_known, switch_known, told
+from gbactl.launch.control import ControlSocket
+from gbactl.launch.coordinator_link import CoordinatorConnection
+from gbactl.launch.failures import FaultInjection, Replacements, loss_known, switch_known, told
 from gbactl.launch.memory_check import check_collective, check_memory, too_few
 from gbactl.launch.orphans import end_orphans
-from gbactl.launch.progress import Show, unit_of
-from gbactl.launch.resume import EXPECTED, Continued, saying
+from gbactl.launch.progress import ProgressDisplay, unit_of
+from gbactl.launch.resume import EXPECTED, StartingPoint, saying
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.switching.history import legend, listed, mode_id
@@ -73,15 +73,15 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         open_fork_server()
     else:
         close_fork_server()
-    show = Show(unit_of(cfg.place.clock))
-    hogs = Hogs(cfg.fault_plan(), cfg.pinned)
+    show = ProgressDisplay(unit_of(cfg.place.clock))
+    hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     check_memory(cfg, dataset)
-    job = Continued.of(cfg, dataset, len(plan))
+    job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
@@ -90,7 +90,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         show.say(f"  {SLOW_BF16}")
     with rundir.lock(run_dir):
         job.begin(run_dir, cfg)
-        result = Run(cfg, dataset, run_dir, show, hogs, job).go()
+        result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
@@ -109,13 +109,19 @@ def _headline(cfg: RunConfig, dataset: Dataset) -> str:
     )
 
 
-class Run:
+class LaunchedRun:
     """Launcher's side of one run."""
 
     def __init__(
-        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs, job: Continued | None = None
+        self,
+        cfg: RunConfig,
+        dataset: Dataset,
+        run_dir: Path,
+        show: ProgressDisplay,
+        hogs: CpuHogs,
+        job: StartingPoint | None = None,
     ) -> None:
-        self.job = job or Continued()
+        self.job = job or StartingPoint()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
         self.config = to_dict(cfg)
         self.key = new_key()
@@ -124,15 +130,15 @@ class Run:
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
         self.injected: list[dict[str, Any]] = []
-        self.injuries: Injuries | None = None
-        self.successors: Successors | None = None
+        self.injuries: FaultInjection | None = None
+        self.successors: Replacements | None = None
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
-        self.control: Control | None = None
-        self.coordinators: Coordinators | None = None
-        self.meeting: Meeting | None = None
-        self.stop = Stop(cfg.cluster.stop_seconds, self._say_below)
+        self.control: ControlSocket | None = None
+        self.coordinators: CoordinatorConnection | None = None
+        self.meeting: Rendezvous | None = None
+        self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
         """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
@@ -178,12 +184,12 @@ class Run:
             engine_of(self.cfg).train(self)
         finally:
             self.show.clear()
-            Folder(self.run_dir / CHECKPOINTS).sweep()
+            CheckpointFolder(self.run_dir / CHECKPOINTS).sweep()
 
-    def follow(self, children: Children) -> None:
+    def follow(self, children: RunProcesses) -> None:
         """See Launch.follow."""
         try:
-            self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
+            self.injuries, self.successors = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
                 self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
@@ -196,7 +202,7 @@ class Run:
             shared_names.sweep()
 
     @contextlib.contextmanager
-    def _collective(self, children: Children) -> Iterator[list[dict[str, str]]]:
+    def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
         """Provide the workers' environments, with a rendezvous for the all-reduce where the mode has one."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
@@ -210,13 +216,13 @@ class Run:
             self.meeting = meeting
             yield [meeting.environment(rank) for rank in range(workers)]
 
-    def _talk_with(self, children: Children) -> None:
+    def _talk_with(self, children: RunProcesses) -> None:
         """Listen to the coordinator until the result arrives; raise as soon as a child fails."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinators = Coordinators(children, hub, self.show.say)
+            self.coordinators = CoordinatorConnection(children, hub, self.show.say)
             self.coordinators.meet(self._check)
-            self.control = Control(self.run_dir, self.coordinators.tell)
+            self.control = ControlSocket(self.run_dir, self.coordinators.tell)
             with patient():
                 self._listen(hub, children, self.coordinators)
         finally:
@@ -224,7 +230,7 @@ class Run:
                 self.control.close()
             hub.close()
 
-    def _listen(self, hub: SocketHub, children: Children, coordinators: Coordinators) -> None:
+    def _listen(self, hub: SocketHub, children: RunProcesses, coordinators: CoordinatorConnection) -> None:
         while not (self.result is not None and (children.ended() or coordinators.gone)):
             look()
             self.look_at_signals(coordinators.tell)
@@ -242,7 +248,7 @@ class Run:
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
-    def _replace(self, coordinators: Coordinators) -> None:
+    def _replace(self, coordinators: CoordinatorConnection) -> None:
         """Replace a failed coordinator."""
         if self.result is None:
             coordinators.replace(self._check)
@@ -255,7 +261,7 @@ class Run:
             if each is not None:
                 each.look()
 
-    def _check(self, children: Children, failure: tuple[str, bool] | None, over: bool) -> None:
+    def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
             sentence, _ = self._cause(children, failure)
             raise ClusterError(f"{sentence} Logs: {self.run_dir / 'logs'}")
@@ -264,7 +270,7 @@ class Run:
         if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
-    def _cause(self, children: Children, failure: tuple[str, bool]) -> tuple[str, bool]:
+    def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
         """Wait briefly until the process that really failed has ended, before blaming one that only noticed."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:

@@ -44,7 +44,7 @@ def train_switching(overrides: list[str]) -> None:
 def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, uri: str | None) -> None:
     """Ask a running job to switch to another mode, and print its answer. Raises GbactlError where it does not."""
     mode = mode_with(to, changes)
-    with Asking(find(run, uri, holding=CONFIG)) as asking:
+    with ControlClient(find(run, uri, holding=CONFIG)) as asking:
         found = asking.switch(mode, wait)
     machine = as_json or not sys.stdout.isatty()
     if machine:
@@ -55,12 +55,12 @@ def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:
     """Print the status of a running job."""
     run_dir = find(run, uri, holding=CONFIG)
-    with Asking(run_dir) as asking:
+    with ControlClient(run_dir) as asking:
         found = asking.status()
     print(json.dumps(found) if as_json else messages.status(run_dir, found), flush=True)
 
 
-class Asking:
+class ControlClient:
     """Connection to the control socket of a run. Raises UsageError, one sentence, where the run does not listen."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -74,7 +74,7 @@ class Asking:
             self.hub.close()
             raise UsageError(_gone(run_dir)) from error
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> ControlClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -59,9 +59,7 @@ class GradientComputer:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return self.model(numeric, emb)  # type: ignore[no-any-return]
 
-    def gradient(
-        self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int
-    ) -> tuple[float, Floats]:
+    def gradient(self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int) -> tuple[float, Floats]:
         """Compute the mean loss (nats) of the batch, and its gradient float32[B * F, W] for the rows `emb`.
 
         numeric float32[B, N], labels [B] of 0 and 1, emb float32[B, F, W], read and not kept. The

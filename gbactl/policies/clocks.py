@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Clocks:
+class WorkerClocks:
     """Clocks: the number of finished batches of each live worker. The slowest clock never goes back."""
 
     def __init__(self, workers: Iterable[int]) -> None:

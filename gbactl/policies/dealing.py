@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 
-class Card(NamedTuple):
+class DealtBatch(NamedTuple):
     """Batch to compute in a turn; `fresh`: it was not handed out before."""
 
     batch: int
@@ -18,7 +18,7 @@ class Card(NamedTuple):
     fresh: bool
 
 
-class Ring(NamedTuple):
+class DealRing(NamedTuple):
     """Workers that share the batches of a turn and of all after it."""
 
     turn: int
@@ -33,18 +33,18 @@ class Dealer:
         self.turns = -(-batches // self.width)
         self.reached = 0  # turns that some worker has begun
         self._turn = dict.fromkeys((*workers, *joiners), 0)
-        self._hands: dict[int, list[Card]] = {worker: [] for worker in self._turn}
-        self._orphans: list[Card] = []
+        self._hands: dict[int, list[DealtBatch]] = {worker: [] for worker in self._turn}
+        self._orphans: list[DealtBatch] = []
         self._held = 0
         self._behind = len(self._turn) if self.turns else 0
-        self._rings = [Ring(0, {worker: place for place, worker in enumerate(workers)})]
+        self._rings = [DealRing(0, {worker: place for place, worker in enumerate(workers)})]
 
     @property
     def empty(self) -> bool:
         """Whether everything was dealt, and every live worker has a card of every turn."""
         return self._behind == 0 and self._held == 0 and (bool(self._turn) or self.reached >= self.turns)
 
-    def next(self, worker: int) -> Card | None:
+    def next(self, worker: int) -> DealtBatch | None:
         """Deal a worker its next card, earlier turns first.
 
         Its batch lies past the end where the worker only joins in."""
@@ -60,7 +60,7 @@ class Dealer:
         share = self._share(worker, turn)
         if not share:
             place = self._ring(turn).places.get(worker, worker)
-            return Card(max(self.batches, turn * self.width + place), turn, True)
+            return DealtBatch(max(self.batches, turn * self.width + place), turn, True)
         self._give(worker, share[1:])
         return share[0]
 
@@ -77,7 +77,7 @@ class Dealer:
         hand = self._hands.pop(worker)
         self._held -= len(hand)
         self._behind -= turn < self.turns
-        owed = [Card(batch, batch // self.width, False) for batch in leased]
+        owed = [DealtBatch(batch, batch // self.width, False) for batch in leased]
         owed += hand + [card for t in range(turn, self.reached) for card in self._share(worker, t)]
         self._deal(owed)
 
@@ -101,29 +101,29 @@ class Dealer:
         self._behind -= turn + 1 == self.turns
         self.reached = max(self.reached, turn + 1)
 
-    def _share(self, worker: int, turn: int) -> list[Card]:
+    def _share(self, worker: int, turn: int) -> list[DealtBatch]:
         """List a worker's own batches of a turn, except for those past the end."""
         places = self._ring(turn).places
         first, end = turn * self.width, min((turn + 1) * self.width, self.batches)
         if worker not in places:
             return []
-        return [Card(batch, turn, True) for batch in range(first + places[worker], end, len(places))]
+        return [DealtBatch(batch, turn, True) for batch in range(first + places[worker], end, len(places))]
 
-    def _ring(self, turn: int) -> Ring:
+    def _ring(self, turn: int) -> DealRing:
         return next(ring for ring in reversed(self._rings) if ring.turn <= turn)
 
-    def _deal(self, cards: list[Card]) -> None:
+    def _deal(self, cards: list[DealtBatch]) -> None:
         """Deal cards to the live workers, who also share the turns to come."""
         left = sorted(self._turn)
         if not left:
             self._orphans += cards
             self._held += len(cards)
             return
-        self._rings.append(Ring(self.reached, {worker: place for place, worker in enumerate(left)}))
+        self._rings.append(DealRing(self.reached, {worker: place for place, worker in enumerate(left)}))
         for number, card in enumerate(sorted(cards)):
             self._give(left[number % len(left)], [card])
 
-    def _give(self, worker: int, cards: list[Card]) -> None:
+    def _give(self, worker: int, cards: list[DealtBatch]) -> None:
         self._held += len(cards)
         for card in cards:
             heappush(self._hands[worker], card)

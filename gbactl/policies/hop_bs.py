@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.base import PolicyOptions, register
-from gbactl.policies.clocks import Clocks
+from gbactl.policies.clocks import WorkerClocks
 from gbactl.policies.records import Grant
 from gbactl.typed import NumberOrInfinity
 
@@ -31,7 +31,7 @@ class HopBsPolicy(AsyncPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.clocks = Clocks(self.phase.workers)
+        self.clocks = WorkerClocks(self.phase.workers)
         self._bound = cast(HopBsOptions, self.options).bound
 
     def take(self, worker: int) -> Grant | None:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.records import Grant
-from gbactl.typed import Count, NumberOrInfinity, Processes, Share, ShareBelowOne, Within
+from gbactl.typed import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class BlockOptions(PolicyOptions):
     """Options of BMUF: `block_momentum` mu, `block_lr` eta, `nesterov` (replicas follow the model one step ahead)."""
 
     block_momentum: ShareBelowOne = 0.5
-    block_lr: Annotated[float, Within(above=0, at_most=1000)] = 1.0
+    block_lr: Annotated[float, Bounds(above=0, at_most=1000)] = 1.0
     nesterov: bool = False
 
 

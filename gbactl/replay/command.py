@@ -19,7 +19,7 @@ from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.library import flushed
 from gbactl.launch.find_run import LOG, find
-from gbactl.launch.progress import Show
+from gbactl.launch.progress import ProgressDisplay
 from gbactl.nodes.roles import header
 from gbactl.replay import model_file
 from gbactl.replay.fold import Replayer
@@ -159,7 +159,7 @@ def run_and_show(run: str, until: int | None, keep: Path | None, uri: str | None
 
     Raises DivergenceError, after printing, where it is not reproduced.
     """
-    show = Show()
+    show = ProgressDisplay()
     try:
         verdict = replay(find(run, uri), until, keep, show.step)
     finally:

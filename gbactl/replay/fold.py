@@ -7,17 +7,17 @@ from typing import Any
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, Record
-from gbactl.coordinator.phase import Apply, Command, Discard, GiveUp, TrainingPhase
+from gbactl.coordinator.phase import ApplyStep, Command, DiscardGradient, GiveUpBatch, TrainingPhase
 from gbactl.coordinator.phase_log import Divergence, DivergenceError, LoggedPhase, named
 from gbactl.coordinator.statistics import Statistics
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make
-from gbactl.replay.pulls import Captures
+from gbactl.replay.pulls import CapturedValues
 from gbactl.replay.recording import PhaseRecord, Recording
-from gbactl.replay.worker import Gradients, Replica
+from gbactl.replay.worker import GradientRecomputer, ReplayedReplica
 from gbactl.store.checksum import MODULUS
-from gbactl.store.gradient_slice import Order
+from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.schedule import factor
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase
@@ -32,16 +32,16 @@ class Replayer:
     ) -> None:  # fmt: skip
         self.recording, self.dataset, self.until, self.progress = recording, dataset, until, progress
         self.cfg = recording.cfg
-        self.gradients = Gradients(self.cfg, dataset)
+        self.gradients = GradientRecomputer(self.cfg, dataset)
         self.shards = self.gradients.shards()
-        self.replica = Replica(self.gradients, self.shards)
-        self.checks = Checks(recording, lenient)
+        self.replica = ReplayedReplica(self.gradients, self.shards)
+        self.checks = ChecksumComparison(recording, lenient)
         self.computed, self.dropped, self.step = 0, 0, 0
         self._ledger, self._statistics = Ledger(), Statistics()
         self._phases = iter(recording.phases)
         self._phase: PhaseRecord | None = None
         self._logged: LoggedPhase | None = None
-        self._captures: Captures | None = None
+        self._captures: CapturedValues | None = None
 
     def run(self) -> None:
         """Replay all steps up to `until`, and to the log's end where that is the last step."""
@@ -79,15 +79,15 @@ class Replayer:
 
     def _carry_out(self, command: Command) -> None:
         """Carry out on the replay's own shards a command that the log confirms."""
-        if isinstance(command, Apply):
+        if isinstance(command, ApplyStep):
             self._order(command.step, command.lr_scale)
-        elif isinstance(command, Discard):
+        elif isinstance(command, DiscardGradient):
             self._drop(command.drop.batch)
-        elif isinstance(command, GiveUp):  # no gradient is computed for it
+        elif isinstance(command, GiveUpBatch):  # no gradient is computed for it
             self._captured.forget(command.batch)
 
     @property
-    def _captured(self) -> Captures:
+    def _captured(self) -> CapturedValues:
         assert self._captures is not None
         return self._captures
 
@@ -100,8 +100,12 @@ class Replayer:
         cfg, processes = phase.cfg, self.cfg.processes
         self._check(phase)
         shape = Phase(
-            begin.samples, begin.local_batch, cfg.train.global_batch, begin.first_step,
-            tuple(range(cfg.cluster.workers)), tuple(range(cfg.cluster.workers, processes)),
+            begin.samples,
+            begin.local_batch,
+            cfg.train.global_batch,
+            begin.first_step,
+            tuple(range(cfg.cluster.workers)),
+            tuple(range(cfg.cluster.workers, processes)),
             ahead=cfg.mode.prefetch > 0,
         )
         policy = make(begin.mode, shape, cfg.policy_options())
@@ -110,7 +114,7 @@ class Replayer:
         self._phase, self._logged = phase, LoggedPhase(TrainingPhase(policy, lr_scale, self._statistics))
         self.replica.move(cfg.home)
         dense = self.replica.block.value if cfg.home == "workers" else None
-        self._captures = Captures(self.gradients, self.shards, phase.pulls, self.step, dense)
+        self._captures = CapturedValues(self.gradients, self.shards, phase.pulls, self.step, dense)
         self.gradients.begin(begin)
 
     def _check(self, phase: PhaseRecord) -> None:
@@ -166,16 +170,16 @@ class Replayer:
         self._phase = self._logged = self._captures = None
 
 
-def store_order(step: Step, lr_scale: float, local_batch: int) -> Order:
+def store_order(step: Step, lr_scale: float, local_batch: int) -> StepOrder:
     """Convert a policy's step to the order that shards take."""
     members = tuple((member.batch, member.weight) for member in step.members)
     more: dict[str, Any] = {"accepted": step.accepted, "shares": step.shares(local_batch)}
     if any(member.row_weights for member in step.members):
         more["row_weights"] = tuple(member.row_weights for member in step.members)
-    return Order(step.step, members, step.divisor, step.weight_sum, lr_scale, **more)
+    return StepOrder(step.step, members, step.divisor, step.weight_sum, lr_scale, **more)
 
 
-class Checks:
+class ChecksumComparison:
     """Comparison of checksums with the log's.
 
     `lenient`: bits may differ on this machine; the first difference is then kept instead of raised.
@@ -187,7 +191,7 @@ class Checks:
         self.first: Divergence | None = None
         self._agreed = -1
 
-    def apply(self, shards: list[Shard], order: Order, step: Step) -> None:
+    def apply(self, shards: list[Shard], order: StepOrder, step: Step) -> None:
         """Apply a step on every shard and compare the checksums that the log has of it."""
         members = [(member.worker, member.batch) for member in step.members]
         differ = []
@@ -223,7 +227,7 @@ class Checks:
                 self._report(number, step, [], f"at the end of phase {phase.begin.number}, after step {step}")
         self._agreed = step
 
-    def model(self, replica: Replica, logged: dict[str, Any]) -> None:
+    def model(self, replica: ReplayedReplica, logged: dict[str, Any]) -> None:
         """Compare the checksum of shards and dense replica together before and after a switch, if the log has one."""
         own = replica.model_sum(logged["of"] == "dense")
         if not logged["model"] or own is None:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.kernels.base import Floats
-from gbactl.replay.worker import Gradients, Pulled
-from gbactl.store.gradient_slice import Part
+from gbactl.replay.worker import GradientRecomputer, PulledBatch
+from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 
 
-class Pulls:
+class PulledVersions:
     """Pulled versions of a phase's gradients: filled with `add`, then read with `leaving`, version by version."""
 
     def __init__(self, shards: int) -> None:
@@ -78,16 +78,21 @@ def dense_versions(record: AnnounceRecord) -> tuple[int, ...]:
     return tuple(dense if dense >= 0 else row for dense, row in pairs)
 
 
-class Captures:
+class CapturedValues:
     """Values that a phase's gradients pulled, captured as the shards reach the pulled versions."""
 
     def __init__(
-        self, gradients: Gradients, shards: list[Shard], pulls: Pulls, version: int, replica: Floats | None = None
+        self,
+        gradients: GradientRecomputer,
+        shards: list[Shard],
+        pulls: PulledVersions,
+        version: int,
+        replica: Floats | None = None,
     ) -> None:
         """Capture from `shards`, and dense values from `replica` where the shards do not hold the dense vector."""
         self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
         self.version = version
-        self._held: dict[int, Pulled] = {}
+        self._held: dict[int, PulledBatch] = {}
         self._dense: dict[int, Floats] = {}
         self._computed: set[int] = set()  # at the current version
 
@@ -100,7 +105,7 @@ class Captures:
         self._computed.clear()
         self.version += 1
 
-    def gradient(self, record: AnnounceRecord) -> list[Part]:
+    def gradient(self, record: AnnounceRecord) -> list[GradientSlice]:
         """Compute an announced batch's gradient slices; values that it pulled at the current version are read now."""
         pulled = self._pulled(record.batch)
         for shard in range(len(self.shards)):
@@ -116,12 +121,12 @@ class Captures:
         """Forget a gradient that is never computed."""
         self._held.pop(batch, None)
 
-    def _pulled(self, batch: int) -> Pulled:
+    def _pulled(self, batch: int) -> PulledBatch:
         if batch not in self._held:
             self._held[batch] = self.gradients.prepare(batch)
         return self._held[batch]
 
-    def _take(self, pulled: Pulled, shard: int, dense: bool) -> None:
+    def _take(self, pulled: PulledBatch, shard: int, dense: bool) -> None:
         if dense:
             pulled.dense[shard] = self._slice(shard)
             return

@@ -16,7 +16,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, DropRecord, InfoRecord, OrderRecord, Record
 from gbactl.errors import ConfigError, EventLogError, TornLogError
 from gbactl.policies.base import names, policy_class
-from gbactl.replay.pulls import Pulls
+from gbactl.replay.pulls import PulledVersions
 from gbactl.wire.messages import BeginPhase
 
 _HEADER = {"config": dict, "data": str, "machine": str, "cpu_flags": str, "torch": str, "threads": int}
@@ -29,7 +29,7 @@ class PhaseRecord:
 
     begin: BeginPhase
     cfg: RunConfig
-    pulls: Pulls
+    pulls: PulledVersions
     whole: dict[int, str] = field(default_factory=dict)
 
 
@@ -162,7 +162,7 @@ def _note_info(recording: Recording, record: InfoRecord) -> None:
     fields = record.fields
     if record.kind == event_log.PHASE:
         cfg = recording.now or recording.cfg
-        recording.phases.append(PhaseRecord(_phase(recording, fields), cfg, Pulls(recording.shards)))
+        recording.phases.append(PhaseRecord(_phase(recording, fields), cfg, PulledVersions(recording.shards)))
     elif record.kind == event_log.SWITCH:
         recording.now = _switched(recording, fields)
     elif record.kind == event_log.CHECKSUM:

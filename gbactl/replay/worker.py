@@ -15,25 +15,25 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.base import Floats, Ints, Unique
+from gbactl.kernels.base import DistinctRows, Floats, Ints
 from gbactl.kernels.halves import round_here, rounded
 from gbactl.models import build, row_width
 from gbactl.models.compute import GradientComputer
 from gbactl.policies import Step
 from gbactl.store.dense import DenseBlock, held
-from gbactl.store.gradient_slice import Part
+from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
-from gbactl.worker.loop import DataSource, dropout_key
+from gbactl.worker.loop import MappedBatchSource, dropout_key
 
 
 @dataclass(slots=True)
-class Pulled:
+class PulledBatch:
     """Batch with the values pulled for it so far: each shard's rows and dense slice."""
 
     number: int
     batch: Batch
-    unique: Unique
+    unique: DistinctRows
     rows: list[Floats | None]
     dense: list[Floats | None]
 
@@ -42,13 +42,13 @@ class Pulled:
         return next(self.unique.index[low:high] for s, low, high in self.unique.shares() if s == shard)
 
 
-class Gradients:
+class GradientRecomputer:
     """Computer of the same gradients that the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
         self.cfg, self.dataset, self.kernels = cfg, dataset, load()
         self.servers, self.width = cfg.cluster.servers, row_width(cfg.model)
-        self.source = DataSource(dataset, self.kernels, self.servers, cfg.seed, cfg.train.shuffle)
+        self.source = MappedBatchSource(dataset, self.kernels, self.servers, cfg.seed, cfg.train.shuffle)
         model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
         self.computer = GradientComputer(model, precision=cfg.precision)
         self.flat = self.computer.flat
@@ -69,20 +69,20 @@ class Gradients:
         self.phase = phase
         self.source.begin(phase)
 
-    def prepare(self, batch: int) -> Pulled:
+    def prepare(self, batch: int) -> PulledBatch:
         """Prepare the data of a batch, with no values pulled yet."""
         size, phase = self.phase.local_batch, self.phase
         start = batch * size
         samples = min(size, phase.samples - start)
         grant = Granted(phase.number, batch, 0, start, samples, 0, 0.0, 0.0)
         data, unique = self.source.prepare(grant)
-        return Pulled(batch, data, unique, [None] * self.servers, [None] * self.servers)
+        return PulledBatch(batch, data, unique, [None] * self.servers, [None] * self.servers)
 
     def arrived(self, values: Floats) -> Floats:
         """Round values as the wire between worker and server does."""
         return rounded(self.codec, values)
 
-    def compute(self, pulled: Pulled) -> list[Part]:
+    def compute(self, pulled: PulledBatch) -> list[GradientSlice]:
         """Compute a batch's gradient slices, one per shard, each with its own memory."""
         sums, dense = self._compute(pulled)
         sums = self.arrived(sums)
@@ -90,11 +90,13 @@ class Gradients:
             dense = self.arrived(dense)
         index = pulled.unique.index
         return [
-            Part(index[low:high], sums[low:high], dense[slice(*self.held[shard])] if shard in self.held else None)
+            GradientSlice(
+                index[low:high], sums[low:high], dense[slice(*self.held[shard])] if shard in self.held else None
+            )
             for shard, low, high in pulled.unique.shares()
         ]
 
-    def _compute(self, pulled: Pulled) -> tuple[Any, Any]:
+    def _compute(self, pulled: PulledBatch) -> tuple[Any, Any]:
         batch, phase = pulled.batch, self.phase
         for (low, _), values in zip(self.cuts, pulled.dense, strict=True):
             assert values is not None
@@ -112,13 +114,13 @@ class Gradients:
         return sums, dense
 
 
-class Replica:
+class ReplayedReplica:
     """Dense parameters in phases where every worker holds them: one copy, stepped like the workers' copies.
 
     `home`: current holder of the dense parameters.
     """
 
-    def __init__(self, gradients: Gradients, shards: list[Shard]) -> None:
+    def __init__(self, gradients: GradientRecomputer, shards: list[Shard]) -> None:
         cfg, flat = gradients.cfg, gradients.flat
         spec = optimizer(cfg, cfg.optim.lr, cfg.optim.weight_decay)
         self.block = DenseBlock(flat.initial(), flat.dense_spec, spec)
@@ -138,7 +140,7 @@ class Replica:
             else:
                 self.block.unpack(*cut, slice_.packed(*cut), slice_.step)
 
-    def take(self, batch: int, parts: list[Part]) -> None:
+    def take(self, batch: int, parts: list[GradientSlice]) -> None:
         """Keep a gradient's dense values until its step, and remove them from the shards' slices."""
         self._gradients[batch] = np.concatenate([part.dense for part in parts if part.dense is not None])
         for part in parts:

@@ -8,6 +8,6 @@ none of this) and a file in conf/mode/, one test. tests/unit/replicas/test_new_r
 
 from __future__ import annotations
 
-from gbactl.replicas.base import Rule, make
+from gbactl.replicas.base import AveragingRule, make
 
-__all__ = ["Rule", "make"]
+__all__ = ["AveragingRule", "make"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gbactl.kernels.base import Floats
-from gbactl.replicas.base import Rule, register
+from gbactl.replicas.base import AveragingRule, register
 
 
 @register("ma")
-class ModelAveraging(Rule):
+class ModelAveraging(AveragingRule):
     """Rule of model averaging: w <- (1 - alpha) w + alpha m; the mean is the global model."""
 
     idle_alone: ClassVar[bool] = True
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See Rule.exchange."""
+        """See AveragingRule.exchange."""
         self.towards(replica, other)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 
-class Events:
+class EventQueue:
     """Event queue. `now`: virtual seconds of work since the start; it moves only in `step` and `wait`.
 
     `clock` also counts the seconds for which the whole cluster stood still, `stalled` in all."""

@@ -12,20 +12,20 @@ import numpy as np
 
 from gbactl.kernels.base import Floats, Kernels
 from gbactl.models.compute import GradientComputer
-from gbactl.simulation.server import Answer
+from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
-from gbactl.worker.core import Item
+from gbactl.worker.core import BatchInProgress
 from gbactl.worker.loop import dropout_key
 
 
-def answer_of(item: Item, shard: int) -> Answer:
+def answer_of(item: BatchInProgress, shard: int) -> PullAnswer:
     """Virtual server's answer for an item."""
     frame = item.answers[shard][1]
-    assert isinstance(frame, Answer)
+    assert isinstance(frame, PullAnswer)
     return frame
 
 
-class Compute:
+class SharedCompute:
     """Model that computes for all workers.
 
     `width` floats a row; `cuts` are the servers' slices of the dense vector, loaded where the servers hold it."""
@@ -38,7 +38,7 @@ class Compute:
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Load the pulled dense vector into the model."""
         for shard in item.answers:
             values = answer_of(item, shard).dense
@@ -57,7 +57,7 @@ class Compute:
         self.flat.come_home()
         self._loaded = [None] * self.servers
 
-    def gradient(self, item: Item, out: Floats | None = None) -> Floats:
+    def gradient(self, item: BatchInProgress, out: Floats | None = None) -> Floats:
         """Compute the gradient of the item's distinct rows, float32[U, W] (`out`, if given).
 
         The dense one stays in `flat`.
@@ -72,13 +72,13 @@ class Compute:
         self.kernels.segment_sum(gradient, item.unique.inverse, sums)
         return sums
 
-    def predict(self, item: Item) -> Floats:
+    def predict(self, item: BatchInProgress) -> Floats:
         """Compute click probabilities float32[B]; releases the pulled parameters."""
         emb = self._embed(item)
         item.answers.clear()
         return self.computer.predict(item.batch.numeric, emb)
 
-    def _embed(self, item: Item) -> Floats:
+    def _embed(self, item: BatchInProgress) -> Floats:
         """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
         count, fields = item.batch.ids.shape
         if len(self._emb) < count * fields:
@@ -87,7 +87,7 @@ class Compute:
         self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
         return emb.reshape(count, fields, self.width)
 
-    def _gathered(self, item: Item) -> Floats:
+    def _gathered(self, item: BatchInProgress) -> Floats:
         """Concatenate the shards' answers in the order of the item's distinct rows, float32[U, W]."""
         parts = [answer_of(item, shard).rows for shard in range(self.servers)]
         if len(parts) == 1:

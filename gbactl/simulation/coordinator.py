@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.context import Until
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.context import WaitCondition
+from gbactl.coordinator.handout import LivePhase
 from gbactl.coordinator.shell import Coordinator
 from gbactl.simulation.network import VirtualHub
 from gbactl.wire.channel import Channel
@@ -24,7 +24,7 @@ class VirtualCoordinator(Coordinator):
     notes = 50
     look: Callable[[Callable[[Event], None]], None] | None = None  # called between two messages
 
-    def _wait(self, until: Until) -> bool:
+    def _wait(self, until: WaitCondition) -> bool:
         """See Coordinator._wait; a deadline is extended by the time for which the coordinator was absent."""
         away = self.hub.away
         while not super()._wait(until):
@@ -39,7 +39,7 @@ class VirtualCoordinator(Coordinator):
             self.look(self.core.asked)
         super()._handle(channel, frame)
 
-    def _progress_due(self, training: Training) -> bool:
+    def _progress_due(self, training: LivePhase) -> bool:
         policy = training.policy
         note = policy.ledger.finished * self.notes // max(1, policy.phase.samples)
         if (training.number, note) <= self._noted:

@@ -15,26 +15,26 @@ import numpy as np
 
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import Codec, round_here
-from gbactl.simulation.compute import Compute
-from gbactl.simulation.ring import Ring
+from gbactl.simulation.compute import SharedCompute
+from gbactl.simulation.ring import SimulatedRing
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.schedule import due
-from gbactl.wire.messages import Norms
-from gbactl.worker.core import Item, ReplicatedSteps, push_views, weigh
+from gbactl.wire.messages import GradientNorms
+from gbactl.worker.core import BatchInProgress, ReplicatedSteps, push_views, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 Payloads = list[tuple[int, Any, int, int]]
 
 
-def _room(item: Item, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats]:
+def _room(item: BatchInProgress, low: int, high: int, width: int, dense: int) -> tuple[Any, Floats]:
     """Allocate a push's payload uint8[n] with its index written, and a view of its rows float32[high - low, width]."""
     out = np.empty(4 * ((high - low) * (1 + width) + dense), np.uint8)
     return out, push_views(out, item.unique.index[low:high], width)[0]
 
 
-def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
+def computed(compute: SharedCompute, item: BatchInProgress, sizes: list[int]) -> Payloads:
     """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `sizes` of its dense slices."""
     shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
@@ -47,7 +47,7 @@ def computed(compute: Compute, item: Item, sizes: list[int]) -> Payloads:
     return [(shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _) in zip(shares, rooms, strict=True)]
 
 
-def push(worker: VirtualWorker, item: Item, payloads: Payloads) -> None:
+def push(worker: VirtualWorker, item: BatchInProgress, payloads: Payloads) -> None:
     """Push every shard its gradient slice."""
     worker.core.pushed(item)
     for shard, out, rows, dense in payloads:
@@ -57,16 +57,16 @@ def push(worker: VirtualWorker, item: Item, payloads: Payloads) -> None:
 class ServedDense:
     """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: SharedCompute) -> None:
         self.compute, self.flat = compute, compute.flat
         self.sizes = [high - low for low, high in compute.cuts]
         self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """See DensePlacement.begin."""
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """See DensePlacementState.begin."""
 
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
-        """See DensePlacement.finish."""
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """See DensePlacementState.finish."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
@@ -87,18 +87,18 @@ class ServedDense:
             part[:] = self._whole[low:high]
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See DensePlacement.resume: no worker waits here."""
+        """See DensePlacementState.resume: no worker waits here."""
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacement.checksum."""
+        """See DensePlacementState.checksum."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacement.packed: nothing is held here."""
+        """See DensePlacementState.packed: nothing is held here."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""
         self.compute.come_home()
 
 
@@ -145,7 +145,7 @@ class ReplicatedDense:
     that take part."""
 
     def __init__(
-        self, compute: Compute, block: DenseBlock, ring: Ring, global_batch: int, norms_every: int = 0,
+        self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int = 0,
         codec: Codec | None = None,
     ) -> None:  # fmt: skip
         self.compute, self.flat, self.block = compute, compute.flat, block
@@ -158,10 +158,10 @@ class ReplicatedDense:
         self._again: set[int] = set()
         self._gradient = np.zeros(self.flat.size, np.float32)
         self._payloads: dict[int, Payloads] = {}
-        self._there: dict[int, tuple[VirtualWorker, Item]] = {}
+        self._there: dict[int, tuple[VirtualWorker, BatchInProgress]] = {}
         self._checksum: tuple[int, tuple[str, str]] = (-1, ("", ""))
 
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute now: the vector is this step's until all workers have finished."""
         place, gradient = self.steps.place(item), self._gradient
         if place is None:
@@ -176,7 +176,7 @@ class ReplicatedDense:
         round_here(self.codec, gradient)
         self._sum.add(place.part, gradient)
 
-    def _compute_again(self, worker: VirtualWorker, item: Item) -> None:
+    def _compute_again(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Compute a failed worker's batch of a step that is already taken, for its rows."""
         now = self.block.value.copy()
         self.flat.load(self._before)
@@ -184,7 +184,7 @@ class ReplicatedDense:
         self.flat.load(now)
         self._again.add(worker.index)
 
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push the rows; the last worker to arrive starts the all-reduce."""
         if item.grant.samples == 0:
             worker.take(item)
@@ -208,7 +208,7 @@ class ReplicatedDense:
             self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See DensePlacement.resume: a worker goes on if it waits for a step of which it has another batch now."""
+        """See DensePlacementState.resume: a worker goes on if it waits for a step of which it has another batch now."""
         _, item = self._there.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]
@@ -220,7 +220,7 @@ class ReplicatedDense:
         self._there.pop(index, None)
         self._look()
 
-    def _step(self, item: Item) -> None:
+    def _step(self, item: BatchInProgress) -> None:
         grant = item.grant
         self._stepping, self.steps.taken = False, grant.token
         np.copyto(self._before, self.block.value)
@@ -229,7 +229,7 @@ class ReplicatedDense:
         if due(self.norms_every, grant.token):
             square = dense_square([(total, 1.0)], self.block.params, grant.divisor)
             min(self._there.values(), key=lambda pair: pair[0].index)[0].coordinator.send(
-                Norms(grant.token, square, [])
+                GradientNorms(grant.token, square, [])
             )
         self.block.apply(total, grant.divisor, grant.divisor, grant.lr_scale)
         if self.block.value is not self.flat.vector:
@@ -241,18 +241,18 @@ class ReplicatedDense:
             worker.host.cores.run(seconds, worker.free)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacement.packed."""
+        """See DensePlacementState.packed."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacement.checksum; computed once per step for all."""
+        """See DensePlacementState.checksum; computed once per step for all."""
         if self._checksum[0] != self.block.step:
             own = digest([self.block.value, *self.block.moments.values()])
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""

@@ -10,13 +10,13 @@ import numpy as np
 from gbactl.kernels.base import Floats
 from gbactl.simulation.network import VirtualChannel
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.messages import DenseState, GetDense, GiveReplica, PutDense
+from gbactl.wire.messages import AddReplica, DenseState, GetDense, PutDense
 from gbactl.worker.core import DenseTransfer
 
 State = tuple[int, Floats]
 
 
-class Moves:
+class DenseTransfers:
     """Transfer of (optimizer steps, float32) of every shard that has a slice, in shard order.
 
     `servers`: their channels."""
@@ -36,7 +36,7 @@ class Moves:
         self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
 
     def give(
-        self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | GiveReplica] = PutDense
+        self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
     ) -> None:
         """Give each shard its state (or nothing, if empty); call `then` when all have it."""
         each = zip(self.servers, states, strict=False)

@@ -5,7 +5,7 @@ one had sent arrive; its current computation is lost. Its successor is ready aft
 
 A failed server alone goes back to its newest checkpoint, or all nodes do. Rows, dense slice and
 optimizer state are really restored; the time for saving, loading and rescheduling is configured, and
-the whole cluster stands still for it. Where all nodes go back, the cluster ends with EverybodyBack and another one is
+the whole cluster stands still for it. Where all nodes go back, the cluster ends with RollbackAll and another one is
 built from the checkpoint, as `resume` does.
 
 Messages to a failed coordinator wait until its successor is ready. The successor would hold what the
@@ -22,18 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gbactl.checkpoint.folder import Chain
-from gbactl.checkpoint.ledger import Loss, Spent
+from gbactl.checkpoint.folder import CheckpointChain
+from gbactl.checkpoint.ledger import CostSeconds, ServerFailureLoss
 from gbactl.checkpoint.plan import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
-from gbactl.coordinator.recovery_times import Failed
+from gbactl.coordinator.recovery_times import FailureRecord
 from gbactl.coordinator.state import config_at
 from gbactl.errors import CheckpointError, ClusterError
-from gbactl.faults.injector import Injector
-from gbactl.faults.message_faults import Storms
-from gbactl.simulation.clock import Events
+from gbactl.faults.injector import FaultInjector
+from gbactl.faults.message_faults import AllActivePeriods
+from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.coordinator import VirtualCoordinator
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.network import VirtualHub
@@ -43,15 +43,15 @@ from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event, Save
 
 
-class Cluster(Protocol):
+class FailingCluster(Protocol):
     """Cluster as failures see it (cluster.py)."""
 
     cfg: RunConfig
     run_dir: Path
-    events: Events
+    events: EventQueue
     cost: CostModel
     hub: VirtualHub
-    storms: Storms
+    storms: AllActivePeriods
     coordinator: VirtualCoordinator
     servers: Sequence[VirtualServer]
     workers: Sequence[VirtualWorker]
@@ -66,10 +66,10 @@ class Cluster(Protocol):
         """Start a failed worker's successor, with incarnation `epoch`."""
 
 
-class Failures:
+class FailureInjection:
     """Injected failures and their consequences; listens to the coordinator as a launcher does."""
 
-    def __init__(self, cluster: Cluster, before: Before | None = None) -> None:
+    def __init__(self, cluster: FailingCluster, before: ClusterHandover | None = None) -> None:
         """Watch a cluster. `before`: the state of the cluster that this one replaces."""
         self.cluster = cluster
         self.servers, self.coordinator = ServerFailures(cluster, before), CoordinatorFailures(cluster)
@@ -138,7 +138,7 @@ class Failures:
 class CoordinatorFailures:
     """Coordinator failures and failovers. `server_lost`: the server killed last, and when."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: FailingCluster) -> None:
         self.cluster = cluster
         self.server_lost = (-1, -1.0)
 
@@ -184,12 +184,12 @@ class CoordinatorFailures:
         self.cluster.hub.come_back()
 
 
-class EverybodyBack(Exception):
+class RollbackAll(Exception):
     """Signal that a server failed, and all nodes go back to a checkpoint."""
 
 
 @dataclass(frozen=True)
-class Before:
+class ClusterHandover:
     """State that a cluster leaves to the one that replaces it.
 
     `began`: start of training; `now`, `stalled`: of its events; `cuts`: counts and costs of its checkpoints;
@@ -199,10 +199,10 @@ class Before:
     began: float
     now: float
     stalled: float
-    injector: Injector
-    storms: Storms
-    failed: list[Failed]
-    spent: Spent
+    injector: FaultInjector
+    storms: AllActivePeriods
+    failed: list[FailureRecord]
+    spent: CostSeconds
     cuts: dict[str, float]
     row_updates: int
     resumed_at: int | None
@@ -215,10 +215,10 @@ COUNTED = ("done", "failed", "bytes", "seconds")
 class ServerFailures:
     """Server failures and recoveries; `spent`: time spent on them so far."""
 
-    def __init__(self, cluster: Cluster, before: Before | None) -> None:
+    def __init__(self, cluster: FailingCluster, before: ClusterHandover | None) -> None:
         self.cluster, self.before = cluster, before
         self.costs = costs_of(cluster.cfg.checkpoint, cluster.cfg.cluster.servers)
-        self.spent = Spent() if before is None else before.spent
+        self.spent = CostSeconds() if before is None else before.spent
         self._paid, self._again = -1, 0
         self._safe = (0.0, 0.0, 0)
 
@@ -255,7 +255,7 @@ class ServerFailures:
     # -- going back ---------------------------------------------------------------------------------
 
     def lost(self, shard: int) -> None:
-        """Handle a server failure. Raises EverybodyBack where all nodes go back."""
+        """Handle a server failure. Raises RollbackAll where all nodes go back."""
         c = self.cluster.coordinator
         c.context.failures.detected(f"S{shard}", "death")
         if c.core.checkpoints.estimate.recovery == "partial":
@@ -277,7 +277,7 @@ class ServerFailures:
         back = f"it alone goes back to step {state.version} (PLS {loss.pls:.4f})"
         self._tell(f"{process} was lost at step {c.context.step_now}: {back}")
 
-    def _count_lost(self, shard: int) -> Loss:
+    def _count_lost(self, shard: int) -> ServerFailureLoss:
         """Count the work lost with a server.
 
         Unless a checkpoint was in progress, the next one can build on the newest, since all shards have its state."""
@@ -298,7 +298,7 @@ class ServerFailures:
             load_shard(state, chain, self.cluster.coordinator.context.current.home != "workers")
         return state
 
-    def _newest(self) -> Chain | None:
+    def _newest(self) -> CheckpointChain | None:
         """Newest good checkpoint of this run; None if there is none."""
         try:
             return self.cluster.coordinator.core.checkpoints.folder.newest()
@@ -313,14 +313,14 @@ class ServerFailures:
         self.cluster.events.stall(self.spent.all_back(self.costs, again, lost))
         lost_at = f"S{shard} was lost at step {c.context.step_now}"
         self._tell(f"{lost_at}: everybody goes back, {lost:,} samples are trained again")
-        raise EverybodyBack
+        raise RollbackAll
 
     def _tell(self, sentence: str) -> None:
         self.cluster.coordinator.context.tell("checkpoint", {"state": "back", "sentence": sentence})
 
     # -- the next cluster ---------------------------------------------------------------------------
 
-    def leave(self) -> Before:
+    def leave(self) -> ClusterHandover:
         """Make the state for the next cluster; this one's log is renamed."""
         cluster, c, chain = self.cluster, self.cluster.coordinator, self._newest()
         cfg = cluster.cfg
@@ -332,7 +332,7 @@ class ServerFailures:
         c.context.log.close(step=c.context.step_now)
         aside(cluster.run_dir)
         record, counted = c.context.record, {name: getattr(c.core.checkpoints.state, name) for name in COUNTED}
-        return Before(
+        return ClusterHandover(
             cfg, record.began, cluster.events.now, cluster.events.stalled, c.core.workers.injector, cluster.storms,
             c.context.failures.all, self.spent, counted, self._row_updates, self._resumed_at, record.statistics.acted,
         )  # fmt: skip

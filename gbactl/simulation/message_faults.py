@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gbactl.faults.message_faults import Weather
+from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.faults.plan import FaultPlan
-from gbactl.simulation.network import Network, Node, VirtualChannel
+from gbactl.simulation.network import Endpoint, Network, VirtualChannel
 from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.reliable import RETRY_SECONDS, weather_of
 
@@ -21,7 +21,8 @@ class LossyChannel(VirtualChannel):
     """End of a lossy connection. `weather` decides its transmissions' faults; `on`: the active message faults."""
 
     def __init__(
-        self, network: Network, near: Node, far: Node, weather: Weather, on: Callable[[], frozenset[int]],
+        self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream,
+        on: Callable[[], frozenset[int]],
         counts: Counter[str],
     ) -> None:  # fmt: skip
         super().__init__(network, near, far)
@@ -71,13 +72,13 @@ class LossyNetwork(Network):
     on: Callable[[], frozenset[int]]
     counts: Counter[str]
 
-    def connect(self, near: Node, far: Node) -> VirtualChannel:
+    def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """See Network.connect."""
         here, there = self._end(near, far), self._end(far, near)
         here.other, there.other = there, here
         return here
 
-    def _end(self, near: Node, far: Node) -> VirtualChannel:
+    def _end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         weather = weather_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)

@@ -17,15 +17,15 @@ import numpy as np
 from gbactl.errors import ClusterError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import Codec, rounded
-from gbactl.simulation.clock import Events
+from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.resources import Fifo, Line, Process, SharedCores
+from gbactl.simulation.resources import Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.compression import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import kind_of
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.traffic import TrafficCounter
 
 PACKET_BYTES = 1500
 
@@ -33,12 +33,12 @@ PACKET_BYTES = 1500
 class Host:
     """Host: its cores, and the two directions of its network interface."""
 
-    def __init__(self, events: Events, cores: int) -> None:
+    def __init__(self, events: EventQueue, cores: int) -> None:
         self.cores = SharedCores(events, cores)
-        self.outward, self.inward = Line(events), Line(events)
+        self.outward, self.inward = InterfaceDirection(events), InterfaceDirection(events)
 
 
-class Node(Protocol):
+class Endpoint(Protocol):
     """Endpoint of a channel."""
 
     peer: Peer
@@ -48,41 +48,41 @@ class Node(Protocol):
         """Take a frame that has arrived."""
 
 
-class Wire(Protocol):
+class LinkDirection(Protocol):
     """Direction of a connection."""
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
         """Send `nbytes` after those already under way, then call `arrive`."""
 
 
-class Within:
+class HostLocalLink:
     """Connection within a host: each has its own pipe."""
 
-    def __init__(self, events: Events, cost: CostModel) -> None:
+    def __init__(self, events: EventQueue, cost: CostModel) -> None:
         self.cost, self._pipe = cost, Fifo(events)
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See Wire.carry."""
+        """See LinkDirection.carry."""
         pipe = self._pipe
         pipe.reserve(nbytes / self.cost.local_bandwidth)
         pipe.events.at(pipe.free + self.cost.local_latency, arrive)
 
 
-class Between:
+class HostToHostLink:
     """Connection between hosts: through both network interfaces, shared with their other traffic.
 
     A message flows through without being stored: it arrives when all of it has left and all of it is in. One of at most
     a packet waits only for other packets, and for earlier messages of this connection."""
 
-    def __init__(self, events: Events, cost: CostModel, source: Host, target: Host) -> None:
+    def __init__(self, events: EventQueue, cost: CostModel, source: Host, target: Host) -> None:
         self.events, self.latency, self.bandwidth = events, cost.latency, cost.bandwidth
-        self.leaving, self.entering = Process(source.outward), Process(target.inward)
+        self.leaving, self.entering = SerialProcess(source.outward), SerialProcess(target.inward)
         self._ends = source.outward, target.inward
         self.under_way = 0  # messages of more than a packet, and those behind them
         self.packets_until = 0.0  # arrival of the last packet before them
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See Wire.carry."""
+        """See LinkDirection.carry."""
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
             self.packets_until = max(end.slip_in(seconds) for end in self._ends) + self.latency
@@ -98,7 +98,7 @@ class _Passing:
 
     __slots__ = ("arrive", "last", "seconds", "there", "wire")
 
-    def __init__(self, wire: Between, seconds: float, arrive: Callable[[], None]) -> None:
+    def __init__(self, wire: HostToHostLink, seconds: float, arrive: Callable[[], None]) -> None:
         self.wire, self.seconds, self.arrive = wire, seconds, arrive
         self.there = math.inf  # when its last bytes are at the target
         self.last = False  # whether it passed the target's interface completely before that
@@ -140,10 +140,10 @@ class _Passing:
 class Network:
     """Network of a cluster: what all its channels share."""
 
-    events: Events
+    events: EventQueue
     cost: CostModel
     codec: Codec | None = field(default=None, kw_only=True)  # see wire/compression.py
-    traffic: Traffic = field(default_factory=Traffic, kw_only=True)
+    traffic: TrafficCounter = field(default_factory=TrafficCounter, kw_only=True)
 
     def __post_init__(self) -> None:
         self.traffic.item = 4 if self.codec is None else 2
@@ -158,21 +158,25 @@ class Network:
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
         return MESSAGE_BYTES + nbytes
 
-    def connect(self, near: Node, far: Node) -> VirtualChannel:
+    def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Connect two nodes; returns the near end."""
         here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
         here.other, there.other = there, here
         return here
 
-    def wire(self, source: Host, target: Host) -> Wire:
+    def wire(self, source: Host, target: Host) -> LinkDirection:
         """Make one direction of a new connection, which keeps the order of messages."""
-        return Within(self.events, self.cost) if source is target else Between(self.events, self.cost, source, target)
+        return (
+            HostLocalLink(self.events, self.cost)
+            if source is target
+            else HostToHostLink(self.events, self.cost, source, target)
+        )
 
 
 class VirtualChannel:
     """End of a connection."""
 
-    def __init__(self, network: Network, near: Node, far: Node) -> None:
+    def __init__(self, network: Network, near: Endpoint, far: Endpoint) -> None:
         self.network, self.near, self.far = network, near, far
         self.peer = far.peer
         self.other: VirtualChannel | None = None
@@ -212,12 +216,12 @@ class VirtualHub:
 
     address = "C"
 
-    def __init__(self, events: Events, host: Host, seconds: float) -> None:
+    def __init__(self, events: EventQueue, host: Host, seconds: float) -> None:
         """Make the hub. `seconds`: process time for every message."""
         self.events, self.host, self.peer = events, host, COORDINATOR
-        self.process = Process(host.cores)
+        self.process = SerialProcess(host.cores)
         self.refused: Counter[str] = Counter()
-        self.traffic = Traffic()  # of the whole cluster
+        self.traffic = TrafficCounter()  # of the whole cluster
         self.counts: Counter[str] = Counter()  # message faults that the fault plan caused
         self.waits = 0.0  # seconds without events to wait for, where a node may hang
         self._waited = 0.0
@@ -227,7 +231,7 @@ class VirtualHub:
         self._inbox: deque[tuple[Channel, Frame]] = deque()
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Node.receive."""
+        """See Endpoint.receive."""
         self.process.submit(self._cost, self._inbox.append, (channel, frame))
 
     def _cost(self) -> float:
@@ -277,9 +281,7 @@ class VirtualHub:
         """Virtual wall-clock time in seconds."""
         return self.events.clock
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> Channel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
         """Raise WireError: nodes connect to the coordinator, it does not connect."""
         raise WireError(f"The virtual coordinator cannot connect to {address}.")
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.ring import Ring
+from gbactl.simulation.ring import SimulatedRing
 
 TICK = 1e-5  # seconds a round takes at least
 
 
-class Rounds:
+class RingRounds:
     """Rounds of all ranks of a ring. Sums are in rank order; a rank that fails counts if it had joined the round."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: SimulatedRing) -> None:
         self.ring = ring
         self._living = set(range(len(ring.hosts)))
         self._summing = False

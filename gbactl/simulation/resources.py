@@ -10,7 +10,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from gbactl.simulation.clock import Events
+from gbactl.simulation.clock import EventQueue
 
 Done = Callable[..., None]
 
@@ -18,7 +18,7 @@ Done = Callable[..., None]
 class Fifo:
     """Pipe, served first come first served: a connection within a host."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: EventQueue) -> None:
         self.events = events
         self.free = 0.0
         self.busy_seconds = 0.0
@@ -37,7 +37,7 @@ class SharedCores:
     All jobs run at one rate, so a job ends when the service that each has attained since the cores were last
     idle reaches a mark that is known on its arrival."""
 
-    def __init__(self, events: Events, cores: int) -> None:
+    def __init__(self, events: EventQueue, cores: int) -> None:
         self.events, self.cores = events, cores
         self._jobs: list[tuple[float, int, Done, tuple[Any, ...]]] = []
         self._attained = self._since = 0.0
@@ -92,12 +92,12 @@ class SharedCores:
             done(*args)
 
 
-class Line(SharedCores):
+class InterfaceDirection(SharedCores):
     """Direction of a network interface: n connections that send at once get an n-th of it each, as TCP roughly does.
 
     A job's seconds are those that it takes alone."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: EventQueue) -> None:
         super().__init__(events, 1)
         self._taken = self._owed = 0.0
         self._packets = Fifo(events)
@@ -126,7 +126,7 @@ class Line(SharedCores):
         return self._taken - waiting - max(0.0, self._packets.free - self.events.now)
 
 
-class Process:
+class SerialProcess:
     """Process that does one job after the other, each on shared cores: a server, the coordinator, or a connection."""
 
     def __init__(self, cores: SharedCores) -> None:

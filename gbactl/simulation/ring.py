@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gbactl.collective.base import ring_bytes
-from gbactl.simulation.clock import Events
+from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.network import Host
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.traffic import TrafficCounter
 
 
-class Ring:
+class SimulatedRing:
     """Ring with one rank on each of `hosts` (several may be on one); values take `item` bytes on the wire.
 
     Between hosts its bytes share the interfaces with other traffic. `agreed`: number of buckets that ranks agree on
     before they sum; `least`: minimum seconds of a sum."""
 
     def __init__(
-        self, events: Events, cost: CostModel, hosts: Sequence[Host], traffic: Traffic | None = None, agreed: int = 0,
+        self, events: EventQueue, cost: CostModel, hosts: Sequence[Host],
+        traffic: TrafficCounter | None = None, agreed: int = 0,
         item: int = 4, least: float = 0.0,
     ) -> None:  # fmt: skip
-        self.events, self.cost, self.hosts, self.traffic = events, cost, list(hosts), traffic or Traffic()
+        self.events, self.cost, self.hosts, self.traffic = events, cost, list(hosts), traffic or TrafficCounter()
         self.agreed, self.item, self.least = agreed, item, least
 
     def sum(self, floats: int, ranks: Sequence[int], compute: float, done: Callable[[], None]) -> None:

@@ -7,20 +7,20 @@ from collections.abc import Callable
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.compute import Compute
+from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.dense_params import Payloads, ReplicatedDense, ServedDense, computed, push
-from gbactl.simulation.replica_rounds import Rounds
+from gbactl.simulation.replica_rounds import RingRounds
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock
-from gbactl.worker.core import Item, weigh
+from gbactl.worker.core import BatchInProgress, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 
 class TrainerDense:
     """Placement with a replica per worker: gradients are computed at a batch's start and applied at its end."""
 
-    def __init__(self, compute: Compute, make_block: Callable[[], DenseBlock], rounds: Rounds) -> None:
+    def __init__(self, compute: SharedCompute, make_block: Callable[[], DenseBlock], rounds: RingRounds) -> None:
         self.compute, self.flat = compute, compute.flat
         self._make_block, self._rounds = make_block, rounds
         self._none = [0] * compute.servers
@@ -39,8 +39,8 @@ class TrainerDense:
         """Exclude a failed worker from further means."""
         self._rounds.left(index)
 
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
-        """See DensePlacement.begin."""
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
+        """See DensePlacementState.begin."""
         value = self.trainer(worker).replica.value
         if self.flat.buffers:
             self.flat.load(value)
@@ -51,7 +51,7 @@ class TrainerDense:
         weigh(gradient, item.weight)
         self._computed[worker.index, item.grant.batch] = (payloads, gradient)
 
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push the rows; then take the local step, which takes its time."""
         grant = item.grant
         payloads, gradient = self._computed.pop((worker.index, grant.batch))
@@ -60,7 +60,7 @@ class TrainerDense:
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See DensePlacement.resume: no worker waits for others."""
+        """See DensePlacementState.resume: no worker waits for others."""
 
     def checksum(self) -> tuple[str, str]:
         """Return empty checksums: replicas differ, and the servers' parameters are evaluated."""
@@ -71,7 +71,7 @@ class TrainerDense:
         return NOT_HERE
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""
         self.compute.come_home()
 
 

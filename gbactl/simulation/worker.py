@@ -1,7 +1,7 @@
 """Worker as a chain of events around the worker's core: what worker/client.py and worker/loop.py do with threads.
 
 The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
-cores, and the fault plan's slowdown is a delay after it; DensePlacement hides what is computed, and where dense
+cores, and the fault plan's slowdown is a delay after it; DensePlacementState hides what is computed, and where dense
 gradients go. Costs about 0.1 ms a batch beside the gradient.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 from gbactl.faults.plan import FaultPlan
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import Codec
-from gbactl.simulation.clock import Events
-from gbactl.simulation.compute import Compute
+from gbactl.simulation.clock import EventQueue
+from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_transfer import Moves
+from gbactl.simulation.dense_transfer import DenseTransfers
 from gbactl.simulation.network import Host, VirtualChannel
 from gbactl.simulation.process import VirtualProcess
 from gbactl.wire.auth import Peer
@@ -27,14 +27,14 @@ from gbactl.wire.frames import CLOSED, Frame
 from gbactl.wire.messages import (
     Ack,
     BeginPhase,
-    Centre,
     CloseReplicas,
+    DenseMoved,
     DenseSaved,
     DenseState,
+    EasgdCentre,
     Granted,
     Inspect,
     Inspected,
-    Moved,
     MoveDense,
     OpenReplicas,
     Predictions,
@@ -43,19 +43,30 @@ from gbactl.wire.messages import (
     SaveReplica,
     Stop,
 )
-from gbactl.worker.client import Source
-from gbactl.worker.core import Ahead, Ask, Command, Complete, Drop, Item, Question, Tell, Told, WorkerCore
+from gbactl.worker.client import BatchSource
+from gbactl.worker.core import (
+    BatchComplete,
+    BatchInProgress,
+    Command,
+    ComputeNext,
+    PullRows,
+    Question,
+    ReleaseFrames,
+    TellCoordinator,
+    Told,
+    WorkerCore,
+)
 
 
 @dataclass(frozen=True)
-class Shared:
+class ClusterShared:
     """Objects that all workers of a cluster share."""
 
-    events: Events
+    events: EventQueue
     cost: CostModel
     plan: FaultPlan
-    compute: Compute
-    source: Source
+    compute: SharedCompute
+    source: BatchSource
     placements: Placements
     codec: Codec | None = None
 
@@ -63,10 +74,10 @@ class Shared:
 class DensePlacement(Protocol):
     """Compute backend for one placement of the dense parameters (see dense_params.py)."""
 
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Begin a worker's computation of a batch."""
 
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push a computed gradient, and free the worker when it may go on."""
 
     def resume(self, worker: VirtualWorker) -> None:
@@ -76,7 +87,7 @@ class DensePlacement(Protocol):
         """Compute (checksum, model sum) of the parameters that a worker holds."""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacement.packed in worker/dense_params.py."""
+        """See DensePlacementState.packed in worker/dense_params.py."""
 
     def leave(self) -> None:
         """Release the dense vector, which moves elsewhere."""
@@ -121,7 +132,7 @@ class Trainer(Protocol):
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now."""
 
-    def centre(self, shard: int, message: Centre, frame: Frame) -> None:
+    def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Take a server's slice of the centre."""
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
@@ -131,13 +142,13 @@ class Trainer(Protocol):
 class VirtualWorker(VirtualProcess):
     """Virtual worker; a Node of the network."""
 
-    def __init__(self, index: int, host: Host, shared: Shared, epoch: int = 0) -> None:
+    def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
         super().__init__()
         self.core = WorkerCore(index, 0)
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
-        self.moves = Moves({})
+        self.moves = DenseTransfers({})
         self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
@@ -146,7 +157,7 @@ class VirtualWorker(VirtualProcess):
         """Set the channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
         self.core = WorkerCore(self.index, len(servers))
-        self.moves = Moves({shard: servers[shard] for shard in self.shared.compute.held})
+        self.moves = DenseTransfers({shard: servers[shard] for shard in self.shared.compute.held})
         self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
@@ -154,7 +165,7 @@ class VirtualWorker(VirtualProcess):
         """Ask for `ahead` batches beyond the one to compute."""
         self._carry_out(self.core.start(ahead))
 
-    def take(self, item: Item) -> None:
+    def take(self, item: BatchInProgress) -> None:
         """Ask for another batch in place of `item`; after a push the announcement does that."""
         self._carry_out(self.core.give_back(item))
 
@@ -178,7 +189,7 @@ class VirtualWorker(VirtualProcess):
             self.die()
         elif isinstance(message, Told):
             self._told(message)
-        elif isinstance(message, Centre):
+        elif isinstance(message, EasgdCentre):
             self.trainer.centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, SaveReplica):
             self.trainer.save(message)
@@ -202,17 +213,17 @@ class VirtualWorker(VirtualProcess):
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if type(command) is Ask:
+            if type(command) is PullRows:
                 self.servers[command.shard].send(command.pull, command.index.view(np.uint8))
-            elif type(command) is Tell:
+            elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
-            elif type(command) is Ahead:
+            elif type(command) is ComputeNext:
                 if not command.item.pulled:  # else when its rows are there
                     self.shared.placements.now.resume(self)
-            elif type(command) is Drop:
+            elif type(command) is ReleaseFrames:
                 command.item.answers.clear()
             else:
-                if type(command) is Complete:
+                if type(command) is BatchComplete:
                     self.shared.placements.now.resume(self)
                 self._go_on()
 
@@ -281,7 +292,7 @@ class VirtualWorker(VirtualProcess):
         placements = self.shared.placements
 
         def moved() -> None:
-            self.coordinator.send(Moved(self.index, question.turn))
+            self.coordinator.send(DenseMoved(self.index, question.turn))
             self.answered()
 
         def taken(states: list[tuple[int, Floats]]) -> None:
@@ -297,7 +308,7 @@ class VirtualWorker(VirtualProcess):
         else:
             self.moves.fetch(taken)
 
-    def _begin(self, item: Item) -> None:
+    def _begin(self, item: BatchInProgress) -> None:
         shared, samples, began = self.shared, item.grant.samples, self.shared.events.now
         if not item.phase.training:
             self.host.cores.run(shared.cost.predict(self.index, samples), self._evaluated, item)
@@ -310,7 +321,7 @@ class VirtualWorker(VirtualProcess):
         seconds = shared.cost.gradient(self.index, self._batches, samples)
         self.host.cores.run(seconds, self._computed, item, began)
 
-    def _evaluated(self, item: Item) -> None:
+    def _evaluated(self, item: BatchInProgress) -> None:
         if self.holds(self._evaluated, item):
             return
         grant, compute = item.grant, self.shared.compute
@@ -321,7 +332,7 @@ class VirtualWorker(VirtualProcess):
         self.take(item)
         self.free()
 
-    def _computed(self, item: Item, began: float) -> None:
+    def _computed(self, item: BatchInProgress, began: float) -> None:
         """Finish a computation, after the delay that the fault plan adds."""
         if self.holds(self._computed, item, began):
             return
@@ -334,7 +345,7 @@ class VirtualWorker(VirtualProcess):
         else:
             self._finish(item, began)
 
-    def _finish(self, item: Item, began: float) -> None:
+    def _finish(self, item: BatchInProgress, began: float) -> None:
         if self.holds(self._finish, item, began):
             return
         item.seconds = self.shared.events.now - began

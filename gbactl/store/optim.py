@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import ConfigError
-from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, Rule, float32
+from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, float32
 from gbactl.store.memory import full, zeros
 
 MOMENTS = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("first", "second")}
@@ -38,31 +38,27 @@ class OptimizerSpec:
         if self.name not in MOMENTS:
             raise ConfigError(f"optim.name={self.name} is not known; type one of: {', '.join(MOMENTS)}.")
         if not (math.isfinite(self.lr) and self.lr > 0 and self.eps >= 0 and self.initial_accumulator >= 0):
-            raise ConfigError(
-                "optim.lr must be positive; optim.eps and optim.initial_accumulator at least 0."
-            )
+            raise ConfigError("optim.lr must be positive; optim.eps and optim.initial_accumulator at least 0.")
 
     @property
     def start(self) -> float:
         """Initial value of every moment."""
         return 0.0 if self.name == "adam" else self.initial_accumulator
 
-    def rule(self) -> Rule:
+    def rule(self) -> OptimizerRule:
         """Constants in the form the kernels take. Raises ConfigError on betas out of range."""
         if self.name != "adam":
-            return Rule(self.name, eps=float32(self.eps))
+            return OptimizerRule(self.name, eps=float32(self.eps))
         first, second = self.betas
         table = bias_table(first, second)
         rest = float32(1 - first), float32(1 - second)
-        return Rule("adam", float32(first), rest[0], float32(second), rest[1], float32(self.eps), table)
+        return OptimizerRule("adam", float32(first), rest[0], float32(second), rest[1], float32(self.eps), table)
 
     def for_dense(self) -> OptimizerSpec:
         """Spec for a vector without rows: row-wise Adagrad becomes Adagrad."""
         if self.name != "rowwise_adagrad":
             return self
-        return OptimizerSpec(
-            "adagrad", self.lr, self.betas, self.eps, self.weight_decay, self.initial_accumulator
-        )
+        return OptimizerSpec("adagrad", self.lr, self.betas, self.eps, self.weight_decay, self.initial_accumulator)
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gbactl.errors import ConfigError
-from gbactl.typed import Share, Within
+from gbactl.typed import Bounds, Share
 
 
 @dataclass
@@ -18,8 +18,8 @@ class ScheduleConfig:
     """Learning-rate schedule's configuration: the rate depends on progress p (global batches finished), never on k."""
 
     name: str = "constant"
-    warmup: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
-    total: Annotated[float, Within(at_least=0, at_most=1e15)] = 0.0
+    warmup: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
+    total: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
     floor: Share = 0.0
 
 

@@ -50,15 +50,11 @@ class ShardSpec:
     def check(self) -> None:
         """Raise ConfigError on values out of range."""
         if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
-            raise ConfigError(
-                f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be."
-            )
+            raise ConfigError(f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be.")
         if not 1 <= self.dense_holders <= self.shards:
             raise ConfigError(f"{self.dense_holders} of {self.shards} shards cannot hold the dense vector.")
         if self.row_l2 not in ROW_L2_SCOPES or self.sparse_divisor not in ("global", "contributors"):
-            raise ConfigError(
-                "optim.row_l2 is touched or all; mode.sparse_divisor is global or contributors."
-            )
+            raise ConfigError("optim.row_l2 is touched or all; mode.sparse_divisor is global or contributors.")
         if self.row_staleness not in ("token", "row"):
             raise ConfigError("mode.row_staleness is token or row.")
         if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:

@@ -44,7 +44,7 @@ class AutoOptions:
 
 
 @dataclass(frozen=True)
-class Look:
+class SwitchDecision:
     """Decision of the controller at one time. `sync`, `gba`: samples/s that they would deliver.
 
     `delivered`: samples/s of the present mode (None: unknown yet). `slowest`: expected seconds of the slowest worker in
@@ -64,7 +64,7 @@ class Look:
     reason: str
 
 
-class Controller:
+class AutoController:
     """Choice between `sync` and `gba` from reported gradients and steps.
 
     `local_batch`: a worker's samples in a `sync` step."""
@@ -72,9 +72,9 @@ class Controller:
     def __init__(self, workers: int, global_batch: int, local_batch: int, options: AutoOptions) -> None:
         self.workers, self.global_batch, self.local_batch = workers, global_batch, local_batch
         self.options, self.mode = options, ""
-        self._each: dict[int, Recent] = {}
-        self._steps = Recent(options.window)
-        self._overheads = Recent(options.window)
+        self._each: dict[int, RecentValues] = {}
+        self._steps = RecentValues(options.window)
+        self._overheads = RecentValues(options.window)
         self._efficiency: float | None = None
         self._since, self._slowest = 0.0, 0.0
 
@@ -89,7 +89,7 @@ class Controller:
         """Record that a worker took `seconds` to compute a gradient of `samples`."""
         if samples > 0 and seconds > 0.0:
             self._slowest = max(self._slowest, seconds)
-            self._each.setdefault(worker, Recent(self.options.window)).add(now, seconds / samples)
+            self._each.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
 
     def stepped(self, now: float, finished: int) -> None:
         """Record an ordered step; `finished` samples of the phase have a fate now."""
@@ -104,7 +104,7 @@ class Controller:
         self.workers -= 1
         self._each.pop(worker, None)
 
-    def look(self, now: float) -> Look | None:
+    def look(self, now: float) -> SwitchDecision | None:
         """Compare the modes now; None in other modes, and until every worker has FEW step times."""
         if self.mode not in MODES or len(self._each) < self.workers or not self._each:
             return None
@@ -124,7 +124,7 @@ class Controller:
         if delivered is not None:
             sync, gba = (delivered, gba) if self.mode == SYNC else (sync, delivered)
         wanted, reason = self._decide(now, gba / sync)
-        return Look(
+        return SwitchDecision(
             now, self.mode, wanted, sync, gba, delivered, slowest, overhead, self._efficiency, len(self._each), reason
         )
 
@@ -166,7 +166,7 @@ def expected_maximum(columns: Sequence[Sequence[float]]) -> float:
     return low + float(np.diff(points[first:]) @ (1.0 - below[first:-1]))
 
 
-class Recent:
+class RecentValues:
     """Recent (time, value) pairs, of the last `seconds`: at least the FEW newest, at most MOST."""
 
     def __init__(self, seconds: float) -> None:

@@ -21,7 +21,7 @@ _EXAMPLE = "type {at: {day: 2}, to: gba}"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScheduleEntry:
     """Entry of a schedule: mode `to` with `changes` from `value` `unit`s on; `fresh`: reset the optimizer's state."""
 
     unit: str
@@ -38,7 +38,7 @@ class Entry:
         return f"{self.value:g}s" if self.unit == "seconds" else f"{self.unit}{self.value:.0f}"
 
 
-def entries(schedule: Sequence[Mapping[str, Any]]) -> list[Entry]:
+def entries(schedule: Sequence[Mapping[str, Any]]) -> list[ScheduleEntry]:
     """Parse a schedule. Raises ConfigError that names the wrong entry."""
     found = [_entry(number, raw) for number, raw in enumerate(schedule)]
     last: dict[str, float] = {}
@@ -57,7 +57,7 @@ def name(number: int) -> str:
     return f"switch.schedule[{number}]"
 
 
-def _entry(number: int, raw: Mapping[str, Any]) -> Entry:
+def _entry(number: int, raw: Mapping[str, Any]) -> ScheduleEntry:
     where = name(number)
     if not isinstance(raw, Mapping) or not {"at", "to"} <= set(raw) <= set(FIELDS):
         raise ConfigError(f"{where} needs `at` and `to` and may have `set` and `fresh_optimizer`; {_EXAMPLE}.")
@@ -69,7 +69,7 @@ def _entry(number: int, raw: Mapping[str, Any]) -> Entry:
         raise ConfigError(f"{where}.set is {changes}; type set: {{KEY: VALUE}}, keys as in conf/mode/{raw['to']}.yaml.")
     if type(fresh) is not bool:
         raise ConfigError(f"{where}.fresh_optimizer is {fresh}; type true or false.")
-    return Entry(str(unit), _value(where, str(unit), value), str(raw["to"]), dict(changes), fresh)
+    return ScheduleEntry(str(unit), _value(where, str(unit), value), str(raw["to"]), dict(changes), fresh)
 
 
 def _value(where: str, unit: str, value: Any) -> float:
@@ -89,7 +89,7 @@ def _value(where: str, unit: str, value: Any) -> float:
     return int(number)
 
 
-def located(found: Sequence[Entry], rows: Sequence[int]) -> list[int | None]:
+def located(found: Sequence[ScheduleEntry], rows: Sequence[int]) -> list[int | None]:
     """Convert each entry's point to samples of the run, whose rounds have `rows` samples; None for steps and seconds.
 
     Raises ConfigError, with the entry's name, for a point past the end or before that of an earlier entry."""
@@ -107,7 +107,7 @@ def located(found: Sequence[Entry], rows: Sequence[int]) -> list[int | None]:
     return points
 
 
-def _point(entry: Entry, rows: Sequence[int]) -> int | None:
+def _point(entry: ScheduleEntry, rows: Sequence[int]) -> int | None:
     if entry.unit in ("day", "epoch"):
         return sum(rows[: int(entry.value)]) if entry.value < len(rows) else sum(rows)
     if entry.unit == "samples":

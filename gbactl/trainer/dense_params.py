@@ -14,22 +14,22 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from gbactl.collective.base import Collective
-from gbactl.collective.fault_tolerant import Surviving
+from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.errors import ClusterError
 from gbactl.kernels.halves import Codec
 from gbactl.models.flat import FlatModel
-from gbactl.replicas import Rule
+from gbactl.replicas import AveragingRule
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.core import TrainerCore
-from gbactl.trainer.easgd_exchange import ElasticExchange
-from gbactl.trainer.exchange import CentreMeeting, Meeting, RoundMeeting
-from gbactl.trainer.exchange_schedule import Drive
+from gbactl.trainer.easgd_exchange import EasgdExchange
+from gbactl.trainer.exchange import AveragingRounds, CentreExchange, ExchangeKind
+from gbactl.trainer.exchange_schedule import ExchangeDriver
 from gbactl.trainer.hogwild import ComputeThread
 from gbactl.trainer.replica import Replica
-from gbactl.wire.messages import ClosedReplicas, CloseReplicas, GiveReplica, OpenReplicas, SaveReplica
-from gbactl.worker.core import Item
+from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
+from gbactl.worker.core import BatchInProgress
 from gbactl.worker.dense_params import ServedDense
-from gbactl.worker.dense_slices import Slices
+from gbactl.worker.dense_slices import ShardSlices
 
 
 class TrainerDense(ComputeThread):
@@ -40,7 +40,7 @@ class TrainerDense(ComputeThread):
     thread; `more_threads(thread)` starts another."""
 
     def __init__(
-        self, flat: FlatModel, slices: Slices, served: ServedDense, make_block: Callable[[], DenseBlock],
+        self, flat: FlatModel, slices: ShardSlices, served: ServedDense, make_block: Callable[[], DenseBlock],
         collective: Collective | None, more_threads: Callable[[int], ComputeThread] | None = None,
         codec: Codec | None = None, ring_item: int = 4,
     ) -> None:  # fmt: skip
@@ -52,8 +52,8 @@ class TrainerDense(ComputeThread):
         self.more_threads = more_threads
         self._threads: list[ComputeThread] = [self]
         self.stands = False
-        self._elastic: ElasticExchange | None = None
-        self._drive: Drive | None = None
+        self._elastic: EasgdExchange | None = None
+        self._drive: ExchangeDriver | None = None
         self._evaluating = False
         self.exchange.on_save = self._save
 
@@ -100,19 +100,19 @@ class TrainerDense(ComputeThread):
                 held.enter_context(each.computing)
             yield
 
-    def _meeting(self, rule: Rule) -> Meeting:
+    def _meeting(self, rule: AveragingRule) -> ExchangeKind:
         replica, notes = self.replica, self.core.notes
         if rule.centralised:
             if self._elastic is None:
-                self._elastic = ElasticExchange(self.slices, self.flat.size)
+                self._elastic = EasgdExchange(self.slices, self.flat.size)
             item = self.exchange.hub.traffic.item
-            return CentreMeeting(replica, rule, notes, self._elastic, codec=self.codec, item=item)
+            return CentreExchange(replica, rule, notes, self._elastic, codec=self.codec, item=item)
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
-        if isinstance(self.collective, Surviving):
+        if isinstance(self.collective, FaultTolerantCollective):
             self.collective.without_the_dead()
         weight = float(self.core.trains)
-        return RoundMeeting(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
+        return AveragingRounds(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
 
     def stepped(self) -> None:
         """See Trainer.stepped."""
@@ -125,7 +125,7 @@ class TrainerDense(ComputeThread):
             self._drive.close()
             self._drive, self.exchange.core.threads = None, 1
         if self.core.trains:
-            self.slices.give(self.replica.block, lambda step: GiveReplica(step, message.turn))
+            self.slices.give(self.replica.block, lambda step: AddReplica(step, message.turn))
         return self.core.closed(message.turn)
 
     # -- saving -------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class TrainerDense(ComputeThread):
 
     # -- batches ------------------------------------------------------------------------------------
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Load the replica for training, or the servers' vector for evaluation."""
         if not item.phase.training:
             if not self._evaluating:
@@ -157,13 +157,13 @@ class TrainerDense(ComputeThread):
     # -- moving -------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""
         self.served.leave()
         self._evaluating = False
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacement.take_over: every trainer begins with the servers' parameters."""
-        if isinstance(self.collective, Surviving):
+        """See DensePlacementState.take_over: every trainer begins with the servers' parameters."""
+        if isinstance(self.collective, FaultTolerantCollective):
             self.collective.renew(turn)  # workers may have joined since it was formed, or parts been dealt
         self._fetch()
         self.core.took_over()

@@ -13,19 +13,19 @@ from gbactl.errors import PeerGoneError
 from gbactl.kernels.base import Floats
 from gbactl.trainer.core import CentreSlices
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import Centre
-from gbactl.worker.dense_slices import Slices
+from gbactl.wire.messages import EasgdCentre
+from gbactl.worker.dense_slices import ShardSlices
 
 AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connected: else it would be retried at once
 
 
-class ElasticExchange:
+class EasgdExchange:
     """EASGD exchange of a vector of `size` floats."""
 
-    def __init__(self, slices: Slices, size: int) -> None:
+    def __init__(self, slices: ShardSlices, size: int) -> None:
         self.exchange, self.cuts = slices.exchange, slices.held
         self._slices = CentreSlices(self.cuts, size)
-        self.exchange.more[Centre] = self._arrived
+        self.exchange.more[EasgdCentre] = self._arrived
         self.exchange.on_lost = self._lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
@@ -49,7 +49,7 @@ class ElasticExchange:
         with self.exchange.steady() as there:
             return not self.cuts.keys().isdisjoint(there)
 
-    def _arrived(self, shard: int, message: Centre, frame: Frame) -> None:
+    def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         self._slices.arrived(shard, message, frame.payload)
         frame.release()
 

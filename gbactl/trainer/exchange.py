@@ -29,23 +29,23 @@ import numpy as np
 from gbactl.collective.base import Collective, all_reduce_sum
 from gbactl.kernels.base import Floats
 from gbactl.kernels.halves import Codec, round_here
-from gbactl.replicas.base import Rule
+from gbactl.replicas.base import AveragingRule
 from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import Notes
+from gbactl.trainer.statistics import ExchangeStatistics
 
 Now = Callable[[], float]
 
 
-class Meeting(Protocol):
+class ExchangeKind(Protocol):
     """Kind of exchange that a trainer takes part in: with a centre, or in rounds."""
 
-    notes: Notes
+    notes: ExchangeStatistics
 
     def once(self, leaving: bool) -> bool:
         """Do one exchange; returns whether it was the last. Raises GbactlError when the others are gone."""
 
 
-class Encounter:
+class ReplicaExchange:
     """Common part of both kinds of exchange: take a snapshot of the replica, and add the difference.
 
     `codec`: values are rounded to two bytes, and take `item` bytes each on the wire. The answer is compared with
@@ -53,7 +53,8 @@ class Encounter:
     would be lost."""
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, now: Now = time.perf_counter, codec: Codec | None = None,
+        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics, now: Now = time.perf_counter,
+        codec: Codec | None = None,
         item: int = 4,
     ) -> None:  # fmt: skip
         self.replica, self.rule, self.notes, self._now = replica, rule, notes, now
@@ -76,21 +77,22 @@ class Encounter:
         self.notes.met(self.replica.iterations - self._first, self._now() - began, 2.0 * self.item * values)
 
 
-class CentreMeeting(Encounter):
+class CentreExchange(ReplicaExchange):
     """Exchange with the centre.
 
     `ask(replica, alpha)` has the servers do their half, and returns f32[n], the previous centre; None where no server
     answers, which counts as no exchange."""
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, ask: Callable[[Floats, float], Floats | None],
+        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics,
+        ask: Callable[[Floats, float], Floats | None],
         now: Now = time.perf_counter, codec: Codec | None = None, item: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(replica, rule, notes, now, codec, item)
         self._ask = ask
 
     def once(self, leaving: bool) -> bool:
-        """See Meeting.once."""
+        """See ExchangeKind.once."""
         if leaving:
             return True
         began = self._now()
@@ -101,13 +103,14 @@ class CentreMeeting(Encounter):
         return False
 
 
-class RoundEncounter(Encounter):
+class AveragingRound(ReplicaExchange):
     """Averaging round. `weight` 0: takes part only to answer the others.
 
     A round sums [replica | weight | leaving | there | computing]."""
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, weight: float = 1.0, now: Now = time.perf_counter,
+        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics, weight: float = 1.0,
+        now: Now = time.perf_counter,
         codec: Codec | None = None, item: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(replica, rule, notes, now, codec, item)
@@ -134,20 +137,21 @@ class RoundEncounter(Encounter):
         return False
 
 
-class RoundMeeting(RoundEncounter):
+class AveragingRounds(AveragingRound):
     """Averaging rounds over a collective, which nothing else uses meanwhile."""
 
     NAME = "replicas"
 
     def __init__(
-        self, replica: Replica, rule: Rule, notes: Notes, collective: Collective, weight: float = 1.0,
+        self, replica: Replica, rule: AveragingRule, notes: ExchangeStatistics, collective: Collective,
+        weight: float = 1.0,
         now: Now = time.perf_counter, codec: Codec | None = None, item: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(replica, rule, notes, weight, now, codec, item)
         self.collective = collective
 
     def once(self, leaving: bool) -> bool:
-        """See Meeting.once."""
+        """See ExchangeKind.once."""
         began = self._now()
         all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
         return self.accept(began)

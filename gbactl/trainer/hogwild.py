@@ -16,15 +16,15 @@ import numpy as np
 from gbactl.kernels.base import Floats
 from gbactl.models.flat import FlatModel
 from gbactl.trainer.replica import Replica
-from gbactl.worker.client import Exchange
-from gbactl.worker.core import Item, weigh
+from gbactl.worker.client import WorkerClient
+from gbactl.worker.core import BatchInProgress, weigh
 from gbactl.worker.dense_params import NOT_HERE
 
 
 class Trainer(Protocol):
     """Trainer as its compute threads see it."""
 
-    exchange: Exchange
+    exchange: WorkerClient
     stands: bool
 
     @property
@@ -36,7 +36,7 @@ class Trainer(Protocol):
 
 
 class ComputeThread:
-    """Compute thread number `thread`; a DensePlacement."""
+    """Compute thread number `thread`; a DensePlacementState."""
 
     def __init__(self, flat: FlatModel, thread: int, trainer: Trainer | None = None) -> None:
         self.flat, self.thread, self._trainer = flat, thread, trainer
@@ -49,7 +49,7 @@ class ComputeThread:
         assert self._trainer is not None
         return self._trainer
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Load the replica for a batch: in place, or as a copy with batch norm."""
         if self.trainer.stands:
             self.computing.acquire()
@@ -59,7 +59,7 @@ class ComputeThread:
         else:
             self.flat.use(value)
 
-    def finish(self, item: Item, row_gradient: Any) -> None:
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push the rows, take the local step, and exchange if it is due."""
         trainer, grant = self.trainer, item.grant
         if len(self._gradient) != self.flat.size:
@@ -77,20 +77,20 @@ class ComputeThread:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacement.packed: replicas take no common steps (see TrainerDense for their checkpoint)."""
+        """See DensePlacementState.packed: replicas take no common steps (see TrainerDense for their checkpoint)."""
         return NOT_HERE
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacement.take_over."""
+        """See DensePlacementState.take_over."""
 
     def hand_over(self) -> None:
-        """See DensePlacement.hand_over: the servers have the parameters."""
+        """See DensePlacementState.hand_over: the servers have the parameters."""
 
 
-def start(each: ComputeThread, work: Callable[[], None], exchange: Exchange) -> None:
+def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
     """Run a compute loop in a new thread; an error there ends the worker's own loop."""
 
     def run() -> None:

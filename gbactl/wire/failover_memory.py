@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 from gbactl.store.shard import Shard
-from gbactl.wire.messages import BeginPhase, Granted, Holding, Staged
+from gbactl.wire.messages import BeginPhase, Granted, Staged, WorkerState
 
 LAST = 256  # grants remembered: more than a worker may hold at once
 MOST = 256  # slices remembered beyond those that are still staged
 
 
-class Holdings:
+class GrantedBatches:
     """A worker's record of granted batches and of those that it has neither pushed nor given back."""
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Holdings:
         """Mark a batch as pushed or given back, just before that happens."""
         self._held.pop((grant.phase, grant.batch), None)
 
-    def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> Holding:
+    def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> WorkerState:
         """Build the Holding message that answers a coordinator of incarnation `epoch`."""
         granted = [number for pair in self._granted for number in pair]
         held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
-        return Holding(worker, epoch, 0 if phase is None else phase.number, granted, held)
+        return WorkerState(worker, epoch, 0 if phase is None else phase.number, granted, held)
 
 
-class Waiting:
+class StagedGradients:
     """A server's record of the Staged messages that it sent for gradient slices not yet applied."""
 
     def __init__(self) -> None:

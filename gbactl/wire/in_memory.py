@@ -18,7 +18,7 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import CLOSED, PREFIX, Bytes, Frame
 from gbactl.wire.messages import kind_of, pack
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.traffic import TrafficCounter
 
 
 class MemoryChannel:
@@ -57,15 +57,13 @@ class MemoryHub:
         self.me = me
         self.address = str(me)
         self.refused: Counter[str] = Counter()
-        self.traffic = Traffic()
+        self.traffic = TrafficCounter()
         self.inbox: queue.SimpleQueue[tuple[Channel, Frame]] = queue.SimpleQueue()
         self._channels: list[MemoryChannel] = []
         self._closed = False
         network[self.address] = self
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> MemoryChannel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> MemoryChannel:
         """Connect two hubs of one network."""
         there = self.network.get(address)
         if there is None or self._closed:

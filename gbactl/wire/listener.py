@@ -23,7 +23,7 @@ from typing import NamedTuple
 from gbactl.errors import WireError
 from gbactl.wire import auth
 from gbactl.wire.auth import Peer, SessionKeys
-from gbactl.wire.tls import Encryption
+from gbactl.wire.tls import TlsContexts
 
 HANDSHAKE_SECONDS = 10.0
 MOST_STRANGERS = 128
@@ -36,7 +36,7 @@ OTHER = "for other reasons"
 log = logging.getLogger(__name__)
 
 
-class Guest(NamedTuple):
+class AuthenticatedConnection(NamedTuple):
     """Connection whose peer has proved that it knows the key."""
 
     sock: socket.socket
@@ -44,17 +44,17 @@ class Guest(NamedTuple):
     keys: SessionKeys
 
 
-class Stranger:
+class UnauthenticatedConnection:
     """Unauthenticated connection, open until `deadline`."""
 
-    def __init__(self, sock: socket.socket, deadline: float, tls: Encryption | None) -> None:
+    def __init__(self, sock: socket.socket, deadline: float, tls: TlsContexts | None) -> None:
         sock.setblocking(False)
         self.deadline = deadline
         self._nonce, self._got, self._greeted = auth.nonce(), b"", False
         self._encrypted = None if tls is None or sock.family == socket.AF_UNIX else tls.accept(sock)
         self.sock = self._encrypted or sock
 
-    def hear(self, key: bytes, me: Peer) -> Guest | None:
+    def hear(self, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         """Continue the handshake; None while more is to come. Raises OSError or WireError where it fails."""
         try:
             self.greet()
@@ -64,7 +64,7 @@ class Stranger:
             return None
         peer, proof, keys = auth.accept(key, self._nonce, self._got, me)
         self.sock.send(proof)
-        return Guest(self.sock, peer, keys)
+        return AuthenticatedConnection(self.sock, peer, keys)
 
     def greet(self) -> None:
         """Send the listener's first handshake message, inside TLS if used. Raises as `hear`, and BlockingIOError."""
@@ -76,16 +76,16 @@ class Stranger:
         self.sock.send(auth.greeting(self._nonce))
 
 
-class Door:
+class Admission:
     """Unauthenticated connections of one listener on a selector. `refuse` is called with the reason of a rejection."""
 
     def __init__(
-        self, listener: socket.socket, selector: selectors.BaseSelector, tls: Encryption | None,
+        self, listener: socket.socket, selector: selectors.BaseSelector, tls: TlsContexts | None,
         refuse: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.listener, self._selector, self._tls, self._refuse = listener, selector, tls, refuse
         self.most, self.seconds = MOST_STRANGERS, HANDSHAKE_SECONDS
-        self.strangers: dict[Stranger, None] = {}  # in order of arrival
+        self.strangers: dict[UnauthenticatedConnection, None] = {}  # in order of arrival
         self._shut_until: float | None = None
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, None)
@@ -105,7 +105,7 @@ class Door:
         if len(self.strangers) >= self.most:
             self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
         try:
-            stranger = Stranger(sock, time.monotonic() + self.seconds, self._tls)
+            stranger = UnauthenticatedConnection(sock, time.monotonic() + self.seconds, self._tls)
             self._selector.register(stranger.sock, selectors.EVENT_READ, stranger)
         except OSError:
             sock.close()
@@ -118,7 +118,7 @@ class Door:
         except (OSError, WireError) as error:
             self._dismiss(stranger, str(error))
 
-    def hear(self, stranger: Stranger, key: bytes, me: Peer) -> Guest | None:
+    def hear(self, stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         """Continue a connection's handshake; returns its Guest once it is authenticated, else None."""
         if stranger not in self.strangers:
             return None
@@ -160,12 +160,12 @@ class Door:
         self._shut_until = time.monotonic() + SHUT_SECONDS
         self._selector.unregister(self.listener)
 
-    def _dismiss(self, stranger: Stranger, reason: str) -> None:
+    def _dismiss(self, stranger: UnauthenticatedConnection, reason: str) -> None:
         self._forget(stranger)
         stranger.sock.close()
         self._refuse(reason)
 
-    def _forget(self, stranger: Stranger) -> None:
+    def _forget(self, stranger: UnauthenticatedConnection) -> None:
         del self.strangers[stranger]
         self._selector.unregister(stranger.sock)
 
@@ -189,7 +189,7 @@ def _closed() -> bytes:
     raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")
 
 
-class Refusals(Counter[str]):
+class RejectionCounter(Counter[str]):
     """Rejections counted by reason."""
 
     def note(self, reason: str) -> None:

@@ -14,16 +14,16 @@ from typing import Any
 from gbactl.errors import WireError
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, AroundHub, Channel, Hub
+from gbactl.wire.channel import COORDINATOR, Channel, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.messages import KIND, Hello, Ready, Revive, Setup, Stop, decode
+from gbactl.wire.messages import KIND, Hello, Ready, ShardAddresses, Stop, Takeover, decode
 
 REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # dial for so long, with a pause between attempts
 MOST_TRIES = 5  # connections in a row that may break before a frame arrives
 log = logging.getLogger(__name__)
 
 
-class LastingChannel:
+class ReconnectingChannel:
     """Channel to the coordinator that survives a failover. `inner` is the current connection."""
 
     def __init__(self, inner: Channel) -> None:
@@ -53,7 +53,7 @@ class LastingChannel:
             inner.send(self._hello)
 
 
-class LastingHub(AroundHub):
+class ReconnectingHub(HubWrapper):
     """Hub that reconnects to the coordinator.
 
     A `first` incarnation has its place in the run as soon as it is ready, a successor once the coordinator gives it
@@ -62,19 +62,17 @@ class LastingHub(AroundHub):
     def __init__(self, hub: Hub, first: bool = True) -> None:
         super().__init__(hub)
         self._first = first
-        self._lasting: LastingChannel | None = None
+        self._lasting: ReconnectingChannel | None = None
         self._where = ""
         self._told = self._over = False
         self._tries = self._epoch = 0
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> Channel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
         """See Hub.connect."""
         inner = self.hub.connect(address, segment_bytes, peer)
         if peer != COORDINATOR:
             return inner
-        self._where, self._lasting = address, LastingChannel(inner)
+        self._where, self._lasting = address, ReconnectingChannel(inner)
         return self._lasting
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
@@ -93,7 +91,7 @@ class LastingHub(AroundHub):
 
     def _valid(self, frame: Frame) -> bool:
         """Return whether a frame may be handled: not a Revive of an outdated coordinator that hung and was given up."""
-        if frame.kind != KIND[Revive]:
+        if frame.kind != KIND[Takeover]:
             return True
         epoch = decode(frame).epoch
         if epoch <= self._epoch:
@@ -103,10 +101,10 @@ class LastingHub(AroundHub):
 
     def _heard(self, kind: int) -> None:
         self._tries = 0
-        self._told |= kind != KIND[Setup]
+        self._told |= kind != KIND[ShardAddresses]
         self._over |= kind == KIND[Stop]
 
-    def _again(self, lasting: LastingChannel) -> bool:
+    def _again(self, lasting: ReconnectingChannel) -> bool:
         """Dial until a coordinator answers; returns whether one did."""
         lasting.close()
         belongs = (self._told or (self._first and lasting.ready)) and not self._over

@@ -12,7 +12,7 @@ MOST_QUEUED, MOST_IN_ALL = 1 << 30, 4 << 30
 AT_ONCE = 8  # buffers handed to the kernel in one call
 
 
-class Queued:
+class QueuedBytes:
     """Bytes queued for all peers of a node, and their limits."""
 
     def __init__(self) -> None:
@@ -20,10 +20,10 @@ class Queued:
         self.most, self.most_in_all = MOST_QUEUED, MOST_IN_ALL
 
 
-class Outgoing:
+class SendQueue:
     """Send queue of one peer. `pool` gets buffers back once they are written."""
 
-    def __init__(self, sock: socket.socket, pool: BufferPool, of_all: Queued) -> None:
+    def __init__(self, sock: socket.socket, pool: BufferPool, of_all: QueuedBytes) -> None:
         self._sock, self._pool, self._of_all = sock, pool, of_all
         self._pieces: deque[tuple[memoryview, Bytes | None]] = deque()
         self.bytes = 0

@@ -21,9 +21,9 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES, BufferPool
 from gbactl.wire.frames import Bytes, Frame, Header
 from gbactl.wire.messages import kind_of, pack
-from gbactl.wire.send_queue import Outgoing, Queued
-from gbactl.wire.tls import Encrypted
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.send_queue import QueuedBytes, SendQueue
+from gbactl.wire.tls import TlsConnection
+from gbactl.wire.traffic import TrafficCounter
 
 ATTACH, ATTACHED = 254, 255  # kinds of the channel's own frames, which are no messages
 SMALL = 1 << 16  # payloads of at most this many bytes go over the wire and take no slot
@@ -37,8 +37,9 @@ class SocketChannel:
     """Authenticated connection over a socket, created by SocketHub."""
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock, all_queued: Queued,
-        traffic: Traffic, silence: float = SILENCE_SECONDS,
+        self, sock: socket.socket, peer: Peer, keys: tuple[bytes, bytes], lock: threading.RLock,
+        all_queued: QueuedBytes,
+        traffic: TrafficCounter, silence: float = SILENCE_SECONDS,
     ) -> None:  # fmt: skip
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -53,15 +54,15 @@ class SocketChannel:
         self._send_key, self._receive_key = keys
         self._lock = lock
         self._sent = self._received = 0
-        self._encrypted = isinstance(sock, Encrypted)
+        self._encrypted = isinstance(sock, TlsConnection)
         self._patient = not self._encrypted and sock.family != socket.AF_UNIX  # TLS reads ahead unseen
         self._pool, self._traffic = BufferPool(), traffic
-        self._out = Outgoing(sock, self._pool, all_queued)
+        self._out = SendQueue(sock, self._pool, all_queued)
         self._buffer = bytearray(RECEIVE_BYTES)
         self._start = self._end = self._turn = 0
         self._awaited = 1
         self._partial: tuple[Header, bytes, Bytes, int] | None = None
-        self._layout: shared_memory.Layout | None = None
+        self._layout: shared_memory.SegmentLayout | None = None
         self._memory: mmap.mmap | None = None
         self._mine: list[Bytes] = []
         self._theirs: list[Bytes] = []
@@ -235,9 +236,7 @@ class SocketChannel:
             self._partial = (header, descriptor, payload, here)
 
     def _inline(self, header: Header, descriptor: bytes, payload: Bytes) -> Frame:
-        return Frame(
-            header.kind, descriptor, payload[: header.payload_bytes], lambda: self._pool.give(payload)
-        )
+        return Frame(header.kind, descriptor, payload[: header.payload_bytes], lambda: self._pool.give(payload))
 
     def _in_slot(self, header: Header, descriptor: bytes) -> Frame:
         slot = header.slot
@@ -319,13 +318,13 @@ def _settle(sock: socket.socket, silence: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _fields(layout: shared_memory.Layout) -> tuple[str, int, int]:
+def _fields(layout: shared_memory.SegmentLayout) -> tuple[str, int, int]:
     return layout.name, layout.outgoing, layout.incoming
 
 
-def _layout(descriptor: bytes) -> shared_memory.Layout:
+def _layout(descriptor: bytes) -> shared_memory.SegmentLayout:
     try:
         name, outgoing, incoming = msgpack.unpackb(descriptor)
-        return shared_memory.Layout(str(name), int(outgoing), int(incoming))
+        return shared_memory.SegmentLayout(str(name), int(outgoing), int(incoming))
     except Exception as error:  # any malformed offer gives the same error
         raise WireError("An offer of shared memory cannot be read.") from error

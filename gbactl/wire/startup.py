@@ -12,7 +12,7 @@ from gbactl.store.dense import Cut, DenseSpec
 from gbactl.store.spec import ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.messages import Ack, Install, Setup, Stop, decode
+from gbactl.wire.messages import Ack, InstallDense, ShardAddresses, Stop, decode
 
 INSTALLED = Ack(0, 0)
 
@@ -28,7 +28,7 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float
             message = None if frame.kind == frames.CLOSED else decode(frame)
             if isinstance(message, Stop):
                 return None
-            if isinstance(message, Install):
+            if isinstance(message, InstallDense):
                 values = frame.payload.view(np.float32).copy()
                 frame.release()
                 channel.send(INSTALLED)
@@ -36,24 +36,22 @@ def await_dense(hub: Hub, coordinator: Channel, spec: ShardSpec, momentum: float
                 return replace(spec, dense=dense, dense_init=values)
 
 
-def await_setup(hub: Hub, coordinator: Channel) -> Setup:
+def await_setup(hub: Hub, coordinator: Channel) -> ShardAddresses:
     """Wait, as a worker, for the servers' addresses. Raises ClusterError when the run ends before."""
-    setup: Setup | None = None
+    setup: ShardAddresses | None = None
     while setup is None:
         for channel, frame in hub.poll(None):
             if frame.kind == frames.CLOSED and channel is coordinator:
                 raise PeerGoneError("The coordinator is gone.")
             message = None if frame.kind == frames.CLOSED else decode(frame)
-            setup = message if isinstance(message, Setup) else setup
+            setup = message if isinstance(message, ShardAddresses) else setup
     return setup
 
 
-def install_dense(
-    hub: Hub, servers: list[Channel], cuts: list[Cut], params: int, buffers: int, vector: Any
-) -> None:
+def install_dense(hub: Hub, servers: list[Channel], cuts: list[Cut], params: int, buffers: int, vector: Any) -> None:
     """Send every server its slice of the initial dense values, even an empty one, and wait for all acknowledgements."""
     for channel, (low, high) in zip(servers, cuts, strict=True):
-        channel.send(Install(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
+        channel.send(InstallDense(params, buffers), np.ascontiguousarray(vector[low:high]).view(np.uint8))
     waiting = len(servers)
     while waiting:
         for _, frame in hub.poll(None):

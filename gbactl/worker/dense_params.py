@@ -14,19 +14,19 @@ from torch import Tensor
 
 from gbactl.collective.base import Buckets, Collective
 from gbactl.collective.fault_tolerant import InterruptedSum
-from gbactl.collective.overlap import Filling
+from gbactl.collective.overlap import OverlappedGradient
 from gbactl.kernels.halves import Codec
 from gbactl.models.flat import FlatModel
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
 from gbactl.store.schedule import due
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import Norms
-from gbactl.worker.core import Item, ReplicatedSteps, weigh
-from gbactl.worker.dense_slices import Slices
-from gbactl.worker.sync_recovery import Survival
+from gbactl.wire.messages import GradientNorms
+from gbactl.worker.core import BatchInProgress, ReplicatedSteps, weigh
+from gbactl.worker.dense_slices import ShardSlices
+from gbactl.worker.sync_recovery import SyncRecovery
 
-NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
+NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacementState.packed
 
 
 class Placements:
@@ -56,7 +56,7 @@ class Placements:
 class DensePlacement(Protocol):
     """Placement of the dense parameters: where a worker gets them, and where their gradient goes."""
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Load the dense parameters for this batch into the model."""
 
     def checksum(self) -> tuple[str, str]:
@@ -68,7 +68,7 @@ class DensePlacement(Protocol):
         Returns (optimizer steps, P, DenseBlock.packed); None before that step. P is -1 after it, or where nothing is
         held here."""
 
-    def finish(self, item: Item, row_gradient: Any) -> None:
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Send the computed gradient on; `row_gradient` is None for a batch of no samples."""
 
     def leave(self) -> None:
@@ -84,18 +84,18 @@ class DensePlacement(Protocol):
 class ServedDense:
     """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
-    def __init__(self, flat: FlatModel, slices: Slices) -> None:
+    def __init__(self, flat: FlatModel, slices: ShardSlices) -> None:
         self.flat, self.exchange, self.cuts = flat, slices.exchange, slices.cuts
         self.gradient = np.empty(flat.size, np.float32)
         self._held: Frame | None = None
 
     def size(self, shard: int) -> int:
-        """See DenseParts.size."""
+        """See DenseGradientSlices.size."""
         low, high = self.cuts[shard]
         return high - low
 
     def write(self, shard: int, out: Any) -> None:
-        """See DenseParts.write."""
+        """See DenseGradientSlices.write."""
         low, high = self.cuts[shard]
         if high - low == self.flat.size:
             self.flat.gradient_into(out)
@@ -104,7 +104,7 @@ class ServedDense:
             self.flat.gradient_into(self.gradient)
         out[:] = self.gradient[low:high]
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Use the vector in place if one server holds all of it, else copy the slices that changed."""
         for shard, (rows, frame) in item.answers.items():
             if rows.dense and rows.dense == self.flat.size:
@@ -113,7 +113,7 @@ class ServedDense:
             elif rows.dense:
                 self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
 
-    def _hold(self, item: Item, frame: Frame) -> None:
+    def _hold(self, item: BatchInProgress, frame: Frame) -> None:
         """Keep the frame that the model computes with, and release the one before."""
         item.kept = frame
         if self._held is not None:
@@ -121,7 +121,7 @@ class ServedDense:
         self._held = frame
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""
         self.flat.come_home()
         if self._held is not None:
             self._held.release()
@@ -134,14 +134,14 @@ class ServedDense:
         """Do nothing: the servers have the parameters."""
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacement.checksum."""
+        """See DensePlacementState.checksum."""
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacement.packed: nothing is held here."""
+        """See DensePlacementState.packed: nothing is held here."""
         return NOT_HERE
 
-    def finish(self, item: Item, row_gradient: Any) -> None:
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push rows and dense slices."""
         if row_gradient is None:
             self.exchange.take(item)
@@ -155,8 +155,8 @@ class ReplicatedDense:
     The all-reduce of a bucket begins while the backward pass computes the next."""
 
     def __init__(
-        self, flat: FlatModel, slices: Slices, collective: Collective, block: DenseBlock, buckets: int,
-        steps: ReplicatedSteps, norms_every: int = 0, survival: Survival | None = None, codec: Codec | None = None,
+        self, flat: FlatModel, slices: ShardSlices, collective: Collective, block: DenseBlock, buckets: int,
+        steps: ReplicatedSteps, norms_every: int = 0, survival: SyncRecovery | None = None, codec: Codec | None = None,
     ) -> None:  # fmt: skip
         self.steps = steps
         self.survival, self.slices, self.exchange = survival, slices, slices.exchange
@@ -165,16 +165,16 @@ class ReplicatedDense:
         self.gradient = np.zeros(flat.size, np.float32)
         spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
         cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
-        self._spans, self._filling = spans, Filling(collective, cuts, self.gradient, spans, codec)
+        self._spans, self._filling = spans, OverlappedGradient(collective, cuts, self.gradient, spans, codec)
         self._weight = 1.0
         self._begun = self._again = False
 
     def leave(self) -> None:
-        """See DensePlacement.leave."""
+        """See DensePlacementState.leave."""
         self.flat.listen(None)
 
     def take_over(self, turn: int) -> None:
-        """See DensePlacement.take_over."""
+        """See DensePlacementState.take_over."""
         if self.survival is not None:
             self.survival.renew(turn)
         self.steps.taken = -1
@@ -182,10 +182,10 @@ class ReplicatedDense:
         self.restored()
 
     def hand_over(self) -> None:
-        """See DensePlacement.hand_over."""
+        """See DensePlacementState.hand_over."""
         self.slices.give(self.block)
 
-    def load(self, item: Item) -> None:
+    def load(self, item: BatchInProgress) -> None:
         """Prepare the all-reduce of the gradient during the backward pass; the model already holds the parameters."""
         if self.survival is not None and item.phase.training:
             self._again = not self.survival.begin(item)
@@ -215,7 +215,7 @@ class ReplicatedDense:
         self._filling.filled(part)
 
     def packed(self, after: int) -> tuple[int, int, Any] | None:
-        """See DensePlacement.packed."""
+        """See DensePlacementState.packed."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
@@ -237,11 +237,11 @@ class ReplicatedDense:
         return True
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacement.checksum."""
+        """See DensePlacementState.checksum."""
         own = digest([self.block.value, *self.block.moments.values()])
         return own, str(self.block.model_sum())
 
-    def finish(self, item: Item, row_gradient: Any) -> None:
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push rows and pull the next batch's while the last buckets are summed; then take the step."""
         grant = item.grant
         if self._again and self.survival is not None:
@@ -260,7 +260,7 @@ class ReplicatedDense:
             return
         if due(self.norms_every, grant.token):
             square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
-            self.exchange.coordinator.send(Norms(grant.token, square, []))
+            self.exchange.coordinator.send(GradientNorms(grant.token, square, []))
         if self.survival is not None:
             self.survival.take()
         self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gbactl.store.dense import Cut, DenseBlock, held
-from gbactl.wire.messages import GiveReplica, PutDense
-from gbactl.worker.client import Exchange
+from gbactl.wire.messages import AddReplica, PutDense
+from gbactl.worker.client import WorkerClient
 
 
-class Slices:
+class ShardSlices:
     """Slices of all servers. `cuts`: [low, high) of each shard, in order of shard."""
 
-    def __init__(self, exchange: Exchange, cuts: list[Cut]) -> None:
+    def __init__(self, exchange: WorkerClient, cuts: list[Cut]) -> None:
         self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)
 
     def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
@@ -29,7 +29,7 @@ class Slices:
             for shard, (state, values) in found.items():
                 block.unpack(*self.held[shard], values, state.step)
 
-    def give(self, block: DenseBlock, how: Callable[[int], PutDense | GiveReplica] = PutDense) -> None:
+    def give(self, block: DenseBlock, how: Callable[[int], PutDense | AddReplica] = PutDense) -> None:
         """Send the servers the slices of the whole vector `block`, and wait until all have them."""
         parts = {shard: block.packed(*cut) for shard, cut in self.held.items()}
         self.exchange.put_dense(how(block.step), parts)

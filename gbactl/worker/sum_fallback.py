@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from gbactl.collective.base import Moved, Vector, as_array, uncounted
-from gbactl.collective.fault_tolerant import Beneath, InterruptedSum
+from gbactl.collective.fault_tolerant import InterruptedSum, RingFallback
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import Sum, SumPart
-from gbactl.worker.client import Exchange
+from gbactl.wire.messages import Sum, Summand
+from gbactl.worker.client import WorkerClient
 
 SERVER = 0  # the shard that sums: its decision about failed ranks holds for all
 
@@ -45,12 +45,12 @@ class _Handle:
     buffer: Vector
 
 
-class ServedSums(Beneath):
+class ServerSums(RingFallback):
     """Sums on the first server for one rank of `size`.
 
     Any thread may call `fall`, `leave_out` and `interrupt`; one thread all else."""
 
-    def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
+    def __init__(self, exchange: WorkerClient, rank: int, size: int) -> None:
         self.exchange, self.rank, self.size = exchange, rank, size
         self.wanted: Callable[[], bool] = lambda: False
         self.moved: Moved = uncounted  # messages, which are counted where they are sent
@@ -95,7 +95,7 @@ class ServedSums(Beneath):
             self._free.clear()
 
     def fall(self) -> None:
-        """See Beneath.fall."""
+        """See RingFallback.fall."""
         with self._lock:
             if not self._fallen:
                 self._fallen = True
@@ -129,7 +129,7 @@ class ServedSums(Beneath):
         np.copyto(handle.buffer, each.total)
 
     def passed(self, handle: _Handle) -> bool:
-        """See Beneath.passed. A sum that was reported to the server as missing is taken from there by all ranks."""
+        """See RingFallback.passed. All ranks take a sum that was reported missing from the server."""
         with self._lock:
             if not self._fallen and handle.round.total is None:
                 handle.round.total = self._copied(handle.buffer)
@@ -174,12 +174,12 @@ class ServedSums(Beneath):
 
     def _put(self, name: str, each: _Round, part: int, more: bool = False) -> None:
         told = (part, each.dealt, self.size, sorted(self._absent), 0 if more else each.after)
-        self._send(SumPart(self._generation, name, each.number, each.length, *told), each.parts.get(part))
+        self._send(Summand(self._generation, name, each.number, each.length, *told), each.parts.get(part))
 
     def _bring(self, name: str, each: _Round) -> None:
         self._send(Sum(self._generation, name, each.number), each.total)
 
-    def _send(self, message: SumPart | Sum, values: Vector | None) -> None:
+    def _send(self, message: Summand | Sum, values: Vector | None) -> None:
         channel = self.exchange.servers[SERVER]
         if values is None:
             channel.send(message)

@@ -12,17 +12,22 @@ from __future__ import annotations
 import numpy as np
 
 from gbactl.collective.base import Vector
-from gbactl.collective.fault_tolerant import Surviving
+from gbactl.collective.fault_tolerant import FaultTolerantCollective
 from gbactl.models.flat import FlatModel
-from gbactl.worker.client import Exchange
-from gbactl.worker.core import Item, ReplicatedSteps
+from gbactl.worker.client import WorkerClient
+from gbactl.worker.core import BatchInProgress, ReplicatedSteps
 
 
-class Survival:
+class SyncRecovery:
     """Recovery of one worker in `sync`. `value`: its dense parameters float32[n], updated in place."""
 
     def __init__(
-        self, collective: Surviving, exchange: Exchange, flat: FlatModel, value: Vector, steps: ReplicatedSteps
+        self,
+        collective: FaultTolerantCollective,
+        exchange: WorkerClient,
+        flat: FlatModel,
+        value: Vector,
+        steps: ReplicatedSteps,
     ) -> None:
         self.collective, self.exchange, self.flat, self.value = collective, exchange, flat, value
         self.steps = steps
@@ -33,7 +38,7 @@ class Survival:
         collective.wanted = self._wanted
         exchange.on_more = self._more_comes
 
-    def begin(self, item: Item) -> bool:
+    def begin(self, item: BatchInProgress) -> bool:
         """Announce the place that a batch fills.
 
         False where its step is taken already, and only its rows are missing."""

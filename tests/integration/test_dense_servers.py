@@ -14,8 +14,7 @@ pytestmark = pytest.mark.beside
 
 ONE_OF_THREE = ("cluster.servers=3", "cluster.dense_servers=1")
 SWITCHES = (
-    "switch.schedule=[{at: {samples: 1024}, to: gba}, "
-    "{at: {samples: 2560}, to: shadow_easgd, set: {local_batch: 128}}]"
+    "switch.schedule=[{at: {samples: 1024}, to: gba}, {at: {samples: 2560}, to: shadow_easgd, set: {local_batch: 128}}]"
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gbactl.collective.base import ring_item
 from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.journal import Found
+from gbactl.coordinator.journal import JournalState
 from gbactl.coordinator.shell import Coordinator
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
@@ -154,7 +154,7 @@ def run_in_memory(
             except Killed:
                 hub.close()
                 lives += 1
-                found = Found.of(run_dir, lives, time.monotonic())
+                found = JournalState.of(run_dir, lives, time.monotonic())
                 hub = open_hub(Peer("coordinator", 0, lives))
         hub.close()
 

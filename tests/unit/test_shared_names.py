@@ -18,7 +18,7 @@ from gbactl.collective.shared_memory import SharedMemoryCollective
 STRANGE = "import os; os.getpid = lambda: 4194300; "  # as in a pid namespace of its own: a number that nobody has here
 SEGMENT = "from gbactl.wire.shared_memory import create; made = create(4096, 4096); print(made[0].name, flush=True)"
 FOLDER = (
-    "from gbactl.collective.shared_memory import SharedMemoryMeeting; made = SharedMemoryMeeting(2); "
+    "from gbactl.collective.shared_memory import SharedMemoryRendezvous; made = SharedMemoryRendezvous(2); "
     "print(made.folder.name, flush=True)"
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.calibration import cpu
-from gbactl.calibration.observe import Notes
+from gbactl.calibration.observe import ProgressLog
 from gbactl.errors import ClusterError
 
 
@@ -20,7 +20,7 @@ def note(finished: int, seconds: float, number: int = 0, samples: int | None = N
 
 
 def test_the_rate_is_the_slope_after_the_start_and_before_the_end() -> None:
-    notes = Notes(0.2)
+    notes = ProgressLog(0.2)
     taken = [notes.add(note(n, 1.0 + n / 50.0)) for n in range(200, 1000, 100)]
     assert all(taken)
     assert not notes.add(note(100, 0.0)) and not notes.add(note(1000, 99.0)), "start and end count for nothing"
@@ -28,7 +28,7 @@ def test_the_rate_is_the_slope_after_the_start_and_before_the_end() -> None:
 
 
 def test_the_first_seconds_of_every_phase_are_left_out() -> None:
-    notes = Notes(seconds=1.5)
+    notes = ProgressLog(seconds=1.5)
     for number in range(2):
         taken = [notes.add(note(100 * n, 50.0 * number + n, number)) for n in range(1, 9)]
         assert taken == [False, False, True, True, True, True, True, True]
@@ -36,7 +36,7 @@ def test_the_first_seconds_of_every_phase_are_left_out() -> None:
 
 
 def test_what_happens_between_phases_is_no_part_of_the_rate() -> None:
-    notes = Notes(0.0)
+    notes = ProgressLog(0.0)
     for number in range(3):
         for n in range(0, 1000, 250):
             notes.add(note(n, 100.0 * number + n / 500.0, number, samples=1000 * number + n))
@@ -44,7 +44,7 @@ def test_what_happens_between_phases_is_no_part_of_the_rate() -> None:
 
 
 def test_a_run_that_told_too_little_has_no_rate() -> None:
-    notes = Notes(0.0)
+    notes = ProgressLog(0.0)
     for n in range(4):
         notes.add(note(n, float(n)))
     with pytest.raises(ClusterError, match="type a larger --seconds"):

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gbactl.calibration import write
-from gbactl.calibration.command import Plan, calibrate
-from gbactl.calibration.fit import Fit
+from gbactl.calibration.command import CalibrationPlan, calibrate
+from gbactl.calibration.fit import FittedModel
 from gbactl.calibration.observe import Observation
 from gbactl.config.cost import CostConfig
 from gbactl.errors import UsageError
@@ -68,11 +68,18 @@ def test_named_models_and_other_keys_are_left_alone() -> None:
 
 def test_the_table_has_a_line_a_run() -> None:
     seen, told = Observation("sync", 4, 20_000.0), Observation("sync", 4, 21_000.0)
-    assert write.table(Fit(MACHINE, [seen], [told]))[1].split() == ["sync", "4", "20,000", "21,000", "+5.0", "%"]
+    assert write.table(FittedModel(MACHINE, [seen], [told]))[1].split() == [
+        "sync",
+        "4",
+        "20,000",
+        "21,000",
+        "+5.0",
+        "%",
+    ]
 
 
 def test_every_run_has_the_local_batch_of_the_one_that_was_asked_for() -> None:
-    plan = Plan(["train.global_batch=1024", "cluster.workers=8", "model.dim=4", "mode=gba"], (2, 4), 1, 1.0)
+    plan = CalibrationPlan(["train.global_batch=1024", "cluster.workers=8", "model.dim=4", "mode=gba"], (2, 4), 1, 1.0)
     for mode, workers in (("sync", 2), ("gba", 4), ("async", 16)):
         cfg = plan.config(mode, workers)
         assert (cfg.mode.name, cfg.local_batch, cfg.cluster.workers) == (mode, 128, workers)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.collective.base import Buckets, Single, all_reduce_sum, as_array
+from gbactl.collective.base import Buckets, SingleRankCollective, all_reduce_sum, as_array
 
 
 @given(st.integers(1, 5000), st.integers(1, 12))
@@ -53,5 +53,5 @@ def test_what_is_not_a_flat_float32_vector_is_refused(bad: np.ndarray) -> None:
 
 def test_one_rank_alone_keeps_its_vector() -> None:
     flat = np.arange(5, dtype=np.float32)
-    all_reduce_sum(Single(), "x", flat)
+    all_reduce_sum(SingleRankCollective(), "x", flat)
     assert flat.tolist() == [0, 1, 2, 3, 4]

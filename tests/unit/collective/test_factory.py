@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gbactl.collective import factory
-from gbactl.collective.base import Single
-from gbactl.collective.fallback import FallingCollective
+from gbactl.collective.base import SingleRankCollective
+from gbactl.collective.fallback import CollectiveWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 
 MADE: list[tuple[int, int]] = []
@@ -34,7 +34,7 @@ def test_without_memory_in_common_a_worker_brings_what_is_under_its_ring(
     environment(monkeypatch, tmp_path, survives=True)
     MADE.clear()
     late = factory.connect(True, elsewhere)
-    assert isinstance(late, FallingCollective)
+    assert isinstance(late, CollectiveWithFallback)
     assert (late.ring, late.rank, late.size) == (None, 1, 2)
     assert MADE == [(1, 2)]  # it has no ring: it is told so
 
@@ -43,12 +43,12 @@ def test_without_memory_in_common_a_worker_brings_what_is_under_its_ring(
 def test_shared_memory_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch, tmp_path, survives=True)
     late = factory.connect(True, elsewhere)
-    assert isinstance(late, FallingCollective) and isinstance(late.under, SharedMemoryCollective)
+    assert isinstance(late, CollectiveWithFallback) and isinstance(late.under, SharedMemoryCollective)
 
 
 def test_where_a_death_ends_the_run_nothing_is_under_the_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch, tmp_path)
-    assert isinstance(factory.connect(True, elsewhere), Single)
+    assert isinstance(factory.connect(True, elsewhere), SingleRankCollective)
 
 
 def test_what_a_killed_launcher_left_of_its_ring_is_taken_away(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.collective.base import Buckets
-from gbactl.collective.overlap import Filling
+from gbactl.collective.overlap import OverlappedGradient
 from gbactl.kernels.halves import CODECS, Codec
 
 
@@ -37,9 +37,9 @@ class Doubling:
 SPANS = [(0, 4), (4, 6), (6, 12), (12, 15)]
 
 
-def filling(codec: Codec | None = None) -> Filling:
+def filling(codec: Codec | None = None) -> OverlappedGradient:
     buckets = Buckets("d", (0, 6, 12, 15))
-    return Filling(Doubling(), buckets, np.zeros(15, np.float32), SPANS, codec)
+    return OverlappedGradient(Doubling(), buckets, np.zeros(15, np.float32), SPANS, codec)
 
 
 def test_a_bucket_starts_when_it_and_all_behind_it_are_full() -> None:
@@ -87,4 +87,4 @@ def test_parts_are_rounded_before_they_are_summed_and_sums_after() -> None:
 
 def test_a_parameter_across_an_edge_is_refused() -> None:
     with pytest.raises(ValueError, match="no single bucket"):
-        Filling(Doubling(), Buckets("d", (0, 5, 15)), np.zeros(15, np.float32), SPANS)
+        OverlappedGradient(Doubling(), Buckets("d", (0, 5, 15)), np.zeros(15, np.float32), SPANS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gbactl.collective.rendezvous import Visitors
+from gbactl.collective.rendezvous import RequestLimit
 
 
 class Door:
@@ -45,7 +45,7 @@ def door() -> Iterator[Door]:
 
 
 def test_whoever_has_been_there_longest_goes(door: Door) -> None:
-    visitors = Visitors(door.refuse, most=3)
+    visitors = RequestLimit(door.refuse, most=3)
     for _ in range(5):
         visitors.comes(door.visitor())
     assert len(visitors) == 3 and door.refused == 2
@@ -53,21 +53,21 @@ def test_whoever_has_been_there_longest_goes(door: Door) -> None:
 
 
 def test_time_is_up(door: Door) -> None:
-    visitors = Visitors(door.refuse, seconds=0.0)
+    visitors = RequestLimit(door.refuse, seconds=0.0)
     visitors.comes(door.visitor())
     visitors.tend()
     assert len(visitors) == 0 and door.refused == 1 and door.gone(0)
 
 
 def test_there_is_time_for_a_request(door: Door) -> None:
-    visitors = Visitors(door.refuse)
+    visitors = RequestLimit(door.refuse)
     visitors.comes(door.visitor())
     visitors.tend()
     assert len(visitors) == 1 and door.refused == 0 and not door.gone(0)
 
 
 def test_who_has_left_is_not_sent_away(door: Door) -> None:
-    visitors = Visitors(door.refuse, most=1)
+    visitors = RequestLimit(door.refuse, most=1)
     first = door.visitor()
     visitors.comes(first)
     visitors.leaves(first)
@@ -78,7 +78,7 @@ def test_who_has_left_is_not_sent_away(door: Door) -> None:
 
 
 def test_one_that_is_closed_already_can_be_sent_away(door: Door) -> None:
-    visitors = Visitors(door.refuse, most=1)
+    visitors = RequestLimit(door.refuse, most=1)
     first = door.visitor()
     visitors.comes(first)
     first.close()

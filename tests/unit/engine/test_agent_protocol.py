@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.engine.agent_protocol import LONGEST, MAGIC, MOST_GREETING, Reader, field, pack
+from gbactl.engine.agent_protocol import LONGEST, MAGIC, MOST_GREETING, MessageDecoder, field, pack
 from gbactl.errors import WireError
 
 messages = st.lists(
@@ -24,7 +24,7 @@ messages = st.lists(
 def test_messages_arrive_whole_and_in_order(sent, noise, sizes) -> None:
     if MAGIC in noise + MAGIC[:-1]:
         return
-    data, found, reader = noise + MAGIC + b"".join(pack(*each) for each in sent), [], Reader(greeted=False)
+    data, found, reader = noise + MAGIC + b"".join(pack(*each) for each in sent), [], MessageDecoder(greeted=False)
     while data:
         size = sizes.pop() if sizes else len(data)
         found += reader.feed(data[:size])
@@ -36,7 +36,7 @@ def test_messages_arrive_whole_and_in_order(sent, noise, sizes) -> None:
 def test_anything_else_is_refused_or_waited_for(data: bytes) -> None:
     """No other exception, and no memory for what is only announced."""
     with contextlib.suppress(WireError):
-        Reader().feed(data)
+        MessageDecoder().feed(data)
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,18 @@ def test_anything_else_is_refused_or_waited_for(data: bytes) -> None:
 )
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(WireError):
-        Reader().feed(struct.pack("<I", len(body)) + body)
+        MessageDecoder().feed(struct.pack("<I", len(body)) + body)
 
 
 def test_lengths_are_bounded() -> None:
     with pytest.raises(WireError, match="announces a message of"):
-        Reader().feed(struct.pack("<I", LONGEST + 1))
+        MessageDecoder().feed(struct.pack("<I", LONGEST + 1))
     with pytest.raises(WireError, match="too long"):
         pack("log", {"data": bytes(LONGEST)})
 
 
 def test_a_shell_that_talks_for_ever_is_no_agent() -> None:
-    reader = Reader(greeted=False)
+    reader = MessageDecoder(greeted=False)
     with pytest.raises(WireError, match="no gbactl agent"):
         for _ in range(MOST_GREETING):
             reader.feed(b"Welcome to this machine. ")

@@ -7,37 +7,37 @@ from pathlib import Path
 import pytest
 
 from gbactl.engine import network_report
-from gbactl.engine.bandwidth_probe import Line
-from gbactl.engine.network_report import Examined, Network
-from gbactl.engine.preflight import Found
+from gbactl.engine.bandwidth_probe import LinkMeasurement
+from gbactl.engine.network_report import HostFindings, NetworkParameters
+from gbactl.engine.preflight import HostReport
 from gbactl.errors import UsageError
 
 
-def examined() -> Examined:
+def examined() -> HostFindings:
     lines = {
-        "a": {"b": Line(50.0, 9.0), "c": Line(70.0, 1.0)},
-        "b": {"a": Line(60.0, 8.0), "c": Line(error="no route")},
+        "a": {"b": LinkMeasurement(50.0, 9.0), "c": LinkMeasurement(70.0, 1.0)},
+        "b": {"a": LinkMeasurement(60.0, 8.0), "c": LinkMeasurement(error="no route")},
     }
-    return Examined({host: Found(host, lines=found) for host, found in lines.items()})
+    return HostFindings({host: HostReport(host, lines=found) for host, found in lines.items()})
 
 
 def test_medians_over_the_pairs_that_answer() -> None:
     assert examined().pairs == [("a", "b", 50.0, 9.0), ("a", "c", 70.0, 1.0), ("b", "a", 60.0, 8.0)]
-    assert examined().network == Network(60.0, 8.0)
-    assert Examined({"a": Found("a")}).network is None
+    assert examined().network == NetworkParameters(60.0, 8.0)
+    assert HostFindings({"a": HostReport("a")}).network is None
 
 
 def test_a_host_that_takes_its_name_for_loopback_is_advised_and_no_fault() -> None:
     """Only modes with an all-reduce need it; `gbactl train` refuses those."""
     facts = {"name": "alpha", "own_name": "127.0.1.1"}
-    found = Examined(
-        {"a": Found("a", facts, "10.0.0.7"), "b": Found("b", {**facts, "own_name": "10.0.0.8"}, "10.0.0.8")}
+    found = HostFindings(
+        {"a": HostReport("a", facts, "10.0.0.7"), "b": HostReport("b", {**facts, "own_name": "10.0.0.8"}, "10.0.0.8")}
     )
     assert found.faults == [] and found.plain()["ok"]
     (told,) = found.advice
     assert told.startswith("For an all-reduce: Host a takes its own name alpha for 127.0.1.1")
     assert "`10.0.0.7 alpha`" in told and found.plain()["advice"] == [told]
-    assert Examined({"gone": Found("gone", faults=["no answer"])}).advice == []
+    assert HostFindings({"gone": HostReport("gone", faults=["no answer"])}).advice == []
 
 
 def test_a_written_file_is_read(tmp_path: Path) -> None:
@@ -59,4 +59,4 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, text: str) -> None:
 
 def test_nothing_measured_nothing_written() -> None:
     with pytest.raises(UsageError, match="No line between two hosts was measured"):
-        network_report.text(Examined({"a": Found("a")}))
+        network_report.text(HostFindings({"a": HostReport("a")}))

@@ -156,9 +156,7 @@ def test_what_has_not_run_with_this_version_stays_as_it_is(
     assert write_cpr.section(out.read_text(), "## 2.") == ""
 
 
-def test_an_unfinished_study_says_what_to_type(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scripts["study"], "STUDIES", tmp_path)
     with pytest.raises(SystemExit, match=r"has no result in .*; type: make cpr"):
         scripts["write_cpr"].done("abstract")

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from gbactl.faults.acted import Acted, lines, with_injected
-from gbactl.faults.observed import Observed
-from gbactl.faults.slowdown import Slowness
+from gbactl.faults.acted import FaultRecord, lines, with_injected
+from gbactl.faults.observed import ObservedBatches
+from gbactl.faults.slowdown import ServerSlowdown
 from tests.support.fault_plans import plan
 
 EARLY = {"kind": "window", "factor": 4, "from": 0.1, "until": 0.4, "workers": [1]}
 LATE = {"kind": "window", "factor": 4, "from": 120, "until": 300, "workers": [1]}
 
 
-def trained(*plans: dict[str, Any], workers: int = 4, seconds: float = 1.0, delay: float = 0.0) -> Observed:
+def trained(*plans: dict[str, Any], workers: int = 4, seconds: float = 1.0, delay: float = 0.0) -> ObservedBatches:
     """Everybody's batches of 10 ms, told `delay` seconds late but for the first one."""
     now = [0.0]
-    made = Observed(plan(*plans, workers=workers), clock=lambda: now[0])
+    made = ObservedBatches(plan(*plans, workers=workers), clock=lambda: now[0])
     for worker in range(workers):
         begin, turn = 0.0, 0
         while begin < seconds:
@@ -29,7 +29,7 @@ def trained(*plans: dict[str, Any], workers: int = 4, seconds: float = 1.0, dela
     return made
 
 
-def result(made: Observed, *injected: dict[str, Any], **more: Any) -> dict[str, Any]:
+def result(made: ObservedBatches, *injected: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"faults": with_injected(made.summary(more.pop("counters", None)), injected), **more}
 
 
@@ -83,7 +83,7 @@ def test_hogs_are_busy_in_their_window() -> None:
 def test_servers_count_what_slows_them() -> None:
     now = [0.0]
     plans = [{**EARLY, "workers": None, "servers": [1]}, {**LATE, "workers": None, "servers": [1]}]
-    slow = Slowness.of(plan(*plans), 1, clock=lambda: now[0])
+    slow = ServerSlowdown.of(plan(*plans), 1, clock=lambda: now[0])
     assert slow is not None
     for tick in range(10):
         now[0] = tick / 10
@@ -93,7 +93,7 @@ def test_servers_count_what_slows_them() -> None:
 
 
 def test_another_one_goes_on_with_what_was_noted() -> None:
-    first, second = Acted(), Acted()
+    first, second = FaultRecord(), FaultRecord()
     first.note(0, "W1", 1.0, 2.0, 3.0)
     second.restore(first.told())
     second.note(0, "W1", 5.0, 6.0, 2.0)

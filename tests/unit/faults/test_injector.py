@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gbactl.config import from_dict
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.faults.injector import Injection, Injector
+from gbactl.faults.injector import FaultInjector, Injection
 from tests.support.fault_plans import plan
 
 MANY = {"kind": "kill", "workers": "all", "servers": "all", "mtbf": 10.0}
@@ -21,7 +21,7 @@ MANY = {"kind": "kill", "workers": "all", "servers": "all", "mtbf": 10.0}
 
 def told(*plans: dict[str, Any], until: float, step: float = 0.5) -> list[tuple[float, Injection]]:
     """(when, what) of a run in which nothing goes by steps."""
-    injector, found, now = Injector(plan(*plans)), list[tuple[float, Injection]](), 0.0
+    injector, found, now = FaultInjector(plan(*plans)), list[tuple[float, Injection]](), 0.0
     while now < until:
         now += step
         found += [(now, injection) for injection in injector.due(0, now)]
@@ -30,7 +30,7 @@ def told(*plans: dict[str, Any], until: float, step: float = 0.5) -> list[tuple[
 
 def test_at_a_step_and_at_a_time() -> None:
     hang = {"kind": "hang", "servers": [1], "coordinator": True, "time": 3.0, "seconds": 2.0}
-    injector = Injector(plan({"kind": "kill", "workers": [1, 2], "step": 10}, hang))
+    injector = FaultInjector(plan({"kind": "kill", "workers": [1, 2], "step": 10}, hang))
     assert injector.due(9, 2.9) == [] and injector.next_seconds == 3.0
     assert injector.due(12, 2.9) == [Injection("kill", "W1"), Injection("kill", "W2")]
     assert injector.due(12, 3.0) == [Injection("hang", "S1", 2.0), Injection("hang", "C", 2.0)]
@@ -40,13 +40,13 @@ def test_at_a_step_and_at_a_time() -> None:
 def test_the_coordinator_strikes_all_others_of_a_moment_before_itself() -> None:
     itself = {"kind": "kill", "coordinator": True, "step": 10}
     others = ({"kind": "hang", "workers": [1], "step": 9}, {"kind": "kill", "servers": [0], "time": 2.0})
-    injector = Injector(plan(itself, *others))
+    injector = FaultInjector(plan(itself, *others))
     assert [injection.process for injection in injector.due(10, 2.0)] == ["W1", "S0", "C"]
 
 
 def test_one_at_random_is_the_same_for_a_seed() -> None:
     def victim(seed: int) -> str:
-        [injection] = Injector(plan({"kind": "kill", "workers": "random", "step": 0}, seed=seed)).due(0, 0.0)
+        [injection] = FaultInjector(plan({"kind": "kill", "workers": "random", "step": 0}, seed=seed)).due(0, 0.0)
         return injection.process
 
     assert [victim(seed) for seed in range(20)] == [victim(seed) for seed in range(20)]
@@ -76,7 +76,10 @@ def test_intervals_have_the_spread_of_their_distribution(draw: Any, shape: float
 
 @given(st.integers(0, 2**32), st.lists(st.floats(0.01, 60.0), min_size=1, max_size=30))
 def test_how_often_one_asks_changes_nothing(seed: int, steps: list[float]) -> None:
-    one, other = Injector(plan({**MANY, "times": 5}, seed=seed)), Injector(plan({**MANY, "times": 5}, seed=seed))
+    one, other = (
+        FaultInjector(plan({**MANY, "times": 5}, seed=seed)),
+        FaultInjector(plan({**MANY, "times": 5}, seed=seed)),
+    )
     now, found = 0.0, []
     for step in steps:
         now += step

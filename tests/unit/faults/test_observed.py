@@ -9,14 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gbactl.config import from_dict
-from gbactl.faults.observed import CALM_BATCHES, WARM_UP, Observed, fault_metrics
-from gbactl.faults.slowdown import Delay
+from gbactl.faults.observed import CALM_BATCHES, WARM_UP, ObservedBatches, fault_metrics
+from gbactl.faults.slowdown import WorkerSlowdown
 from tests.support.fault_plans import plan
 
 FOUR = {"kind": "constant", "factor": 4, "workers": [1]}
 
 
-def fed(observed: Observed, seconds: dict[int, float], batches: int = 30, samples: int = 100) -> Observed:
+def fed(observed: ObservedBatches, seconds: dict[int, float], batches: int = 30, samples: int = 100) -> ObservedBatches:
     """`seconds`: of a worker's batch before the plan stretches it."""
     for worker, took in seconds.items():
         for turn in range(batches):
@@ -25,13 +25,13 @@ def fed(observed: Observed, seconds: dict[int, float], batches: int = 30, sample
     return observed
 
 
-def worker(observed: Observed, name: str = "W1") -> dict[str, Any]:
+def worker(observed: ObservedBatches, name: str = "W1") -> dict[str, Any]:
     found: dict[str, Any] = observed.summary()["workers"][name]
     return found
 
 
 def test_a_worker_four_times_slower_than_the_median() -> None:
-    made = fed(Observed(plan(FOUR)), {0: 1.0, 1: 1.0, 2: 1.1, 3: 0.5})
+    made = fed(ObservedBatches(plan(FOUR)), {0: 1.0, 1: 1.0, 2: 1.1, 3: 0.5})
     assert worker(made) == {"injected": pytest.approx(4.0), "observed": pytest.approx(4.0), "error": pytest.approx(0.0)}
     assert list(made.summary()["workers"]) == ["W1"]
     assert made.summary()["plans"] == [{"kind": "constant", "factor": 4, "workers": [1]}]
@@ -39,7 +39,7 @@ def test_a_worker_four_times_slower_than_the_median() -> None:
 
 def test_what_is_observed_does_not_believe_the_plan() -> None:
     """A worker that says it was slowed by 4 and took as long as the others was not."""
-    made = Observed(plan(FOUR))
+    made = ObservedBatches(plan(FOUR))
     for index in range(4):
         for _ in range(30):
             made.add(index, 1.0, 4.0 if index == 1 else 1.0, 100)
@@ -48,25 +48,25 @@ def test_what_is_observed_does_not_believe_the_plan() -> None:
 
 
 def test_neighbours_on_the_same_core_are_what_a_worker_is_compared_with() -> None:
-    made = fed(Observed(plan(FOUR), cores=[0, 1, 0, 1]), {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0})
+    made = fed(ObservedBatches(plan(FOUR), cores=[0, 1, 0, 1]), {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0})
     assert worker(made)["observed"] == pytest.approx(4.0)
-    apart = fed(Observed(plan(FOUR), cores=[0, 1, 2, 3]), {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0})
+    apart = fed(ObservedBatches(plan(FOUR), cores=[0, 1, 2, 3]), {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0})
     assert worker(apart)["observed"] == pytest.approx(8.0)
 
 
 def test_what_is_usual_comes_from_those_without_a_fault() -> None:
-    made = fed(Observed(plan(FOUR), cores=[0, 1, 0, 1]), {0: 1.0, 1: 9.0, 2: 1.0, 3: 2.0})
+    made = fed(ObservedBatches(plan(FOUR), cores=[0, 1, 0, 1]), {0: 1.0, 1: 9.0, 2: 1.0, 3: 2.0})
     assert made.usual(1) == pytest.approx(0.02)  # of its neighbour, per sample
     assert made.usual(0) == made.usual(3) == 0.0  # nobody slows these
-    assert Observed(plan(FOUR)).usual(1) == 0.0  # nothing seen yet
-    everybody = fed(Observed(plan({"kind": "constant", "factor": 1.2, "workers": [0, 1]})), {0: 1.0, 1: 1.0})
+    assert ObservedBatches(plan(FOUR)).usual(1) == 0.0  # nothing seen yet
+    everybody = fed(ObservedBatches(plan({"kind": "constant", "factor": 1.2, "workers": [0, 1]})), {0: 1.0, 1: 1.0})
     assert everybody.usual(0) == 0.0
 
 
 @pytest.mark.parametrize("drift", [0.5, 1.3, 3.0])
 def test_a_machine_that_gets_slower_or_faster_slows_what_is_slowed_as_much(drift: float) -> None:
     """Each of the slow worker's batches takes four times of what is usual just then, and comes as rarely."""
-    made = Observed(plan(FOUR), cores=[0, 1, 0, 1])
+    made = ObservedBatches(plan(FOUR), cores=[0, 1, 0, 1])
     for turn in range(200):
         took = 1.0 + (drift - 1.0) * turn / 200
         for _ in range(4):
@@ -76,7 +76,7 @@ def test_a_machine_that_gets_slower_or_faster_slows_what_is_slowed_as_much(drift
 
 
 def test_first_batches_are_not_looked_at() -> None:
-    made = Observed(plan(FOUR))
+    made = ObservedBatches(plan(FOUR))
     for index in range(2):
         for _ in range(WARM_UP):
             made.add(index, 50.0, 1.0, 100)
@@ -85,56 +85,56 @@ def test_first_batches_are_not_looked_at() -> None:
 
 
 def test_short_batches_are_not_looked_at() -> None:
-    made = fed(Observed(plan(FOUR)), {0: 1.0, 1: 1.0})
+    made = fed(ObservedBatches(plan(FOUR)), {0: 1.0, 1: 1.0})
     made.add(1, 50.0, 4.0, 1)
     assert worker(made)["observed"] == pytest.approx(4.0)
 
 
 def test_where_all_are_slowed_at_times_their_calm_batches_are_the_measure() -> None:
-    made = Observed(plan({"kind": "periodic", "factor": 5, "period_batches": 2}))
+    made = ObservedBatches(plan({"kind": "periodic", "factor": 5, "period_batches": 2}))
     fed(made, {0: 1.0, 1: 1.0}, batches=101 + WARM_UP)
     assert worker(made)["injected"] == pytest.approx(3.0, rel=0.02)
     assert worker(made)["observed"] == pytest.approx(worker(made)["injected"])
 
 
 def test_where_all_are_always_slowed_nothing_is_observed() -> None:
-    made = fed(Observed(plan({"kind": "constant", "factor": 4})), {0: 1.0, 1: 1.0})
+    made = fed(ObservedBatches(plan({"kind": "constant", "factor": 4})), {0: 1.0, 1: 1.0})
     assert worker(made) == {"injected": pytest.approx(4.0), "observed": None, "error": None}
 
 
 def test_a_hogs_factor_is_observed_alone() -> None:
-    made = fed(Observed(plan({"kind": "hog", "workers": [1]}), hogged=[1, 3]), {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.5})
+    made = fed(ObservedBatches(plan({"kind": "hog", "workers": [1]}), hogged=[1, 3]), {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.5})
     assert worker(made) == {"injected": None, "observed": pytest.approx(2.0), "error": None}
     assert worker(made, "W3")["observed"] == pytest.approx(2.5)
-    assert worker(fed(Observed(plan(FOUR), hogged=range(4)), {0: 1.0, 1: 1.0}))["observed"] is None
+    assert worker(fed(ObservedBatches(plan(FOUR), hogged=range(4)), {0: 1.0, 1: 1.0}))["observed"] is None
 
 
 def test_a_worker_that_did_too_little_is_unknown() -> None:
-    made = fed(Observed(plan(FOUR)), {0: 1.0, 1: 1.0}, batches=WARM_UP)
+    made = fed(ObservedBatches(plan(FOUR)), {0: 1.0, 1: 1.0}, batches=WARM_UP)
     assert worker(made) == {"injected": None, "observed": None, "error": None}
-    few = fed(Observed(plan(FOUR)), {0: 1.0, 1: 1.0}, batches=WARM_UP + CALM_BATCHES - 1)
+    few = fed(ObservedBatches(plan(FOUR)), {0: 1.0, 1: 1.0}, batches=WARM_UP + CALM_BATCHES - 1)
     assert worker(few) == {"injected": pytest.approx(4.0), "observed": None, "error": None}
 
 
 @example([*[(1, 0.0, 1.0, 0)] * 3, (1, 5e-324, 2.0, 1)])  # half of it is 0
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 10), st.floats(1, 10), st.integers(0, 9)), max_size=80))
 def test_whatever_is_said_makes_a_summary(said: list[tuple[int, float, float, int]]) -> None:
-    made = Observed(plan(FOUR, {"kind": "hog", "workers": [0]}), hogged=[0], cores=[0, 1, 0, 1])
+    made = ObservedBatches(plan(FOUR, {"kind": "hog", "workers": [0]}), hogged=[0], cores=[0, 1, 0, 1])
     for each in said:
         made.add(*each)
     assert set(made.summary()["workers"]) == {"W0", "W1"}
 
 
 def test_of_a_run() -> None:
-    assert Observed.of(from_dict({}).fault_plan(), pinned=True) is None
+    assert ObservedBatches.of(from_dict({}).fault_plan(), pinned=True) is None
     cfg = from_dict({"faults": {"plans": [FOUR]}, "cluster": {"name": "virtual"}})
-    made = Observed.of(cfg.fault_plan(), cfg.pinned)
+    made = ObservedBatches.of(cfg.fault_plan(), cfg.pinned)
     assert made is not None and made.faulty == {1} and not made.cores
 
 
 def test_what_a_real_delay_does_is_what_is_observed() -> None:
     """Delay and Observed together, on a clock without noise."""
-    made, now = Observed(plan({"kind": "random", "distribution": "lognormal", "mean": 2, "workers": [1]})), [0.0]
+    made, now = ObservedBatches(plan({"kind": "random", "distribution": "lognormal", "mean": 2, "workers": [1]})), [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -143,7 +143,7 @@ def test_what_a_real_delay_does_is_what_is_observed() -> None:
         seconds, slowdown = 0.02, 1.0
 
     for index in range(4):
-        delay = Delay(made.plan, index, lambda: now[0], sleep)
+        delay = WorkerSlowdown(made.plan, index, lambda: now[0], sleep)
         for _ in range(300):
             batch = Batch()
             delay.stretch(batch)

@@ -9,7 +9,7 @@ import yaml
 
 from gbactl.config import flatten, from_dict, to_dict
 from gbactl.errors import ConfigError
-from gbactl.faults.spec import Constant, Periodic, Random, Window, parse
+from gbactl.faults.spec import ConstantSlowdown, PeriodicSlowdown, RandomSlowdown, WindowSlowdown, parse
 from gbactl.launch.compose import compose
 from gbactl.paths import conf_dir
 from tests.support.fault_plans import EVERY_KIND
@@ -30,7 +30,7 @@ def test_a_configuration_with_every_kind_survives_plain_containers_and_yaml() ->
 
 def test_free_composition_on_the_command_line() -> None:
     cfg = compose(["faults.plans=[{kind: constant, workers: [1], factor: 4}, {kind: window, factor: 2, from: 1}]"])
-    assert parse(cfg.faults.plans) == [Constant(workers=[1], factor=4), Window(factor=2, from_=1)]
+    assert parse(cfg.faults.plans) == [ConstantSlowdown(workers=[1], factor=4), WindowSlowdown(factor=2, from_=1)]
     assert compose(["faults.plans=[{kind: constant, workers: 1/8, factor: 4}]"]).faults.plans[0]["workers"] == "1/8"
 
 
@@ -59,14 +59,14 @@ def test_a_server_that_is_to_be_lost_is_saved_unless_told_otherwise(plan: str) -
 
 
 def test_the_factors() -> None:
-    periodic = Periodic(factor=3.0, period_batches=4, duty=0.5)
+    periodic = PeriodicSlowdown(factor=3.0, period_batches=4, duty=0.5)
     assert [periodic.at(0, turn, 99.0) for turn in range(6)] == [3.0, 3.0, 1.0, 1.0, 3.0, 3.0]
-    seconds = Periodic(factor=3.0, period_seconds=2.0, duty=0.25)
+    seconds = PeriodicSlowdown(factor=3.0, period_seconds=2.0, duty=0.25)
     assert [seconds.at(0, 0, s) for s in (0.0, 0.49, 0.5, 1.9, 2.1)] == [3.0, 3.0, 1.0, 1.0, 3.0]
-    window = Window(factor=8.0, from_=1.0, until=2.0)
+    window = WindowSlowdown(factor=8.0, from_=1.0, until=2.0)
     assert [window.at(0, 0, s) for s in (0.0, 1.0, 1.99, 2.0)] == [1.0, 8.0, 8.0, 1.0]
-    assert Window(factor=8.0, from_=1.0).at(0, 0, 1e9) == 8.0
-    assert Random(distribution="pareto", mean=1.0).at(5, 6, 0.0) == 1.0
+    assert WindowSlowdown(factor=8.0, from_=1.0).at(0, 0, 1e9) == 8.0
+    assert RandomSlowdown(distribution="pareto", mean=1.0).at(5, 6, 0.0) == 1.0
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

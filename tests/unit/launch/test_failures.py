@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gbactl.config import RunConfig
-from gbactl.engine.base import Child, Children
+from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
-from gbactl.launch.failures import MOST_TRIES, Injuries, Successors, loss_known, switch_known, told
+from gbactl.launch.failures import MOST_TRIES, FaultInjection, Replacements, loss_known, switch_known, told
 from gbactl.wire.messages import Event
 
 SLEEPER = "import time; time.sleep(60)"
@@ -23,7 +23,7 @@ LOST = {"process": "W1", "epoch": 0, "step": 7}
 DONE = {"state": "done", "step": 40, "from": "sync", "to": "gba", "pause_ms": 12.5}
 
 
-class Family(Children):
+class Family(RunProcesses):
     """Children that only sleep; `code` is what a successor runs."""
 
     code = SLEEPER
@@ -33,10 +33,10 @@ class Family(Children):
         self.tried_again += again
         super().succeed(name, again)
 
-    def start_one(self, name: str, code: str = SLEEPER) -> Child:
+    def start_one(self, name: str, code: str = SLEEPER) -> ChildProcess:
         log = self.run_dir / f"{name}.log"
         log.touch()
-        made = Child(name, subprocess.Popen([sys.executable, "-c", code]), log)
+        made = ChildProcess(name, subprocess.Popen([sys.executable, "-c", code]), log)
         self.running.append(made)
         return made
 
@@ -70,16 +70,16 @@ def until(condition: Callable[[], Any]) -> Any:
     return value
 
 
-def state(child: Child) -> str:
+def state(child: ChildProcess) -> str:
     return Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def names(children: list[Child]) -> list[str]:
+def names(children: list[ChildProcess]) -> list[str]:
     return [child.name for child in children]
 
 
 def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
-    successors = Successors(family, lambda _: None)
+    successors = Replacements(family, lambda _: None)
     family.running[1].process.kill()
     family.running[1].process.wait()
     assert family.failure() is not None, "before everybody has come it is a failure"
@@ -91,14 +91,14 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
 
 
 def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) -> None:
-    successors = Successors(family, lambda _: None)
+    successors = Replacements(family, lambda _: None)
     successors.heard(lost("W0"))
     successors.heard(lost("W0"))
     assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"]) and family.epoch("W0") == 1
 
 
 def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> None:
-    successors = Successors(family, lambda _: None)
+    successors = Replacements(family, lambda _: None)
     family.running[1].process.kill()
     family.running[1].process.wait()
     successors.heard(lost("W0", replaced=False))
@@ -110,10 +110,10 @@ def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> 
 
 def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None:
     worker = family.running[1]
-    Successors(family, lambda _: None).heard(lost("W0", shared=True))
+    Replacements(family, lambda _: None).heard(lost("W0", shared=True))
     assert worker.process.wait(20) == -9
     other = family.running[1]
-    Successors(family, lambda _: None).heard(lost("W0", epoch=1))
+    Replacements(family, lambda _: None).heard(lost("W0", epoch=1))
     assert other.process.poll() is None
 
 
@@ -125,12 +125,12 @@ def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> 
     assert family.failure() is not None
     family.cfg.checkpoint.name = "cpr"
     assert family.failure() is None
-    Successors(family, lambda _: None).heard(lost("S0"))
+    Replacements(family, lambda _: None).heard(lost("S0"))
     assert names(family.running) == ["C", "W0", "S0"] and family._epochs["S0"] == 1
 
 
 def test_a_server_that_never_comes_ends_the_run(family: Family) -> None:
-    successors = Successors(family, lambda _: None)
+    successors = Replacements(family, lambda _: None)
     family.start_one("S0")
     family.code = "raise SystemExit(1)"
     successors.heard(lost("S0"))
@@ -158,7 +158,7 @@ def test_what_is_said_of_who_is_gone_or_back(name: str, fields: dict[str, Any], 
 
 def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Family) -> None:
     said: list[str] = []
-    successors = Successors(family, said.append)
+    successors = Replacements(family, said.append)
     family.code = "raise SystemExit(1)"
     successors.heard(lost("W0"))
     for _ in range(MOST_TRIES):
@@ -173,7 +173,7 @@ def test_a_successor_that_does_not_come_is_started_again_a_few_times(family: Fam
 
 
 def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(family: Family) -> None:
-    successors = Successors(family, lambda _: None)
+    successors = Replacements(family, lambda _: None)
     successors.heard(lost("W0"))
     successors.heard(Event("joined", {"process": "W0", "step": 3}))
     successors.heard(Event("result", {}))
@@ -185,7 +185,7 @@ def test_one_that_has_joined_is_left_alone_and_a_late_one_is_not_waited_for(fami
 
 
 def test_kill_hang_and_wake(family: Family) -> None:
-    injuries, worker = Injuries(family), family.running[1]
+    injuries, worker = FaultInjection(family), family.running[1]
     hang = {"kind": "hang", "process": "W0", "seconds": 0.2}
     assert injuries.inflict(hang) == worker.process.pid
     until(lambda: state(worker) == "T")

@@ -40,9 +40,7 @@ def test_the_resolved_configuration_is_in_it() -> None:
 def test_a_named_directory(here: Path) -> None:
     cfg = RunConfig(run_dir="deep/er/mine")
     assert rundir.create(cfg) == here / "deep/er/mine"
-    with pytest.raises(
-        UsageError, match="deep/er/mine already holds a run; type another run_dir= or remove it"
-    ):
+    with pytest.raises(UsageError, match="deep/er/mine already holds a run; type another run_dir= or remove it"):
         rundir.create(cfg)
 
 
@@ -72,9 +70,7 @@ def test_a_result_that_has_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_directory_that_cannot_be_made(here: Path) -> None:
     (here / "file").touch()
-    with pytest.raises(
-        UsageError, match=r"The run directory file/mine cannot be made .*type another run_dir="
-    ):
+    with pytest.raises(UsageError, match=r"The run directory file/mine cannot be made .*type another run_dir="):
         rundir.create(RunConfig(run_dir="file/mine"))
 
 

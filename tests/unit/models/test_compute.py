@@ -154,9 +154,7 @@ def test_bf16_with_batch_norm_has_fp32_statistics() -> None:
     made, exact = computer("bf16", batch_norm=True), computer(batch_norm=True)
     for each in (made, exact):
         each.gradient(*batch(64), rng_key=0)
-    np.testing.assert_allclose(
-        dense(made)[made.flat.params :], dense(exact)[made.flat.params :], rtol=0.05, atol=0.02
-    )
+    np.testing.assert_allclose(dense(made)[made.flat.params :], dense(exact)[made.flat.params :], rtol=0.05, atol=0.02)
 
 
 def test_a_read_only_batch_is_accepted_and_left_alone() -> None:

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.event_log import AnnounceRecord
-from gbactl.replay.pulls import Pulls
+from gbactl.replay.pulls import PulledVersions
 
 VERSIONS = st.lists(st.tuples(*[st.integers(0, 5)] * 2, *[st.integers(-1, 5)] * 2), max_size=12)
 
 
 @given(VERSIONS, st.sets(st.integers(0, 11)))
 def test_every_pull_is_due_once_at_its_version(versions: list[tuple[int, int, int, int]], dropped: set[int]) -> None:
-    pulls, expected = Pulls(2), set()
+    pulls, expected = PulledVersions(2), set()
     for batch, (a, b, c, d) in enumerate(versions):
         pulls.add(AnnounceRecord(0, batch, (a, b), (c, d)))
         if batch not in dropped:
@@ -27,7 +27,7 @@ def test_every_pull_is_due_once_at_its_version(versions: list[tuple[int, int, in
 
 
 def test_a_batch_announced_twice_is_known() -> None:
-    pulls = Pulls(1)
+    pulls = PulledVersions(1)
     for batch in (4, 2, 4):
         assert pulls.repeated() is None
         pulls.add(AnnounceRecord(0, batch, (0,), (0,)))

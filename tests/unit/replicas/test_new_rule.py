@@ -18,7 +18,7 @@ from gbactl.replicas import bmuf, easgd, ma  # noqa: F401  (known before the fix
 from gbactl.simulation.cluster import run_virtual
 from tests.support import small_data
 
-RULE = '''
+RULE = """
 import numpy as np
 
 from gbactl.replicas.base import Rule, register
@@ -29,8 +29,8 @@ class Nudge(Rule):
     def exchange(self, replica, other):
         np.subtract(other, replica, out=replica)
         np.clip(replica, -self.alpha, self.alpha, out=replica)
-'''
-MODE = '''
+"""
+MODE = """
 from gbactl.policies.base import register
 from gbactl.policies.replicas import ForegroundOptions, ReplicaPolicy
 
@@ -38,7 +38,7 @@ from gbactl.policies.replicas import ForegroundOptions, ReplicaPolicy
 @register("fr_nudge")
 class ForegroundNudge(ReplicaPolicy):
     Options, rule, collective = ForegroundOptions, "nudge", True
-'''
+"""
 
 
 @pytest.fixture

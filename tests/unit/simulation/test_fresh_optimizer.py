@@ -28,9 +28,7 @@ def with_sgd(cfg: RunConfig) -> RunConfig:
 
 @pytest.mark.parametrize("before", MODES)
 @pytest.mark.parametrize("after", MODES)
-def test_in_any_direction_it_is_counted_as_what_it_is(
-    four_days: Path, tmp_path: Path, before: str, after: str
-) -> None:
+def test_in_any_direction_it_is_counted_as_what_it_is(four_days: Path, tmp_path: Path, before: str, after: str) -> None:
     result = run(config(before, cost=UNEVEN, switches=plan(after)), four_days, tmp_path)
     adds_up(result, 2400)
     no_sample_twice(tmp_path, [600] * 4)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gbactl.config.cost import CostConfig
-from gbactl.simulation.clock import Events
+from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.network import Host
-from gbactl.simulation.replica_rounds import TICK, Rounds
-from gbactl.simulation.ring import Ring
+from gbactl.simulation.replica_rounds import TICK, RingRounds
+from gbactl.simulation.ring import SimulatedRing
 
 
 class Cost:
@@ -26,16 +26,16 @@ class Cost:
 
 
 @pytest.fixture
-def events() -> Events:
-    return Events()
+def events() -> EventQueue:
+    return EventQueue()
 
 
 @pytest.fixture
-def rounds(events: Events) -> Rounds:
-    return Rounds(Ring(events, Cost(), [Host(events, 1)] * 3, least=TICK))  # type: ignore[arg-type]
+def rounds(events: EventQueue) -> RingRounds:
+    return RingRounds(SimulatedRing(events, Cost(), [Host(events, 1)] * 3, least=TICK))  # type: ignore[arg-type]
 
 
-def meet(rounds: Rounds, events: Events, told: list[tuple[int, float, float]], *ranks: int) -> None:
+def meet(rounds: RingRounds, events: EventQueue, told: list[tuple[int, float, float]], *ranks: int) -> None:
     """Ranks come to a round, each with its own number and one more."""
     for rank in ranks:
         vector = np.array([rank + 1.0], np.float32)
@@ -46,12 +46,12 @@ def meet(rounds: Rounds, events: Events, told: list[tuple[int, float, float]], *
         rounds.meet(rank, vector, done)
 
 
-def run(events: Events) -> None:
+def run(events: EventQueue) -> None:
     while len(events):
         events.step()
 
 
-def test_one_that_dies_before_a_round_is_missing_in_it(rounds: Rounds, events: Events) -> None:
+def test_one_that_dies_before_a_round_is_missing_in_it(rounds: RingRounds, events: EventQueue) -> None:
     told: list[tuple[int, float, float]] = []
     meet(rounds, events, told, 0, 2)
     run(events)
@@ -66,7 +66,7 @@ def test_one_that_dies_before_a_round_is_missing_in_it(rounds: Rounds, events: E
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_one_that_had_come_counts_once_more(rounds: Rounds, events: Events, complete: bool) -> None:
+def test_one_that_had_come_counts_once_more(rounds: RingRounds, events: EventQueue, complete: bool) -> None:
     """Whether the round was under way when it died, or others had still to come."""
     told: list[tuple[int, float, float]] = []
     meet(rounds, events, told, *((0, 1, 2) if complete else (1,)))
@@ -79,7 +79,7 @@ def test_one_that_had_come_counts_once_more(rounds: Rounds, events: Events, comp
     assert [total for _, total, _ in told[3:]] == [4.0, 4.0]
 
 
-def test_another_one_in_its_place_is_waited_for(rounds: Rounds, events: Events) -> None:
+def test_another_one_in_its_place_is_waited_for(rounds: RingRounds, events: EventQueue) -> None:
     told: list[tuple[int, float, float]] = []
     rounds.left(1)
     rounds.joined(1)
@@ -91,16 +91,16 @@ def test_another_one_in_its_place_is_waited_for(rounds: Rounds, events: Events) 
     assert [total for _, total, _ in told] == [6.0] * 3
 
 
-def far(events: Events, ranks: int, each: int) -> Rounds:
+def far(events: EventQueue, ranks: int, each: int) -> RingRounds:
     """So many ranks, `each` on a host; a float takes a second on a line, nothing else takes time."""
     free = {"allreduce_us": 0.0, "latency_us": 0.0, "local_latency_us": 0.0}
     cost = CostModel(CostConfig(bandwidth_gbit=32e-9, **free), 0)
     hosts = [Host(events, 1) for _ in range(ranks // each)]
-    return Rounds(Ring(events, cost, [hosts[rank // each] for rank in range(ranks)]))
+    return RingRounds(SimulatedRing(events, cost, [hosts[rank // each] for rank in range(ranks)]))
 
 
 @pytest.mark.parametrize(("ranks", "each"), [(2, 1), (4, 1), (4, 2)])
-def test_a_ring_takes_the_lines_between_its_hosts(events: Events, ranks: int, each: int) -> None:
+def test_a_ring_takes_the_lines_between_its_hosts(events: EventQueue, ranks: int, each: int) -> None:
     """2 (N - 1) / N of the vector each way, whichever of a host's ranks sends it."""
     told: list[tuple[int, float, float]] = []
     rounds = far(events, ranks, each)
@@ -111,7 +111,7 @@ def test_a_ring_takes_the_lines_between_its_hosts(events: Events, ranks: int, ea
     assert [when for _, _, when in told] == pytest.approx([2 * (ranks - 1) / ranks] * ranks, rel=1e-3)
 
 
-def test_rows_on_their_way_and_a_ring_share_a_line(events: Events) -> None:
+def test_rows_on_their_way_and_a_ring_share_a_line(events: EventQueue) -> None:
     """The ring has 1 second to send on each line, rows have 3 on one of them: there it gets a half until it is over."""
     told: list[tuple[int, float, float]] = []
     rows: list[float] = []
@@ -123,7 +123,7 @@ def test_rows_on_their_way_and_a_ring_share_a_line(events: Events) -> None:
     assert rows == pytest.approx([4.0], rel=1e-3)
 
 
-def test_fewer_bytes_a_value_take_less_of_a_line(events: Events) -> None:
+def test_fewer_bytes_a_value_take_less_of_a_line(events: EventQueue) -> None:
     told: list[tuple[int, float, float]] = []
     rounds = far(events, 2, 1)
     rounds.ring.item = 2

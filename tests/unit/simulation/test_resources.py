@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.simulation.clock import Events
-from gbactl.simulation.resources import Fifo, Process, SharedCores
+from gbactl.simulation.clock import EventQueue
+from gbactl.simulation.resources import Fifo, SerialProcess, SharedCores
 
 JOBS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=12)
 
 
 def finish_times(cores: int, jobs: list[tuple[int, int]]) -> list[float]:
     """When each (arrival, seconds) job ends."""
-    events, ends = Events(), [-1.0] * len(jobs)
+    events, ends = EventQueue(), [-1.0] * len(jobs)
     shared = SharedCores(events, cores)
 
     def end(number: int) -> None:
@@ -84,12 +84,12 @@ def test_two_jobs_on_one_core_take_twice_as_long_and_four_cores_are_enough_for_f
 
 def test_a_job_cannot_take_less_than_no_time() -> None:
     with pytest.raises(ValueError, match="-1"):
-        SharedCores(Events(), 1).run(-1.0, print)
+        SharedCores(EventQueue(), 1).run(-1.0, print)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=20))
 def test_a_line_is_served_in_order_without_a_pause(jobs: list[tuple[int, int]]) -> None:
-    events, line = Events(), Fifo(Events())
+    events, line = EventQueue(), Fifo(EventQueue())
     line.events = events
     begins: list[tuple[float, float]] = []
     for arrival, seconds in sorted(jobs, key=lambda job: job[0]):
@@ -104,8 +104,8 @@ def test_a_line_is_served_in_order_without_a_pause(jobs: list[tuple[int, int]]) 
 
 
 def test_a_process_does_one_job_at_a_time_and_what_a_job_leaves_to_do_first() -> None:
-    events, seen = Events(), []
-    process = Process(SharedCores(events, 8))
+    events, seen = EventQueue(), []
+    process = SerialProcess(SharedCores(events, 8))
 
     def note(name: str) -> None:
         seen.append((name, events.now))
@@ -125,8 +125,8 @@ def test_a_process_does_one_job_at_a_time_and_what_a_job_leaves_to_do_first() ->
 
 
 def test_a_process_asks_for_a_cost_when_the_turn_has_come() -> None:
-    events, costs = Events(), []
-    process = Process(SharedCores(events, 1))
+    events, costs = EventQueue(), []
+    process = SerialProcess(SharedCores(events, 1))
     for _ in range(3):
         process.submit(lambda: (costs.append(events.now), 2.0)[1], lambda: None)
     while events.step():
@@ -135,9 +135,9 @@ def test_a_process_asks_for_a_cost_when_the_turn_has_come() -> None:
 
 
 def test_a_process_shares_its_cores_with_others() -> None:
-    events, seen = Events(), []
+    events, seen = EventQueue(), []
     cores = SharedCores(events, 1)
-    Process(cores).submit(lambda: 1.0, lambda: seen.append(events.now))
+    SerialProcess(cores).submit(lambda: 1.0, lambda: seen.append(events.now))
     cores.run(1.0, lambda: seen.append(events.now))
     while events.step():
         pass

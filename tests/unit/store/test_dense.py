@@ -39,8 +39,7 @@ def test_a_vector_cut_anywhere_gives_the_same_bits(
     whole = DenseBlock(start.copy(), SPEC, optimizer(name), kernels=kernels)
     bounds = [0, *sorted(cuts), P + Q]
     pieces = [
-        DenseBlock(start[lo:hi].copy(), SPEC, optimizer(name), lo, kernels)
-        for lo, hi in itertools.pairwise(bounds)
+        DenseBlock(start[lo:hi].copy(), SPEC, optimizer(name), lo, kernels) for lo, hi in itertools.pairwise(bounds)
     ]
     for step in steps:
         whole.apply_parts(step, 3.0, 2.5, 0.5)

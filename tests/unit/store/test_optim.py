@@ -23,9 +23,7 @@ def torch_optimizer(spec: OptimizerSpec, parameter: torch.Tensor) -> torch.optim
     if spec.name == "sgd":
         return torch.optim.SGD([parameter], spec.lr, weight_decay=spec.weight_decay)
     if spec.name == "adagrad":
-        return torch.optim.Adagrad(
-            [parameter], spec.lr, 0.0, spec.weight_decay, spec.initial_accumulator, spec.eps
-        )
+        return torch.optim.Adagrad([parameter], spec.lr, 0.0, spec.weight_decay, spec.initial_accumulator, spec.eps)
     return torch.optim.Adam([parameter], spec.lr, spec.betas, spec.eps, spec.weight_decay)
 
 

@@ -12,16 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.switching.controller import FEW, GBA, MOST, SYNC, AutoOptions, Controller, Look, Recent, expected_maximum
+from gbactl.switching.controller import (
+    FEW,
+    GBA,
+    MOST,
+    SYNC,
+    AutoController,
+    AutoOptions,
+    RecentValues,
+    SwitchDecision,
+    expected_maximum,
+)
 from tests.support.modes import EVERY
 
 EAGER: dict[str, float] = {"window": 10.0, "margin": 0.0, "hysteresis": 0.1, "minimum_stay": 0.0}
 COLUMNS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-def crew(*seconds: float, mode: str = SYNC, **options: float) -> Controller:
+def crew(*seconds: float, mode: str = SYNC, **options: float) -> AutoController:
     """Workers whose gradients of 10 samples take so long, seen at second 0."""
-    made = Controller(len(seconds), 10 * len(seconds), 10, AutoOptions(**{**EAGER, **options}))
+    made = AutoController(len(seconds), 10 * len(seconds), 10, AutoOptions(**{**EAGER, **options}))
     made.begin(0.0, mode)
     for _ in range(8):
         for worker, took in enumerate(seconds):
@@ -29,7 +39,7 @@ def crew(*seconds: float, mode: str = SYNC, **options: float) -> Controller:
     return made
 
 
-def steps(controller: Controller, mode: str, every: float, samples: int, begin: float = 0.0) -> float:
+def steps(controller: AutoController, mode: str, every: float, samples: int, begin: float = 0.0) -> float:
     """A phase of ten steps, one `every` so many seconds, whose gradients take 1 s; when the last one was."""
     controller.begin(begin, mode)
     for number in range(1, 11):
@@ -39,7 +49,7 @@ def steps(controller: Controller, mode: str, every: float, samples: int, begin: 
     return begin + 10 * every
 
 
-def looked(controller: Controller, now: float = 0.0) -> Look:
+def looked(controller: AutoController, now: float = 0.0) -> SwitchDecision:
     look = controller.look(now)
     assert look is not None
     return look
@@ -53,7 +63,7 @@ def test_sync_waits_for_the_slowest_and_gba_adds_up() -> None:
 
 
 def test_nothing_is_said_before_everybody_was_seen_a_few_times() -> None:
-    made = Controller(2, 20, 10, AutoOptions())
+    made = AutoController(2, 20, 10, AutoOptions())
     made.begin(0.0, SYNC)
     for worker in (0, 0, 0, 0, 1, 1, 1):
         made.seen(0.0, worker, 1.0, 10)
@@ -139,7 +149,7 @@ def test_workers_are_taken_as_they_are_now() -> None:
 
 
 def test_other_batch_sizes_count_by_their_samples() -> None:
-    made = Controller(2, 40, 20, AutoOptions(**EAGER))
+    made = AutoController(2, 40, 20, AutoOptions(**EAGER))
     made.begin(0.0, GBA)
     for _ in range(4):
         made.seen(0.0, 0, 1.0, 10)
@@ -149,7 +159,7 @@ def test_other_batch_sizes_count_by_their_samples() -> None:
 
 
 def simulated(
-    controller: Controller, factors: Callable[[float], Sequence[float]], until: float, overhead: float = 0.1
+    controller: AutoController, factors: Callable[[float], Sequence[float]], until: float, overhead: float = 0.1
 ) -> list[tuple[float, str]]:
     """A cluster that does what the controller says: (time, mode) of every switch.
 
@@ -185,7 +195,7 @@ def test_a_straggler_that_comes_and_goes() -> None:
     def factors(now: float) -> list[float]:
         return [1.0] * 7 + [6.0 if 100 <= now < 200 else 1.0]
 
-    made = Controller(8, 80, 10, AutoOptions(window=10.0, minimum_stay=5.0, hysteresis=0.05))
+    made = AutoController(8, 80, 10, AutoOptions(window=10.0, minimum_stay=5.0, hysteresis=0.05))
     (there, first), (back, second) = simulated(made, factors, 400.0)
     assert (first, second) == (GBA, SYNC)
     assert 100 < there < 130 and 200 < back < 230
@@ -195,7 +205,7 @@ def test_a_straggler_that_comes_and_goes() -> None:
 def test_a_calm_cluster_never_switches(seed: int, spread: float) -> None:
     """Step times that vary by a few percent, whatever the seed."""
     draw = random.Random(seed)
-    made = Controller(4, 40, 10, AutoOptions(minimum_stay=0.0, window=5.0))
+    made = AutoController(4, 40, 10, AutoOptions(minimum_stay=0.0, window=5.0))
     assert simulated(made, lambda _: [1.0 + 0.2 * spread * draw.random() for _ in range(4)], 60.0) == []
 
 
@@ -204,7 +214,7 @@ def test_rates_that_hover_around_a_threshold_do_not_flap(seed: int) -> None:
     """gba / sync wanders within what hysteresis allows: at most one switch, however short the stay."""
     draw = random.Random(seed)
     options = AutoOptions(window=1e-6, margin=0.3, hysteresis=0.15, minimum_stay=0.0)
-    made = Controller(2, 20, 10, options)
+    made = AutoController(2, 20, 10, options)
     middle = (options.enter * options.leave) ** 0.5
     mode, switches = SYNC, 0
     for number in range(200):
@@ -223,7 +233,7 @@ def test_rates_that_hover_around_a_threshold_do_not_flap(seed: int) -> None:
 
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.2, 20.0)), min_size=1, max_size=100), st.floats(0.0, 20.0))
 def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]], stay: float) -> None:
-    made = Controller(2, 20, 10, AutoOptions(window=1.0, minimum_stay=stay))
+    made = AutoController(2, 20, 10, AutoOptions(window=1.0, minimum_stay=stay))
     now, mode, since = 0.0, SYNC, 0.0
     made.begin(now, mode)
     for gap, slow in changes:
@@ -251,12 +261,12 @@ def test_nobody_stays_shorter_than_the_minimum(changes: list[tuple[float, float]
     st.floats(0.0, 3.0),
 )
 def test_whatever_happens_a_look_has_positive_numbers(events: list[Any], gap: float) -> None:
-    made = Controller(3, 30, 10, AutoOptions())
+    made = AutoController(3, 30, 10, AutoOptions())
     now = 0.0
     for name, *given_ in events:
         now += gap
         look = getattr(made, name)(now, *given_)
-        if isinstance(look, Look):
+        if isinstance(look, SwitchDecision):
             assert look.sync > 0 and look.gba > 0 and look.slowest > 0 and look.wanted in (SYNC, GBA)
             assert look.efficiency is None or 0 < look.efficiency <= 1
             assert look.overhead is None or look.overhead >= 0
@@ -277,7 +287,7 @@ def test_it_lies_between_the_slowest_mean_and_the_largest_value(columns: list[li
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=200), st.floats(0.01, 50.0))
 def test_what_is_old_is_forgotten_but_for_a_few(gaps: list[float], seconds: float) -> None:
-    recent, times = Recent(seconds), list(itertools.accumulate(gaps))
+    recent, times = RecentValues(seconds), list(itertools.accumulate(gaps))
     for number, time in enumerate(times):
         recent.add(time, float(number))
     kept, now = recent.values, times[-1]

@@ -10,20 +10,20 @@ import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
 from gbactl.coordinator.auto_switch import NAME
-from gbactl.worker.loop import Worker
+from gbactl.worker.loop import WorkerLoop
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
 
 def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Worker._train
+    plain = WorkerLoop._train
 
     def train(self: Any, item: Any) -> None:
         if self.exchange.index == 1:
             raise Killed
         plain(self, item)
 
-    monkeypatch.setattr(Worker, "_train", train)
+    monkeypatch.setattr(WorkerLoop, "_train", train)
     cfg = RunConfig(
         mode=ModeConfig("gba", prefetch=0),
         model=ModelConfig(dim=4, hidden=[16, 8]),

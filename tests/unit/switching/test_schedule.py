@@ -8,12 +8,12 @@ import pytest
 
 from gbactl.errors import ConfigError
 from gbactl.launch.compose import compose
-from gbactl.switching.schedule import Entry, entries, located
+from gbactl.switching.schedule import ScheduleEntry, entries, located
 
 
 def test_a_schedule_is_read_in_order() -> None:
     found = entries([{"at": {"day": 2}, "to": "gba", "set": {"iota": 5}}, {"at": {"epoch": 4}, "to": "sync"}])
-    assert found == [Entry("day", 2, "gba", {"iota": 5}), Entry("epoch", 4, "sync", {})]
+    assert found == [ScheduleEntry("day", 2, "gba", {"iota": 5}), ScheduleEntry("epoch", 4, "sync", {})]
 
 
 def test_points_are_told_in_samples_of_the_run() -> None:

@@ -83,8 +83,6 @@ def test_every_mode_trains_and_counts(data: Path, tmp_path: Path, mode: str) -> 
         ("fr_bmuf", {"k": 100_000}, True),
     ],
 )  # fmt: skip
-
-
 def test_one_trainer_without_synchronisation_is_plain_training_bit_for_bit(
     data: Path, tmp_path: Path, mode: str, options: dict[str, Any], batch_norm: bool
 ) -> None:

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from gbactl.store.shard import Shard
 from gbactl.wire import failover_memory
-from gbactl.wire.failover_memory import Holdings, Waiting
-from gbactl.wire.messages import BeginPhase, Granted, Holding, Staged
+from gbactl.wire.failover_memory import GrantedBatches, StagedGradients
+from gbactl.wire.messages import BeginPhase, Granted, Staged, WorkerState
 
 
 def phase(number: int, training: bool = True) -> BeginPhase:
@@ -19,19 +19,19 @@ def grant(number: int, batch: int) -> Granted:
 
 
 def test_what_was_granted_and_what_of_it_is_held() -> None:
-    found = Holdings()
-    assert found.told(3, 1, None) == Holding(3, 1, 0, [], [])
+    found = GrantedBatches()
+    assert found.told(3, 1, None) == WorkerState(3, 1, 0, [], [])
     for batch in range(3):
         found.granted(grant(7, batch), phase(7))
     found.returned(grant(7, 1))
     found.granted(grant(8, 1), phase(8, training=False))
     told = found.told(3, 2, phase(8))
-    assert told == Holding(3, 2, 8, [7, 0, 7, 1, 7, 2, 8, 1], [7, 0, 1, 7, 2, 1, 8, 1, 0])
+    assert told == WorkerState(3, 2, 8, [7, 0, 7, 1, 7, 2, 8, 1], [7, 0, 1, 7, 2, 1, 8, 1, 0])
     found.returned(grant(7, 1))
 
 
 def test_old_grants_are_forgotten_and_held_ones_never() -> None:
-    found = Holdings()
+    found = GrantedBatches()
     for batch in range(2 * failover_memory.LAST):
         found.granted(grant(1, batch), phase(1))
         if batch:
@@ -53,7 +53,7 @@ def staged(batch: int, worker: int = 0) -> Staged:
 
 
 def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
-    parts, shard = Waiting(), cast(Any, Held())
+    parts, shard = StagedGradients(), cast(Any, Held())
     for batch in (5, 2, 9):
         parts.told(staged(batch), cast(Shard, shard))
     shard.staged = (5, 9)
@@ -65,7 +65,7 @@ def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
 
 
 def test_parts_that_were_applied_are_forgotten() -> None:
-    parts, shard = Waiting(), cast(Any, Held())
+    parts, shard = StagedGradients(), cast(Any, Held())
     for batch in range(4 * failover_memory.MOST):
         shard.staged = (batch - 1, batch)
         parts.told(staged(batch), shard)

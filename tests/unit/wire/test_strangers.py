@@ -18,8 +18,8 @@ from gbactl.wire import auth, listener
 from gbactl.wire.addresses import UNIX
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
-from gbactl.wire.listener import Door, Guest, Stranger
-from gbactl.wire.messages import Take, unpack
+from gbactl.wire.listener import Admission, AuthenticatedConnection, UnauthenticatedConnection
+from gbactl.wire.messages import TakeBatch, unpack
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, while_polling
 
 GAVE_WAY = "A connection gave way to others before it proved itself."
@@ -33,7 +33,7 @@ def hub(request: pytest.FixtureRequest) -> Iterator[SocketHub]:
     made.close()
 
 
-def door_of(hub: SocketHub) -> Door:
+def door_of(hub: SocketHub) -> Admission:
     assert hub.door is not None
     return hub.door
 
@@ -47,10 +47,10 @@ def gets_in(hub: SocketHub) -> None:
     """Somebody with the key comes, and is heard."""
     with closing(SocketHub(KEY, WORKER, encrypt=hub._tls is not None)) as near:
         channel, found = while_polling(hub, lambda: near.connect(hub.address, peer=SERVER))
-        channel.send(Take(5))
+        channel.send(TakeBatch(5))
         while not found:
             found = hub.poll(SECONDS)
-        assert unpack(found[0][1].kind, found[0][1].descriptor) == Take(5)
+        assert unpack(found[0][1].kind, found[0][1].descriptor) == TakeBatch(5)
     while hub._channels:
         hub.poll(SECONDS)
 
@@ -132,14 +132,14 @@ def test_time_is_up_for_who_writes_slowly() -> None:
 
 
 def test_who_has_the_key_and_had_to_give_way_comes_again(hub: SocketHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear, times = Stranger.hear, iter(range(99))
+    hear, times = UnauthenticatedConnection.hear, iter(range(99))
 
-    def twice_in_vain(stranger: Stranger, key: bytes, me: Peer) -> Guest | None:
+    def twice_in_vain(stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         if next(times) < 2:
             raise ConnectionResetError(GAVE_WAY)
         return hear(stranger, key, me)
 
-    monkeypatch.setattr(Stranger, "hear", twice_in_vain)
+    monkeypatch.setattr(UnauthenticatedConnection, "hear", twice_in_vain)
     gets_in(hub)
     assert hub.refused == {GAVE_WAY: 2}
 
@@ -193,7 +193,7 @@ def test_another_user_of_this_host_is_not_let_in() -> None:
 
 
 def test_reasons_and_lines_of_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    counted = listener.Refusals()
+    counted = listener.RejectionCounter()
     for number in range(10_000):
         counted.note(f"reason {number}")
         counted.note("the same again")

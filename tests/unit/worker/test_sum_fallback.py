@@ -11,7 +11,7 @@ import pytest
 
 from gbactl.errors import PeerGoneError
 from gbactl.wire.messages import Stop
-from gbactl.worker.sum_fallback import ServedSums
+from gbactl.worker.sum_fallback import ServerSums
 from tests.support.serving import Serving
 
 N = 5
@@ -28,7 +28,7 @@ def vector(value: float) -> Any:
     return np.full(N, value, np.float32)
 
 
-def by_ring(rank: ServedSums, value: float, total: float | None) -> Any:
+def by_ring(rank: ServerSums, value: float, total: float | None) -> Any:
     """Take part in a round of the ring, which has summed up to `total` here, or breaks before."""
     buffer = vector(value)
     handle = rank.start("d", buffer)
@@ -111,7 +111,7 @@ def test_many_rounds_with_a_slow_rank_and_several_names(serving: Serving) -> Non
     ranks = [serving.member(rank) for rank in range(3)]
     found: dict[int, list[float]] = {}
 
-    def work(rank: ServedSums) -> None:
+    def work(rank: ServerSums) -> None:
         rank.without_the_dead()
         rank.fall()
         rng = np.random.default_rng(rank.rank)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.collective.base import as_array
-from gbactl.collective.fallback import FallingCollective
+from gbactl.collective.fallback import CollectiveWithFallback
 from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import (
     CheckpointConfig,
@@ -24,13 +24,13 @@ from gbactl.config import (
     check,
 )
 from gbactl.coordinator.event_log import DENSE_LOST, MOVED, InfoRecord, OrderRecord, read
-from gbactl.coordinator.server_sums import ServerSums
+from gbactl.coordinator.server_sums import LostDenseGradients
 from gbactl.errors import ClusterError, EventLogError
 from gbactl.nodes import worker as node
 from gbactl.replay.command import replay
 from gbactl.server.core import Server
-from gbactl.wire.messages import KIND, Absent, Event, MoveDense, RingBroken, Sum, SumPart
-from gbactl.worker.client import Exchange
+from gbactl.wire.messages import KIND, Event, MoveDense, RingBroken, Sum, Summand, WorkerFailed
+from gbactl.worker.client import WorkerClient
 from gbactl.worker.dense_params import ReplicatedDense
 from tests.support import memory_cluster, small_data
 from tests.support.deaths import DyingWorker, Orphaned, Victim
@@ -110,11 +110,11 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Rings:
     def make(size: int = 3, broken: bool = False, has: int = -1, hangs: int = -1, deaf: int = -1) -> list[Ring]:
         group, made = MemoryGroup(size, timeout=20), []
 
-        def connect(late: bool, elsewhere: Any, item: int) -> FallingCollective:
+        def connect(late: bool, elsewhere: Any, item: int) -> CollectiveWithFallback:
             [exchange] = elsewhere.args
             ring = None if late or broken else Ring(group, exchange.index, has, exchange.index == hangs)
             made.extend([] if ring is None else [ring])
-            made_of = FallingCollective(ring, elsewhere(exchange.index, size))
+            made_of = CollectiveWithFallback(ring, elsewhere(exchange.index, size))
             if exchange.index == deaf and not late:
                 monkeypatch.setattr(made_of, "fall", lambda: None)
             return made_of
@@ -232,7 +232,7 @@ def test_another_coordinator_goes_on_where_the_ring_is_broken(
     """All workers get the same parameters when the phase ends, not in the middle of its steps."""
     rings()
     DyingWorker(monkeypatch, 1, 4, "before")
-    death = Orphaned(monkeypatch, Absent, later)
+    death = Orphaned(monkeypatch, WorkerFailed, later)
     result = run_in_memory(config("sync", lost), data, tmp_path)
     assert death.deaths == 1  # a successor that had said hello to the dead one is turned away, and another one comes
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
@@ -290,7 +290,7 @@ def test_another_coordinator_counts_what_is_gone_once(
     """The one before dies when it hears of it, before or after it has noted that. Turn 16: in the evaluation."""
     rings(has=BUCKETS * (turn - 1), deaf=1)
     DyingWorker(monkeypatch, 1, turn, "announced")
-    plain, deaths = ServerSums.lost, [0]
+    plain, deaths = LostDenseGradients.lost, [0]
 
     def heard(this: Any, *args: Any) -> None:
         if counted or deaths[0]:
@@ -299,7 +299,7 @@ def test_another_coordinator_counts_what_is_gone_once(
             deaths[0] += 1
             raise Killed
 
-    monkeypatch.setattr(ServerSums, "lost", heard)
+    monkeypatch.setattr(LostDenseGradients, "lost", heard)
     result = run_in_memory(config("sync", "continue"), data, tmp_path)
     adds_up(result)
     assert (result["global_step"], result["samples"]["trained"]) == (16, SAMPLES)
@@ -338,7 +338,7 @@ def test_the_server_that_sums_may_die_too(
 ) -> None:
     """In its first life, with some parts of a round."""
     rings(broken=True)
-    Victim(monkeypatch, SumPart, 20)
+    Victim(monkeypatch, Summand, 20)
     saves = CheckpointConfig(name="cpr", interval_steps=4, mb_per_second=0)
     result = run_in_memory(config(mode, name="shm", checkpoint=saves), data, tmp_path)
     adds_up(result)
@@ -351,7 +351,7 @@ def test_a_successor_is_in_the_sums_after_a_switch(
     """It came while servers held everything, and never had a ring. The others wait for it before they go on."""
     made = rings()
     DyingWorker(monkeypatch, 1, 2, "before")
-    there, plain, warm = threading.Event(), Exchange.push, node.warm_up
+    there, plain, warm = threading.Event(), WorkerClient.push, node.warm_up
 
     def warm_up(*args: Any) -> None:
         warm(*args)
@@ -363,7 +363,7 @@ def test_a_successor_is_in_the_sums_after_a_switch(
         plain(self, item, *rest)
 
     monkeypatch.setattr(node, "warm_up", warm_up)
-    monkeypatch.setattr(Exchange, "push", push)
+    monkeypatch.setattr(WorkerClient, "push", push)
     told: list[Event] = []
     cfg = config("gba", switch=SwitchConfig(schedule=[{"at": {"samples": 960}, "to": "sync"}]))
     result = run_in_memory(cfg, data, tmp_path, told=told)
@@ -386,4 +386,4 @@ def test_nothing_goes_to_the_server_while_the_ring_holds(
     monkeypatch.setattr(Server, "handle", handle)
     made = rings()
     adds_up(run_in_memory(config("sync"), data, tmp_path))
-    assert not {KIND[SumPart], KIND[Sum]} & set(heard) and all(ring.sums for ring in made)
+    assert not {KIND[Summand], KIND[Sum]} & set(heard) and all(ring.sums for ring in made)

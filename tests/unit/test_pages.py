@@ -1,0 +1,43 @@
+"""README.md fits on a page, every relative link leads to a file, and every command is in a block that a test runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import MARKS, ROOT, blocks, pages, text_of
+
+LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
+COMMAND = re.compile(r"^(?:\$ )?(?:gbactl|make|python|sudo|\.venv/bin/\S+) \S", re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """Text of a page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_readme_is_one_page() -> None:
+    text = text_of("README.md")
+    assert len(text.splitlines()) <= 200
+    assert len(text.encode()) <= 10_000
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    targets = [link.partition("#")[0] for link in LINK.findall(prose(page)) if "://" not in link and link[0] != "#"]
+    missing = [target for target in targets if target and not (ROOT / page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_commands_are_in_blocks_that_a_test_runs(page: Path) -> None:
+    for block in blocks(page):
+        assert block.mark in MARKS, block.text
+        if block.language != "sh":
+            assert not block.mark, block.text
+            if block.language in ("", "text", "bash", "console", "shell"):
+                assert not COMMAND.search(block.text), block.text
+    marks = re.findall(r"<!-- test: .*? -->", text_of(page))
+    assert len(marks) == sum(bool(block.mark) for block in blocks(page)), "a mark that is above no block"

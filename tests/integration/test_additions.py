@@ -1,44 +1,25 @@
-"""A mode and an engine, each added by two files and removed again: every command knows them, and forgets them."""
+"""A mode, a model and a data set added as the tutorials show, and an engine: every command knows them.
+
+Mode and engine are removed again, and every command forgets them.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gbactl
+from tests.support.pages import apply_changes, commands, files
 from tests.support.processes import SMALL, Launcher
 
-POLICY = '''"""`pairs`: every `size` gradients that arrived make one step."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from gbactl.policies.base import PolicyOptions, register
-from gbactl.policies.buffered import BufferedPolicy
-
-
-@dataclass(frozen=True)
-class PairsOptions(PolicyOptions):
-    size: int = 2
-
-
-@register("pairs")
-class PairsPolicy(BufferedPolicy):
-    Options = PairsOptions
-
-    def buffer_size(self) -> int:
-        return self.options.size
-
-    def factor(self, token_staleness: int) -> float:
-        return 1.0
-'''
-MODE = {"gbactl/policies/pairs.py": POLICY, "conf/mode/pairs.yaml": "name: pairs\nlocal_batch: null\nsize: 2\n"}
+MODE = files("docs/tutorials/add-a-mode.md")
 NOTED = '''"""`cluster=noted`: processes of this host that are written down as they are started."""
 
 from __future__ import annotations
@@ -89,14 +70,14 @@ def checkout(launcher: Launcher, tmp_path: Path) -> Path:
     return made
 
 
-def add(checkout: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
+def add(checkout: Path, added: dict[str, str]) -> None:
+    for name, text in added.items():
         assert not (checkout / name).exists()
         (checkout / name).write_text(text)
 
 
-def remove(checkout: Path, files: dict[str, str]) -> None:
-    for name in files:
+def remove(checkout: Path, added: dict[str, str]) -> None:
+    for name in added:
         (checkout / name).unlink()
 
 
@@ -110,8 +91,19 @@ def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
+def results_of(page: str, launcher: Launcher) -> list[dict[str, Any]]:
+    """Last lines of what a page's commands print."""
+    return [json.loads(said(launcher, *shlex.split(line)[1:]).splitlines()[-1]) for line in commands(page, "additions")]
+
+
 def test_two_files_make_a_mode_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
+    page = "docs/tutorials/add-a-mode.md"
     add(checkout, MODE)
+    trained, replayed, switched = results_of(page, launcher)
+    assert trained["mode"] == "pairs" and trained["samples"]["trained"] == 40000 and replayed["identical"]
+    assert [phase["mode"] for phase in switched["phases"]] == ["sync", "pairs"]
+    (launcher.cwd / "mlflow.db").unlink()
+
     real = launcher.train(*SHORT, "mode=pairs", "mode.size=3", tracking=True)
     assert (real["mode"], real["samples"]["trained"]) == ("pairs", 2000) and real["global_step"] == 6
     assert launcher.replayed(launcher.started[0].run_dir)["identical"]
@@ -149,3 +141,31 @@ def test_two_files_make_an_engine_and_no_other_is_touched(launcher: Launcher, ch
     why = "cluster=noted is not known; type cluster= one of: hosts, local, virtual."
     assert why in said(launcher, "replay", str(run_dir), code=1)
     assert json.loads(said(launcher, "report", "--format", "json"))["groups"][0]["key"] == ["bsp"]
+
+
+def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
+    page = "docs/tutorials/add-a-model.md"
+    assert "mf_deep" not in said(launcher, "train", "model.name=none", code=2)
+    add(checkout, files(page))
+    apply_changes(page, checkout)
+    (trained,) = results_of(page, launcher)
+    assert trained["samples"]["trained"] == 40000
+    assert "mf_deep" in said(launcher, "train", "model.name=none", code=2)
+
+
+def test_a_data_set_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Path) -> None:
+    page = "docs/tutorials/add-a-data-set.md"
+    added = files(page)
+    (launcher.cwd / "make_clicks.py").write_text(added.pop("make_clicks.py"))
+    add(checkout, added)
+    apply_changes(page, checkout)
+    described, train = commands(page, "additions")
+    make, _, describe = described.partition(" && ")
+    subprocess.run([sys.executable, *shlex.split(make)[1:]], cwd=launcher.cwd, check=True)
+    assert "clicks: 20,000 rows, 0 numeric features, 2 fields" in said(launcher, *shlex.split(describe)[1:])
+    trained = json.loads(said(launcher, *shlex.split(train)[1:]).splitlines()[-1])
+    assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
+
+    (launcher.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")
+    assert "clicks.csv, from line 1 on" in said(launcher, *shlex.split(train)[1:], code=1)
+    assert "data.users" in said(launcher, *shlex.split(train)[1:], "+data.users=3", code=2)

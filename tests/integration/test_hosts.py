@@ -19,8 +19,8 @@ import pytest
 from gbactl.coordinator import event_log
 from gbactl.engine import network_report
 from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
-from tests.support.processes import Launched, alive, collective, wait_for
 from tests.support.pages import commands
+from tests.support.processes import Launched, alive, collective, wait_for
 from tests.support.site import LONG, NAMES, OBSTACLE, Site
 from tests.support.slow import slow
 

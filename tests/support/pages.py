@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = ("", "slow", "own data", "hosts", "additions", "make")
-_BLOCK = re.compile(r'^(?:<!-- test: ([a-z ]+) -->\n+)?```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+_MARK = r"(?:<!-- test: ([a-z ]+) -->\n+)?"
+_BLOCK = re.compile(rf'^{_MARK}```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Hook of MkDocs that fills the generated parts of the reference pages from the code.
+"""Hook of MkDocs: fills the generated parts of the reference pages from the code, and loads Mermaid.
 
 A page names its generated parts by markers such as `<!-- generated: configuration -->`. Meanings of configuration keys
 are the comments of conf/, their bounds are the annotations of the schema (gbactl/config and the classes that it names).
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import yaml
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.place import place_of
@@ -26,6 +28,7 @@ from gbactl.policies.base import names, policy_class
 from gbactl.typed import default_of, shown
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence
 MARKER = re.compile(r"<!-- generated: (\w+) -->")
 COMMENT = re.compile(r"\s#\s*(.*)$")
 UNLISTED = ("name", "plans")  # the files of a group differ in these; both are explained beside its table
@@ -282,3 +285,11 @@ PARTS: dict[str, Callable[[], str]] = {"configuration": configuration, "records"
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the markers of a page. Raises KeyError for an unknown one."""
     return MARKER.sub(lambda match: PARTS[match[1]](), markdown)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Load Mermaid from the site itself on pages with diagrams; the theme would load it from elsewhere."""
+    if 'class="mermaid"' not in output:
+        return output
+    script = get_relative_url(MERMAID, page.url)
+    return output.replace("</head>", f'<script src="{script}"></script></head>', 1)

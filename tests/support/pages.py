@@ -8,6 +8,7 @@ A fenced block of language `sh` holds commands. A comment `<!-- test: MARK -->` 
 - `hosts`: on several network namespaces (tests/integration/test_hosts.py)
 - `additions`: in a copy of the source tree with the files that the page shows (tests/integration/test_additions.py)
 - `make`: the targets exist
+- `synopsis`: verb, options and keys exist (tests/unit/test_pages.py); words in capitals stand for the reader's own
 
 A fenced block with a title is a file, or, of language `diff`, a change to a file.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKS = ("", "slow", "own data", "hosts", "additions", "make")
+MARKS = ("", "slow", "own data", "hosts", "additions", "make", "synopsis")
 _MARK = r"(?:<!-- test: ([a-z ]+) -->\n+)?"
 _BLOCK = re.compile(rf'^{_MARK}```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.support.pages import MARKS, ROOT, blocks, pages, text_of
+from gbactl.cli import cli
+from gbactl.launch.compose import compose
+from tests.support.pages import MARKS, ROOT, blocks, commands, pages, text_of
 
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
 COMMAND = re.compile(r"^(?:\$ )?(?:gbactl|make|python|sudo|\.venv/bin/\S+) \S", re.MULTILINE)
@@ -41,3 +45,14 @@ def test_commands_are_in_blocks_that_a_test_runs(page: Path) -> None:
                 assert not COMMAND.search(block.text), block.text
     marks = re.findall(r"<!-- test: .*? -->", text_of(page))
     assert len(marks) == sum(bool(block.mark) for block in blocks(page)), "a mark that is above no block"
+
+
+@pytest.mark.parametrize("line", [line for page in pages() for line in commands(page, "synopsis")])
+def test_verbs_options_and_keys_of_a_synopsis_exist(line: str) -> None:
+    program, verb, *words = shlex.split(line)
+    command = cli.get_command(click.Context(cli), verb)
+    assert program == "gbactl" and command is not None
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= options
+    if verb == "train":
+        compose([word for word in words if not word.startswith("-")])

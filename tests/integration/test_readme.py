@@ -49,6 +49,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.beside
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("sequence", sequences(""))
 def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
     """In order, in one directory: later commands read what earlier ones wrote."""

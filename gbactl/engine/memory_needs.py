@@ -10,7 +10,7 @@ from gbactl.data.dataset import Dataset
 from gbactl.models import dense_size, row_width
 from gbactl.store.optim import MOMENTS, OptimizerSpec
 
-BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (README, Speed)
+BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (docs/studies/performance.md)
 STEPS_BYTES = 4  # Adam's count of a row's steps
 FLOAT = 4
 OF_MODEL = 4  # vectors: its values, their initial values, the gradient as computed and as sent

@@ -17,7 +17,9 @@ import pytest
 
 import gbactl
 from tests.support.pages import apply_changes, commands, files
-from tests.support.processes import SMALL, Launcher
+from tests.support.processes import Launcher
+
+pytestmark = pytest.mark.beside
 
 MODE = files("docs/tutorials/add-a-mode.md")
 NOTED = '''"""`cluster=noted`: processes of this host that are written down as they are started."""
@@ -38,17 +40,17 @@ class Noted(Place):
     Options = NotedOptions
 
     def train(self, launch):
-        from gbactl.engine.base import Children
+        from gbactl.engine.base import RunProcesses
 
         name = self.options(launch.cfg.cluster).file
 
-        class NotedChildren(Children):
+        class NotedProcesses(RunProcesses):
             def _begin(self, boot, environment, log):
                 with (self.run_dir / name).open("a") as file:
                     print(boot.peer, file=file)
                 super()._begin(boot, environment, log)
 
-        launch.follow(NotedChildren(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
+        launch.follow(NotedProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
 
 
 PLACE = Noted()
@@ -91,29 +93,28 @@ def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
-def results_of(page: str, launcher: Launcher) -> list[dict[str, Any]]:
-    """Last lines of what a page's commands print."""
-    return [json.loads(said(launcher, *shlex.split(line)[1:]).splitlines()[-1]) for line in commands(page, "additions")]
+def result_of(line: str, launcher: Launcher) -> dict[str, Any]:
+    """Last line of what a command prints."""
+    found: dict[str, Any] = json.loads(said(launcher, *shlex.split(line)[1:]).splitlines()[-1])
+    return found
 
 
 def test_two_files_make_a_mode_and_no_other_is_touched(launcher: Launcher, checkout: Path) -> None:
     page = "docs/tutorials/add-a-mode.md"
     add(checkout, MODE)
-    trained, replayed, switched = results_of(page, launcher)
+    train, replay, switch = commands(page, "additions")
+    trained, replayed = result_of(train, launcher), result_of(replay, launcher)
     assert trained["mode"] == "pairs" and trained["samples"]["trained"] == 40000 and replayed["identical"]
-    assert [phase["mode"] for phase in switched["phases"]] == ["sync", "pairs"]
     (launcher.cwd / "mlflow.db").unlink()
 
     real = launcher.train(*SHORT, "mode=pairs", "mode.size=3", tracking=True)
     assert (real["mode"], real["samples"]["trained"]) == ("pairs", 2000) and real["global_step"] == 6
     assert launcher.replayed(launcher.started[0].run_dir)["identical"]
-    schedule = "switch.schedule=[{at: {samples: 1000}, to: pairs, set: {local_batch: 128}}]"
-    modelled = (*(text for text in SMALL if "threads" not in text), *SHORT, "cluster=virtual")
-    there = launcher.train(*modelled, "mode=sync", schedule, small=False, tracking=True)
-    assert [phase["mode"] for phase in there["phases"]] == ["sync", "pairs"]
+    modelled = result_of(switch, launcher)
+    assert [phase["mode"] for phase in modelled["phases"]] == ["sync", "pairs", "pairs"]
 
     shown = json.loads(said(launcher, "report", "--format", "json"))
-    assert [group["key"][0] for group in shown["groups"]] == ["pairs", "sync>pairs@samples1000"]
+    assert [group["key"][0] for group in shown["groups"]] == ["pairs", "sync>pairs@samples10000"]
     assert "pairs" in said(launcher, "switch", "--run", str(real["run_dir"]), "--to", "none", code=2)
     assert "sync" in (known := said(launcher, "train", "mode=none", code=2)) and "pairs" in known
     assert "mode.size does not belong" in said(launcher, "train", "mode=gba", "mode.size=3", code=2)
@@ -148,7 +149,8 @@ def test_a_model_is_added_as_the_tutorial_shows(launcher: Launcher, checkout: Pa
     assert "mf_deep" not in said(launcher, "train", "model.name=none", code=2)
     add(checkout, files(page))
     apply_changes(page, checkout)
-    (trained,) = results_of(page, launcher)
+    (train,) = commands(page, "additions")
+    trained = result_of(train, launcher)
     assert trained["samples"]["trained"] == 40000
     assert "mf_deep" in said(launcher, "train", "model.name=none", code=2)
 
@@ -163,7 +165,7 @@ def test_a_data_set_is_added_as_the_tutorial_shows(launcher: Launcher, checkout:
     make, _, describe = described.partition(" && ")
     subprocess.run([sys.executable, *shlex.split(make)[1:]], cwd=launcher.cwd, check=True)
     assert "clicks: 20,000 rows, 0 numeric features, 2 fields" in said(launcher, *shlex.split(describe)[1:])
-    trained = json.loads(said(launcher, *shlex.split(train)[1:]).splitlines()[-1])
+    trained = result_of(train, launcher)
     assert trained["samples"]["read"] == 20000 * 6 // 7 and trained["auc"] > 0.6
 
     (launcher.cwd / "clicks.csv").write_text("1,2,3\n1,two,3\n")

@@ -28,9 +28,9 @@ from gbactl.store.dense import DenseBlock
 from gbactl.store.memory import copied
 from gbactl.trainer.dense_params import TrainerDense
 from gbactl.trainer.hogwild import ComputeThread, start
-from gbactl.wire.addresses import near
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready
 from gbactl.wire.startup import await_setup, install_dense
 from gbactl.worker.client import WorkerClient
@@ -43,7 +43,7 @@ from gbactl.worker.sum_fallback import ServerSums
 from gbactl.worker.sync_recovery import SyncRecovery
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup import Bootstrap
 
 
 def work(

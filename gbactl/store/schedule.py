@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from gbactl.config_types import Bounds, Share
 from gbactl.errors import ConfigError
-from gbactl.typed import Bounds, Share
 
 
 @dataclass

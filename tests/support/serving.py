@@ -12,10 +12,10 @@ from gbactl.store.optim import OptimizerSpec
 from gbactl.store.shard import Shard
 from gbactl.store.spec import ShardSpec
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import ShardRelocated, Stop
 from gbactl.worker.client import BatchSource, WorkerClient
 from gbactl.worker.sum_fallback import ServerSums
+from tests.support.in_memory import MemoryHub
 
 SGD = OptimizerSpec("sgd", 1.0)
 SPEC = ShardSpec(0, 1, 10, 3, row_optimizer=SGD, dense=DenseSpec(4), dense_optimizer=SGD)

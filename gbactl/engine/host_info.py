@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gbactl import shared_memory_names
-from gbactl.collective.rendezvous_base import address_of_own_name, interface_of
+from gbactl.collective.rendezvous import address_of_own_name, interface_of
 from gbactl.errors import ClusterError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.collective.factory import check_here
+from gbactl.collective import check_here
 from gbactl.config import RunConfig
 from gbactl.config.shards import shard_spec
 from gbactl.data.dataset import Dataset
@@ -19,7 +19,7 @@ from gbactl.engine.bandwidth_probe import LinkMeasurement
 from gbactl.engine.host_info import SAME, free_memory
 from gbactl.errors import ConfigError
 from gbactl.models import dense_size, row_width
-from gbactl.store.optim import MOMENTS, OptimizerSpec
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 MEBI = 1 << 20
 # last message of a worker that has lost a server, or did not reach one

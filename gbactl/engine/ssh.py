@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.placement import Host, hosts_of, place, successor
 from gbactl.data.dataset import Dataset

@@ -15,7 +15,7 @@ import numpy as np
 from gbactl.config import RunConfig, from_dict
 from gbactl.errors import PeerGoneError
 from gbactl.store.dense import Cut, DenseSpec
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.journal import NAME as JOURNAL
 from gbactl.coordinator.journal import kept
@@ -24,9 +24,9 @@ from gbactl.engine.fork_server import await_fork_server, start_node, tell, threa
 from gbactl.engine.signals import whole
 from gbactl.nodes.process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
-from gbactl.wire.addresses import address_of, listen, local
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
+from gbactl.wire.startup import Bootstrap
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0

@@ -7,16 +7,20 @@ are the comments of conf/, their bounds are the annotations of the schema (gbact
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+import click
 import yaml
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from gbactl.cli import cli
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.place import place_of
 from gbactl.coordinator import event_log
@@ -280,6 +284,22 @@ def shown_type(hint: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"configuration": configuration, "records": records}
+
+
+def with_examples(command: click.Command) -> None:
+    """Turn the preformatted paragraphs of a command's help, and of its verbs', into code blocks of Markdown."""
+    text = inspect.cleandoc(command.help or "")
+    command.help = re.sub(r"\x08\n((?:.+\n?)+)", lambda match: f"```text\n{textwrap.dedent(match[1])}\n```\n", text)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            verb = command.get_command(click.Context(command), name)
+            assert verb is not None
+            with_examples(verb)
+
+
+def on_pre_build(**_: Any) -> None:
+    """Prepare the help of all commands for the page that shows it."""
+    with_examples(cli)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -17,7 +17,7 @@ from docs.hooks.reference import configuration, records
 from gbactl.config import flatten, to_dict
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.coordinator.state import Ongoing
+from gbactl.coordinator.state import RunState
 from gbactl.errors import DivergedError
 from gbactl.faults.base import KINDS
 from gbactl.launch.compose import compose
@@ -158,4 +158,4 @@ def test_the_page_has_every_kind_of_record_with_its_fields() -> None:
     known, fixed = documented(), {int(cells[0]): cells[1] for cells in rows(records()) if cells[0].isdecimal()}
     assert {**{number: name for number, (name, _) in known.items()}, **fixed} == KINDS_OF_RECORDS
     assert known[event_log.PHASE][1] == list(BeginPhase._fields)
-    assert known[event_log.NOTE][1] == [field.name for field in fields(Ongoing)]
+    assert known[event_log.NOTE][1] == [field.name for field in fields(RunState().ongoing)]

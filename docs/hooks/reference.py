@@ -7,20 +7,24 @@ are the comments of conf/, their bounds are the annotations of the schema (gbact
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+import click
 import yaml
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from gbactl.cli import cli
 from gbactl.config import RunConfig, from_dict
 from gbactl.config.place import place_of
 from gbactl.coordinator import event_log
-from gbactl.data.sources import SOURCES, options_class
+from gbactl.data.sources import options_class
 from gbactl.errors import ConfigError
 from gbactl.faults import plan
 from gbactl.faults.base import KINDS, Workers, typed
@@ -67,14 +71,14 @@ def entries(path: Path) -> dict[str, Entry]:
 
     def walk(node: yaml.Node, prefix: str) -> None:
         for key, value in node.value:
-            name, inside = prefix + key.value, isinstance(value, yaml.MappingNode) and bool(value.value)
-            line, end = key.start_mark.line, value.end_mark
+            name, line, end = prefix + key.value, key.start_mark.line, value.end_mark
+            if isinstance(value, yaml.MappingNode) and value.value:
+                walk(value, f"{name}.")
+                continue
             comment = COMMENT.search(lines[line], end.column if end.line == line else 0)
             found[name] = Entry(yaml.safe_load(yaml.serialize(value)), comment[1] if comment else "")
-            if inside:
-                del found[name]
-                walk(value, f"{name}.")
 
+    assert root is not None, path
     walk(root, "")
     return {name: entry for name, entry in found.items() if name != "defaults" and not name.startswith("hydra.")}
 
@@ -88,9 +92,9 @@ def group_files(group: str) -> dict[str, dict[str, Entry]]:
     }
 
 
-def hints_of(group: str) -> dict[str, tuple[Any, Any]]:
-    """Annotations and defaults of a group's keys, by their names within the group."""
-    found: dict[str, tuple[Any, Any]] = {}
+def hints_of(group: str, source: str) -> dict[str, Any]:
+    """Annotations of a group's keys, by their names within the group; `source`: the data source, for the group data."""
+    found: dict[str, Any] = {}
 
     def add(cls: type[Any], prefix: str = "") -> None:
         hints = get_type_hints(cls, include_extras=True)
@@ -98,11 +102,10 @@ def hints_of(group: str) -> dict[str, tuple[Any, Any]]:
             if dataclasses.is_dataclass(hints[each.name]):
                 add(hints[each.name], f"{prefix}{each.name}.")
             elif each.name != "options":
-                found.setdefault(f"{prefix}{each.name}", (hints[each.name], default_of(each)))
+                found.setdefault(f"{prefix}{each.name}", hints[each.name])
 
     if group == "data":
-        for source in SOURCES:
-            add(options_class(source))
+        add(options_class(source))
         return found
     add(get_type_hints(RunConfig)[group])
     if group == "mode":
@@ -169,12 +172,13 @@ def table(header: str, rows: Iterator[str] | list[str]) -> str:
 
 def keys_of(group: str, files: dict[str, dict[str, Entry]], prefix: str = "") -> str:
     """Table of a group's keys: those of its files in their order, and those of the schema that no file has."""
-    hints, several = hints_of(group), len(files) > 1
+    first, several = next(iter(files.values())), len(files) > 1
+    hints = hints_of(group, first["name"].value if "name" in first else "")
     order = [*dict.fromkeys(key for keys in files.values() for key in keys if key not in UNLISTED)]
     rows = []
     for key in order:
         there = {name: keys[key] for name, keys in files.items() if key in keys}
-        hint, _ = hints.get(key, (None, None))
+        hint = hints.get(key)
         choices = choices_of(group, next(iter(there)) if several else "", key) if hint is str else ""
         meaning = by_value({name: entry.comment for name, entry in there.items()}, cell)
         default = by_value({name: entry.value for name, entry in there.items()}, code)
@@ -280,6 +284,22 @@ def shown_type(hint: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"configuration": configuration, "records": records}
+
+
+def with_examples(command: click.Command) -> None:
+    """Turn the preformatted paragraphs of a command's help, and of its verbs', into code blocks of Markdown."""
+    text = inspect.cleandoc(command.help or "")
+    command.help = re.sub(r"\x08\n((?:.+\n?)+)", lambda match: f"```text\n{textwrap.dedent(match[1])}\n```\n", text)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            verb = command.get_command(click.Context(command), name)
+            assert verb is not None
+            with_examples(verb)
+
+
+def on_pre_build(**_: Any) -> None:
+    """Prepare the help of all commands for the page that shows it."""
+    with_examples(cli)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

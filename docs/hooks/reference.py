@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import click
 import yaml
+from gbactl.typed import default_of, shown
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
@@ -29,7 +30,6 @@ from gbactl.errors import ConfigError
 from gbactl.faults import plan
 from gbactl.faults.base import KINDS, Workers, typed
 from gbactl.policies.base import names, policy_class
-from gbactl.typed import default_of, shown
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence

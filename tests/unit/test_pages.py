@@ -56,3 +56,11 @@ def test_verbs_options_and_keys_of_a_synopsis_exist(line: str) -> None:
     assert {word for word in words if word.startswith("-")} <= options
     if verb == "train":
         compose([word for word in words if not word.startswith("-")])
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_files_of_the_tree_that_pages_name_exist(page: Path) -> None:
+    shown = {block.title for block in blocks(page) if block.title}
+    named = set(re.findall(r"\b(?:gbactl|tests|experiments|conf)/[\w/.]+\.(?:py|yaml|md)\b", text_of(page)))
+    missing = [name for name in sorted(named - shown) if "NAME" not in name and not (ROOT / name).exists()]
+    assert not missing

@@ -16,6 +16,7 @@ from tests.support.pages import ROOT, commands, pages, scripts
 from tests.support.samples import write_samples
 
 SECONDS = 240
+LONG_SECONDS = 1200
 START = [Path("docs/start") / name for name in ("install.md", "first-run.md", "reading-the-table.md")]
 SEQUENCES = [START, *([page] for page in pages() if page not in START)]  # the pages of a sequence share a directory
 
@@ -26,11 +27,11 @@ def environment(workplace: Path) -> dict[str, str]:
     return {**kept, "PATH": f"{tools}:{os.environ['PATH']}", "GBACTL_CACHE": str(workplace / "cache")}
 
 
-def run(script: str, folder: Path, workplace: Path) -> None:
+def run(script: str, folder: Path, workplace: Path, seconds: float = SECONDS) -> None:
     """Exit code 0, and something to read."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment(workplace), capture_output=True,
-        text=True, timeout=SECONDS,
+        text=True, timeout=seconds,
     )  # fmt: skip
     assert done.returncode == 0, f"{script}\n{done.stderr}"
     assert done.stdout.strip(), script
@@ -59,13 +60,13 @@ def test_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sequence", sequences("slow"))
 def test_long_commands(sequence: Sequence[Path], workplace: Path, tmp_path: Path) -> None:
     """The whole page, as its long commands read what its short ones wrote."""
     for page in sequence:
         for script in scripts(page, "", "slow"):
-            run(script, tmp_path, workplace)
+            run(script, tmp_path, workplace, LONG_SECONDS)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import gbactl
 from tests.support.pages import apply_changes, commands, files
 from tests.support.processes import Launcher
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.timeout(900)]
 
 MODE = files("docs/tutorials/add-a-mode.md")
 NOTED = '''"""`cluster=noted`: processes of this host that are written down as they are started."""
@@ -87,7 +87,7 @@ def said(launcher: Launcher, *arguments: str, code: int = 0) -> str:
     """Of a command: what it printed, or the sentence on what was wrong."""
     done = subprocess.run(
         [sys.executable, "-m", "gbactl", *arguments], cwd=launcher.cwd, env=launcher.environment, text=True,
-        capture_output=True, timeout=120, check=False,
+        capture_output=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     return done.stderr if code else done.stdout

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from gbactl.errors import ConfigError
-from gbactl.faults.base import NextOccurrence, TimedFault, kind, require
+from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
 from gbactl.faults.random_streams import exponential, key_of, uniform
 from gbactl.typed import Bounds, Interval
 

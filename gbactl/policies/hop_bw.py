@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from gbactl.errors import ConfigError
-from gbactl.policies.base import Policy, PolicyOptions, register
+from gbactl.policies.policy import Policy, PolicyOptions, register
 from gbactl.policies.records import Decision, Grant, Member, Step
 from gbactl.typed import Natural
 

@@ -13,7 +13,7 @@ from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
 from gbactl.kernels.halves import CODECS, rounded
 from gbactl.nodes.roles import dressed
-from gbactl.replay.command import replay, sentence
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.compression import HalfPrecisionHub, narrowed

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from gbactl import shared_names
-from gbactl.collective.base import Moved, Vector, as_array, uncounted
-from gbactl.collective.fault_tolerant import InterruptedSum, RingFallback
-from gbactl.collective.rendezvous_base import Rendezvous
+from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
 

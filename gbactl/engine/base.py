@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.journal import NAME as JOURNAL
 from gbactl.coordinator.journal import kept

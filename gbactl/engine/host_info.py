@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gbactl import shared_names
-from gbactl.collective.rendezvous_base import address_of_own_name
+from gbactl.collective.rendezvous import address_of_own_name
 from gbactl.engine.network_interface import client_of_ssh
 
 

@@ -8,7 +8,7 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.models import dense_size, row_width
-from gbactl.store.optim import MOMENTS, OptimizerSpec
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 BESIDE = 1.03  # ratio of a server's memory to that of its rows and moments (README, Speed)
 STEPS_BYTES = 4  # Adam's count of a row's steps

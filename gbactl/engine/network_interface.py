@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from gbactl.collective.rendezvous_base import interface_of
+from gbactl.collective.rendezvous import interface_of
 from gbactl.errors import ClusterError
 
 ANY_PORT = 9  # nothing is sent

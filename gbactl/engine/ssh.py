@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.placement import hosts_of, place, successor
 from gbactl.data.dataset import Dataset

@@ -19,7 +19,7 @@ from shlex import quote
 from typing import Any
 
 from gbactl.collective.horovod import missing
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config.placement import Host
 
 AGENT = "gbactl.engine.agent"

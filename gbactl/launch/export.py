@@ -72,7 +72,7 @@ def state_dict(cfg: RunConfig, schema: Schema, rows: Any, dense: Any, names: lis
     A table's last column is its first-order weight."""
     import torch
 
-    from gbactl.models.flat import FlatModel
+    from gbactl.models.flat_parameters import FlatModel
 
     model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
     FlatModel(model).load(dense)

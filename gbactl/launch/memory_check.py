@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gbactl.collective.factory import check_here
+from gbactl.collective import check_here
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.engine.host_info import free_memory

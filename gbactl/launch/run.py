@@ -15,7 +15,7 @@ from typing import Any
 from gbactl import shared_names
 from gbactl.checkpoint.folder import NAME as CHECKPOINTS
 from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.collective.rendezvous_base import Rendezvous
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.coordinator.auto_switch import NAME as AUTO
 from gbactl.coordinator.schedule import rounds
@@ -205,7 +205,7 @@ class LaunchedRun:
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
             return
-        from gbactl.collective.factory import open_rendezvous
+        from gbactl.collective import open_rendezvous
 
         bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"

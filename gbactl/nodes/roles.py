@@ -18,7 +18,7 @@ from gbactl.coordinator.journal import JournalState, kept
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.kernels.library import flush
+from gbactl.kernels.native import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.recovery import load_last

@@ -24,7 +24,7 @@ from gbactl.coordinator.phase_log import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
-from gbactl.kernels.library import flushed
+from gbactl.kernels.native import flushed
 from gbactl.launch.find_run import LOG, find
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.nodes.roles import header

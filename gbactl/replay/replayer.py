@@ -18,7 +18,7 @@ from gbactl.replay.log_scan import PhaseRecord, Recording
 from gbactl.replay.pulled_versions import CapturedValues
 from gbactl.store.checksum import MODULUS
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.schedule import factor
+from gbactl.store.optimizers import factor
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase
 

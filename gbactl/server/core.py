@@ -22,7 +22,7 @@ from gbactl.server.easgd_center import EasgdHandlers
 from gbactl.server.gradient_sums import SumHandlers
 from gbactl.server.recovery import RecoveryHandlers
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.schedule import due
+from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub

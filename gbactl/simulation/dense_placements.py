@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec, round_here
+from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.all_reduce import RingRounds, SimulatedRing
 from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
-from gbactl.store.schedule import due
+from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
 from gbactl.worker.core import BatchInProgress, ReplicatedSteps, push_views, weigh
-from gbactl.worker.dense_params import NOT_HERE
+from gbactl.worker.dense_placement import NOT_HERE
 
 Payloads = list[tuple[int, Any, int, int]]
 
@@ -143,8 +143,8 @@ class OrderedSum:
 class ReplicatedDense:
     """Replicated placement: gradients are summed by an all-reduce, and all workers apply the same step.
 
-    Failed workers are not waited for: others are dealt their batches, as in worker/sync_recovery.py. `members`: workers
-    that take part."""
+    Failed workers are not waited for: others are dealt their batches, as by SyncRecovery (worker/dense_placement.py).
+    `members`: workers that take part."""
 
     def __init__(
         self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int = 0,
@@ -310,7 +310,7 @@ class TrainerDense:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See ComputeThread.packed in trainer/hogwild.py."""
+        """See ComputeThread.packed in trainer/replica_placement.py."""
         return NOT_HERE
 
     def leave(self) -> None:

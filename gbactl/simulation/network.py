@@ -21,7 +21,7 @@ import numpy as np
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec, rounded
+from gbactl.kernels.half_precision import Codec, rounded
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
 from gbactl.simulation.discrete_events import EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer

@@ -16,7 +16,7 @@ import numpy as np
 
 from gbactl.faults.fault_plan import FaultPlan
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec
+from gbactl.kernels.half_precision import Codec
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host, VirtualChannel
@@ -178,7 +178,7 @@ class DensePlacement(Protocol):
         """Compute (checksum, model sum) of the parameters that a worker holds."""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacementState.packed in worker/dense_params.py."""
+        """See DensePlacementState.packed in worker/dense_placement.py."""
 
     def leave(self) -> None:
         """Release the dense vector, which moves elsewhere."""

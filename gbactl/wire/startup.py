@@ -9,7 +9,7 @@ import numpy as np
 
 from gbactl.errors import PeerGoneError
 from gbactl.store.dense import Cut, DenseSpec
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Ack, InstallDense, ShardAddresses, Stop, decode

@@ -25,9 +25,8 @@ import numpy as np
 from gbactl.errors import WireError
 from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import auth, frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame

@@ -296,7 +296,7 @@ def test_a_worker_that_fails_tells_its_own_reason(launcher: Launcher, tmp_path: 
         "import os, sys\n"
         "class Trap:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'gbactl.models.compute':\n"
+        "        if name == 'gbactl.models.gradient_computer':\n"
         "            raise RuntimeError('the sky is falling')\n"
         "sys.meta_path.insert(0, Trap())\n"
     )

@@ -24,7 +24,7 @@ from gbactl.policies.policy import Decision
 from gbactl.replay.gradient_recomputation import GradientRecomputer, PulledBatch
 from gbactl.replay.replayer import store_order
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.schedule import factor
+from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase
 
 

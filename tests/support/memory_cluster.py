@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import ring_item
-from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import RunConfig, to_dict
 from gbactl.coordinator.journal import JournalState
 from gbactl.coordinator.shell import Coordinator
@@ -27,6 +26,7 @@ from gbactl.wire.frames import CLOSED
 from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed
+from tests.support.in_memory_collective import MemoryGroup
 
 LIMIT_SECONDS = 60.0
 

@@ -31,9 +31,8 @@ from gbactl.coordinator.state import config_at
 from gbactl.launch.export import export
 from gbactl.server.core import Server
 from gbactl.server.easgd_center import EasgdHandlers
-from gbactl.trainer.dense_params import TrainerDense
-from gbactl.trainer.easgd_exchange import EasgdExchange
-from gbactl.trainer.hogwild import ComputeThread
+from gbactl.trainer.exchange import EasgdExchange
+from gbactl.trainer.replica_placement import ComputeThread, TrainerDense
 from gbactl.wire.messages import (
     AddReplica,
     AdoptVersion,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gbactl.coordinator.statistics import Statistics, check_notes, curve, notes_summary, quantiles, total_notes
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.statistics import ExchangeStatistics
+from gbactl.trainer.replica import ExchangeStatistics
 
 
 def step(number: int, *members: tuple[int, float], samples: int = 10, token: int = 0) -> Step:

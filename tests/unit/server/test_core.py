@@ -10,9 +10,8 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel

@@ -32,7 +32,7 @@ from gbactl.kernels.base import (
     live_shares,
     require,
 )  # fmt: skip
-from gbactl.kernels.halves import CODECS, Codec
+from gbactl.kernels.half_precision import CODECS, Codec
 
 CHUNK = 1 << 15
 GOLDEN = 0x9E3779B97F4A7C15

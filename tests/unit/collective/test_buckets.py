@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.collective.base import Buckets
-from gbactl.collective.overlap import OverlappedGradient
-from gbactl.kernels.halves import CODECS, Codec
+from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.kernels.half_precision import CODECS, Codec
 
 
 class Doubling:

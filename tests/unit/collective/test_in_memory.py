@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gbactl.collective.base import Buckets, all_reduce_sum, sum_in_rank_order
-from gbactl.collective.in_process import MemoryGroup
+from gbactl.collective.base import all_reduce_sum, sum_in_rank_order
+from gbactl.collective.buckets import Buckets
 from gbactl.errors import ClusterError
+from tests.support.in_memory_collective import MemoryGroup
 
 
 def vectors(size: int, length: int = 257) -> list[np.ndarray]:

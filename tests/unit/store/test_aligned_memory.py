@@ -8,20 +8,20 @@ import sys
 import numpy as np
 import pytest
 
-from gbactl.store.memory import full, zeros
+from gbactl.store.aligned_memory import full, zeros
 
 SCRIPT = """
 import numpy as np, sys
 from gbactl.kernels import load
-from gbactl.store.shard import Order, Part, Shard, ShardSpec
+from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 def peak():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM")) * 1024
 def cycle(rows):
     shard = Shard(ShardSpec(0, 1, rows, 17), load(sys.argv[1]))
     for step, low in enumerate(range(0, rows, 5000)):
         index = np.arange(low, min(low + 5000, rows), dtype=np.int32)
-        shard.stage(step, Part(index, np.ones((len(index), 17), np.float32)))
-        shard.apply(Order(step, ((step, 1.0),), 1.0, 1.0))
+        shard.stage(step, GradientSlice(index, np.ones((len(index), 17), np.float32)))
+        shard.apply(StepOrder(step, ((step, 1.0),), 1.0, 1.0))
     return shard
 cycle(20_000)
 before = peak()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import (
     ClusterConfig,
     ModeConfig,
@@ -23,9 +22,10 @@ from gbactl.config import (
 )
 from gbactl.coordinator.event_log import SWITCH, InfoRecord, read
 from gbactl.errors import PeerGoneError
-from gbactl.trainer.dense_params import TrainerDense
+from gbactl.trainer.replica_placement import TrainerDense
 from gbactl.wire.messages import Event
 from tests.support import small_data
+from tests.support.in_memory_collective import MemoryGroup
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import AVERAGED, CENTRED, FOREGROUND, REPLICAS, every_k
 

@@ -1,4 +1,4 @@
-"""Flushing denormal numbers: the thread's own setting, with and without the compiled library."""
+"""Flushing denormal numbers: the thread's own setting, with and without the compiled native."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from gbactl.kernels import library, load
-from gbactl.store.optim import OptimizerSpec, RowOptimizer
+from gbactl.kernels import load, native
+from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
 
 
 def halved() -> float:
@@ -19,20 +19,20 @@ def halved() -> float:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_inside_they_are_nothing_and_outside_as_before(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if not compiled:
-        monkeypatch.setattr(library, "find_library", lambda: None)
+        monkeypatch.setattr(native, "find_library", lambda: None)
     assert halved() > 0
-    with library.flushed():
+    with native.flushed():
         assert halved() == 0
-        with library.flushed():
+        with native.flushed():
             pass
-        assert halved() == 0 and library.flushes()
+        assert halved() == 0 and native.flushes()
     assert halved() > 0
 
 
 def test_the_setting_is_the_thread_s_own() -> None:
     found: list[float] = []
-    with library.flushed():
-        thread = threading.Thread(target=lambda: (library.flush(False), found.append(halved())))
+    with native.flushed():
+        thread = threading.Thread(target=lambda: (native.flush(False), found.append(halved())))
         thread.start()
         thread.join()
         assert halved() == 0
@@ -44,6 +44,6 @@ def test_a_moment_that_fades_becomes_zero(name: str) -> None:
     table = np.zeros((1, 4), np.float32)
     optimizer = RowOptimizer(OptimizerSpec("adam", 1e-3), table, load(name))
     optimizer.moments["first"][:] = 1.2e-38
-    with library.flushed():
+    with native.flushed():
         optimizer.listed(np.zeros(1, np.int32), np.zeros((1, 4), np.float32))
     assert not optimizer.moments["first"].any()

@@ -11,7 +11,7 @@ import torch
 from gbactl.config import ModelConfig
 from gbactl.models import build, row_width
 from gbactl.models.base import BatchNorm
-from gbactl.models.compute import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer
 
 N, F, DIM = 3, 4, 5
 

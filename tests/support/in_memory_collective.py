@@ -11,8 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.collective.base import Moved, Vector, as_array, ring_share, sum_in_rank_order, uncounted
-from gbactl.collective.fault_tolerant import FaultTolerantCollective, InterruptedSum
+from gbactl.collective.base import (
+    FaultTolerantCollective,
+    InterruptedSum,
+    Moved,
+    Vector,
+    as_array,
+    ring_share,
+    sum_in_rank_order,
+    uncounted,
+)
 from gbactl.errors import ClusterError
 
 KEPT_ROUNDS = 16  # dealt rounds that are kept: no rank is so far behind

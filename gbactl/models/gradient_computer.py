@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gbactl.models.base import ClickModel
-from gbactl.models.flat import FlatModel, Vector
+from gbactl.models.flat_parameters import FlatModel, Vector
 
 Floats = NDArray[np.float32]
 

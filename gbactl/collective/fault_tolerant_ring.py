@@ -5,7 +5,7 @@ has failed, the ring is not used again in this run. On one host the fallback is 
 the ring's last sum may have reached some ranks only, while the others sum in another order. Workers that hold the same
 dense parameters are therefore made equal again (see coordinator/worker_recovery.py); replicas differ anyway. A summand
 that the failed rank had already given counts in either case. On several hosts the fallback is the first server
-(worker/sum_fallback.py).
+(worker/all_reduce_on_server.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gbactl.collective.base import Collective, Moved
-from gbactl.collective.fault_tolerant import FaultTolerantCollective, RingFallback
-from gbactl.collective.rendezvous_base import Rendezvous
+from gbactl.collective.base import Collective, FaultTolerantCollective, Moved, RingFallback
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.errors import ClusterError
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.halves import CODECS, Codec, round_here, rounded
-from gbactl.kernels.library import flushed
+from gbactl.kernels.half_precision import CODECS, Codec, round_here, rounded
+from gbactl.kernels.native import flushed
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = sorted(CODECS)

@@ -6,25 +6,24 @@ and `finish` after a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from gbactl.collective.base import Buckets, Collective
-from gbactl.collective.fault_tolerant import InterruptedSum
-from gbactl.collective.overlap import OverlappedGradient
-from gbactl.kernels.halves import Codec
-from gbactl.models.flat import FlatModel
+from gbactl.collective.base import Collective, FaultTolerantCollective, InterruptedSum, Vector
+from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.kernels.half_precision import Codec
+from gbactl.models.flat_parameters import FlatModel
 from gbactl.store.checksum import digest
-from gbactl.store.dense import DenseBlock, dense_square
-from gbactl.store.schedule import due
+from gbactl.store.dense import Cut, DenseBlock, dense_square, held
+from gbactl.store.optimizers import due
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import GradientNorms
+from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
+from gbactl.worker.client import WorkerClient
 from gbactl.worker.core import BatchInProgress, ReplicatedSteps, weigh
-from gbactl.worker.dense_slices import ShardSlices
-from gbactl.worker.sync_recovery import SyncRecovery
 
 NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacementState.packed
 
@@ -37,7 +36,7 @@ class Placements:
 
     @property
     def trainer(self) -> Any:
-        """Placement of this worker as a trainer (see trainer/dense_params.py)."""
+        """Placement of this worker as a trainer (see trainer/replica_placement.py)."""
         return self.placements["replicas"]
 
     def move(self, home: str, gives: bool, turn: int = 0) -> None:
@@ -267,3 +266,83 @@ class ReplicatedDense:
         self.steps.taken = grant.token
         if self.block.value is not self.flat.vector:
             self.flat.load(self.block.value)
+
+
+class SyncRecovery:
+    """Recovery of one worker in `sync`. `value`: its dense parameters float32[n], updated in place."""
+
+    def __init__(
+        self,
+        collective: FaultTolerantCollective,
+        exchange: WorkerClient,
+        flat: FlatModel,
+        value: Vector,
+        steps: ReplicatedSteps,
+    ) -> None:
+        self.collective, self.exchange, self.flat, self.value = collective, exchange, flat, value
+        self.steps = steps
+        self._before = value.copy()  # parameters before the last step
+        self._now = value.copy()
+        self._first: int | None = None  # first step of this generation
+        self._token = -1  # current step
+        collective.wanted = self._wanted
+        exchange.on_more = self._more_comes
+
+    def begin(self, item: BatchInProgress) -> bool:
+        """Announce the place that a batch fills.
+
+        False where its step is taken already, and only its rows are missing."""
+        token, place = item.grant.token, self.steps.place(item)
+        if place is None:
+            np.copyto(self._now, self.value)
+            self.flat.load(self._before)
+            return False
+        self._first = token if self._first is None else self._first
+        self._token = token
+        self.collective.deal(token - self._first + 1, place.part, place.parts, token + 1)
+        return True
+
+    def forward(self) -> None:
+        """Load the current parameters again after a batch of an earlier step was computed."""
+        self.flat.load(self._now)
+
+    def more(self) -> bool:
+        """Whether this worker has another batch of the current step."""
+        return self.exchange.core.has_batch_of(self._token)
+
+    def _more_comes(self, step: int) -> None:
+        if step <= self._token:
+            self.collective.interrupt()
+
+    def _wanted(self) -> bool:
+        return self.exchange.over() or self.more()
+
+    def take(self) -> None:
+        """Keep the parameters before the step that is taken now."""
+        np.copyto(self._before, self.value)
+
+    def renew(self, generation: int) -> None:
+        """Begin a new generation, in which all workers have the same parameters."""
+        self._first = None
+        self.collective.renew(generation)
+
+
+class ShardSlices:
+    """Slices of all servers. `cuts`: [low, high) of each shard, in order of shard."""
+
+    def __init__(self, exchange: WorkerClient, cuts: list[Cut]) -> None:
+        self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)
+
+    def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
+        """Fetch the servers' slices into the whole vector `block`, within the context `still`.
+
+        Raises the error that ended the run."""
+        found = self.exchange.get_dense(self.held)
+        with still or nullcontext():
+            for shard, (state, values) in found.items():
+                block.unpack(*self.held[shard], values, state.step)
+
+    def give(self, block: DenseBlock, how: Callable[[int], PutDense | AddReplica] = PutDense) -> None:
+        """Send the servers the slices of the whole vector `block`, and wait until all have them."""
+        parts = {shard: block.packed(*cut) for shard, cut in self.held.items()}
+        self.exchange.put_dense(how(block.step), parts)

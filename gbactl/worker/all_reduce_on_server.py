@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.collective.base import Moved, Vector, as_array, uncounted
-from gbactl.collective.fault_tolerant import InterruptedSum, RingFallback
+from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
 from gbactl.errors import PeerGoneError, WireError
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import Sum, Summand

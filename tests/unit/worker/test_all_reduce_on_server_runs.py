@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from gbactl.collective.base import as_array
-from gbactl.collective.fallback import CollectiveWithFallback
-from gbactl.collective.in_process import MemoryGroup
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -31,9 +30,10 @@ from gbactl.replay.replay_run import replay
 from gbactl.server.core import Server
 from gbactl.wire.messages import KIND, Event, MoveDense, RingBroken, Sum, Summand, WorkerFailed
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.dense_params import ReplicatedDense
+from gbactl.worker.dense_placement import ReplicatedDense
 from tests.support import memory_cluster, small_data
 from tests.support.deaths import DyingWorker, Orphaned, Victim
+from tests.support.in_memory_collective import MemoryGroup
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import AVERAGED, REPLICAS, every_k
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
 from gbactl.store.optimizers import ScheduleConfig
-from gbactl.typed import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
 
 
 @dataclass

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
+from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.typed import Bounds, Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 
 Workers = list[int] | int | float | str
 Slower = Annotated[float, Bounds(at_least=1, at_most=1e6)]  # 4: four times slower

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+from gbactl.config_types import NumberOrInfinity, Share
 from gbactl.errors import ConfigError
 from gbactl.policies.buffered import BufferedPolicy
 from gbactl.policies.policy import PolicyOptions, register
-from gbactl.typed import NumberOrInfinity, Share
 
 
 def hard(excess: float, _rate: float) -> float:

@@ -25,8 +25,8 @@ from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.native import flushed
-from gbactl.launch.find_run import LOG, find
 from gbactl.launch.progress import ProgressDisplay
+from gbactl.launch.run_dir import LOG, find
 from gbactl.nodes.roles import header
 from gbactl.replay.log_scan import Recording, scan
 from gbactl.replay.replayer import Replayer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.collective.shared_memory import SharedMemoryCollective
 
 STRANGE = "import os; os.getpid = lambda: 4194300; "  # as in a pid namespace of its own: a number that nobody has here
@@ -26,20 +26,20 @@ FOLDER = (
 def test_sweep_removes_what_nobody_holds_and_nothing_else() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    segment, folder = (shared_names.DIRECTORY / f"gbactl-{dead.pid}-{digit * 16}" for digit in "01")
+    segment, folder = (shared_memory_names.DIRECTORY / f"gbactl-{dead.pid}-{digit * 16}" for digit in "01")
     segment.write_bytes(b"x")
     (folder / "2").mkdir(parents=True)
-    mine = shared_names.DIRECTORY / shared_names.new()
-    strange = shared_names.DIRECTORY / f"gbactl-{dead.pid}-not-ours"
+    mine = shared_memory_names.DIRECTORY / shared_memory_names.new()
+    strange = shared_memory_names.DIRECTORY / f"gbactl-{dead.pid}-not-ours"
     mine.mkdir()
-    held = shared_names.held(mine)
+    held = shared_memory_names.held(mine)
     strange.write_bytes(b"x")
     try:
-        assert shared_names.sweep() >= 2
+        assert shared_memory_names.sweep() >= 2
         assert not segment.exists() and not folder.exists()
         assert mine.exists() and strange.exists()
         os.close(held)
-        assert shared_names.sweep() >= 1
+        assert shared_memory_names.sweep() >= 1
         assert not mine.exists()
     finally:
         strange.unlink()
@@ -54,9 +54,9 @@ def test_what_a_living_process_made_stays_until_it_is_dead(made: str, before: tu
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
-        path = shared_names.DIRECTORY / owner.stdout.readline().strip()
-        assert shared_names.NAME.fullmatch(path.name)
-        shared_names.sweep()
+        path = shared_memory_names.DIRECTORY / owner.stdout.readline().strip()
+        assert shared_memory_names.NAME.fullmatch(path.name)
+        shared_memory_names.sweep()
         assert path.exists()
     finally:
         owner.kill()
@@ -67,7 +67,7 @@ def test_what_a_living_process_made_stays_until_it_is_dead(made: str, before: tu
 def _until_gone(path: Path) -> None:
     """A namespace's processes end a moment after the one that made it."""
     for _ in range(500):
-        shared_names.sweep()
+        shared_memory_names.sweep()
         if not path.exists():
             return
         time.sleep(0.01)
@@ -75,13 +75,13 @@ def _until_gone(path: Path) -> None:
 
 
 def test_a_folder_that_ranks_make_again_is_held_by_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_names, "DIRECTORY", tmp_path)
-    rank = SharedMemoryCollective(tmp_path / shared_names.new(), 0, 2)
+    monkeypatch.setattr(shared_memory_names, "DIRECTORY", tmp_path)
+    rank = SharedMemoryCollective(tmp_path / shared_memory_names.new(), 0, 2)
     os.close(rank._create(rank.folder / "0-8"))
-    assert shared_names.sweep() == 0
+    assert shared_memory_names.sweep() == 0
     assert (rank.folder / "0-8").exists()
     rank.close()
-    assert shared_names.sweep() == 1
+    assert shared_memory_names.sweep() == 1
 
 
 @pytest.mark.parametrize(("flags", "again"), [(os.O_CREAT | os.O_RDWR, True), (os.O_RDWR, False)])
@@ -101,8 +101,8 @@ def test_a_sweep_that_is_faster_than_the_lock_is_noticed(
 
     monkeypatch.setattr(fcntl, "flock", slow)
     if again:
-        os.close(shared_names.held(path, flags))
+        os.close(shared_memory_names.held(path, flags))
         assert path.exists()
     else:
         with pytest.raises(FileNotFoundError):
-            shared_names.held(path, flags)
+            shared_memory_names.held(path, flags)

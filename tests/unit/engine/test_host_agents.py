@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.engine import network_report
+from gbactl.engine import host_agents
 from gbactl.engine.bandwidth_probe import LinkMeasurement
-from gbactl.engine.network_report import HostFindings, NetworkParameters
+from gbactl.engine.host_agents import HostFindings, NetworkParameters
 from gbactl.engine.preflight import HostReport
 from gbactl.errors import UsageError
 
@@ -42,8 +42,8 @@ def test_a_host_that_takes_its_name_for_loopback_is_advised_and_no_fault() -> No
 
 def test_a_written_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "network.yaml"
-    path.write_text(network_report.text(examined()))
-    assert network_report.read(path) == {"latency_us": 60.0, "bandwidth_gbit": 8.0}
+    path.write_text(host_agents.text(examined()))
+    assert host_agents.read(path) == {"latency_us": 60.0, "bandwidth_gbit": 8.0}
     assert "# a -> c: 70.0 us, 1 Gbit/s" in path.read_text()
 
 
@@ -54,9 +54,9 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, text: str) -> None:
     path = tmp_path / "network.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match="--network"):
-        network_report.read(path)
+        host_agents.read(path)
 
 
 def test_nothing_measured_nothing_written() -> None:
     with pytest.raises(UsageError, match="No line between two hosts was measured"):
-        network_report.text(HostFindings({"a": HostReport("a")}))
+        host_agents.text(HostFindings({"a": HostReport("a")}))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gbactl.engine.preflight import too_few, too_large
 from gbactl.errors import ConfigError
 from gbactl.launch.compose import compose
-from gbactl.launch.memory_check import too_few, too_large
 from gbactl.launch.run import train
 
 

@@ -15,10 +15,9 @@ from typing import NoReturn
 import pytest
 
 from gbactl.wire import auth, listener
-from gbactl.wire.addresses import UNIX
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
-from gbactl.wire.listener import Admission, AuthenticatedConnection, UnauthenticatedConnection
+from gbactl.wire.listener import UNIX, Admission, AuthenticatedConnection, UnauthenticatedConnection
 from gbactl.wire.messages import TakeBatch, unpack
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, while_polling
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.engine.agent_protocol import LONGEST, MAGIC, MOST_GREETING, MessageDecoder, field, pack
+from gbactl.engine.agent_connection import LONGEST, MAGIC, MOST_GREETING, MessageDecoder, field, pack
 from gbactl.errors import WireError
 
 messages = st.lists(

@@ -15,7 +15,7 @@ import pytest
 from gbactl.config import RunConfig
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError
-from gbactl.launch.failures import MOST_TRIES, FaultInjection, Replacements, loss_known, switch_known, told
+from gbactl.launch.supervision import MOST_TRIES, FaultInjection, Replacements, loss_known, switch_known, told
 from gbactl.wire.messages import Event
 
 SLEEPER = "import time; time.sleep(60)"

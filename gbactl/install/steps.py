@@ -1,6 +1,6 @@
-"""Progress messages of long installation commands.
+"""Steps of an installation: long commands with progress messages.
 
-Cost: one thread per command. The command's own output goes to a log file, whose end is shown when the command fails.
+Costs one thread per command. The command's own output goes to a log file, whose end is shown when the command fails.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 from gbactl.config import RunConfig
 from gbactl.coordinator.handout import LivePhase
 from gbactl.policies import Policy
-from gbactl.switching.controller import SYNC, AutoController, AutoOptions, SwitchDecision
+from gbactl.switching.auto_controller import SYNC, AutoController, AutoOptions, SwitchDecision
 
 NAME = "auto.jsonl"
 

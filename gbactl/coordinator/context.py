@@ -24,7 +24,7 @@ from gbactl.coordinator.recovery_times import FailureRecord, RecoveryTimes
 from gbactl.coordinator.state import JobPosition, RunState
 from gbactl.coordinator.summary import RunSummary
 from gbactl.data.dataset import Dataset
-from gbactl.faults.observed import ObservedBatches
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Event, Granted
 

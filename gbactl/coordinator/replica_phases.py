@@ -16,8 +16,8 @@ from typing import Any
 from gbactl.coordinator.context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.statistics import check_notes, notes_summary, total_notes
 from gbactl.policies import Policy
-from gbactl.policies.base import policy_class
-from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
+from gbactl.policies.policy import policy_class
+from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas, WorkerFailed
 
 

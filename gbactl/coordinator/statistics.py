@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.faults.observed import ObservedBatches
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.policies import Member, Step
 
 POINTS = 20

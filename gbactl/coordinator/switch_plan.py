@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gbactl.config import RunConfig
 from gbactl.policies import Policy
-from gbactl.switching.schedule import ScheduleEntry, located
+from gbactl.switching.mode_switches import ScheduleEntry, located
 
 
 @dataclass(frozen=True)

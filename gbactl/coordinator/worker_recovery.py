@@ -17,8 +17,8 @@ from gbactl.collective.shared_memory import available
 from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.errors import ClusterError
-from gbactl.faults.injector import FaultInjector, Injection
-from gbactl.faults.spec import Hang
+from gbactl.faults.fault_kinds import Hang
+from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
 

@@ -24,9 +24,9 @@ from gbactl.engine.fork_server import await_fork_server, start_node, tell, threa
 from gbactl.engine.signals import whole
 from gbactl.nodes.process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
-from gbactl.wire.addresses import address_of, listen, local
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
+from gbactl.wire.startup import Bootstrap
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0

@@ -23,15 +23,14 @@ from gbactl.processor import vectors
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.recovery import load_last
 from gbactl.store.shard import Shard
-from gbactl.wire.addresses import local
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.compression import narrowed
+from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import exposed
-from gbactl.wire.startup import await_dense
+from gbactl.wire.startup import Bootstrap, await_dense
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:

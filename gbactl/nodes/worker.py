@@ -26,9 +26,9 @@ from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
 from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
-from gbactl.wire.addresses import near
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready
 from gbactl.wire.startup import await_setup, install_dense
 from gbactl.worker.all_reduce_on_server import ServerSums
@@ -46,7 +46,7 @@ from gbactl.worker.dense_placement import (
 from gbactl.worker.loop import MappedBatchSource, WorkerLoop
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup import Bootstrap
 
 
 def work(

@@ -26,7 +26,6 @@ from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.failover_memory import StagedGradients
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     KIND,
@@ -56,6 +55,7 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
+from gbactl.wire.reconnecting import StagedGradients
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)

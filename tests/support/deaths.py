@@ -13,9 +13,9 @@ import pytest
 from gbactl.coordinator import journal
 from gbactl.coordinator.handout import LivePhase
 from gbactl.server.core import Server
-from gbactl.wire.in_memory import MemoryChannel
 from gbactl.wire.messages import KIND
 from gbactl.worker.client import WorkerClient
+from tests.support.in_memory import MemoryChannel
 from tests.support.memory_cluster import Killed
 
 

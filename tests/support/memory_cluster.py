@@ -20,12 +20,12 @@ from gbactl.nodes.roles import dressed, header, serve
 from gbactl.nodes.worker import work
 from gbactl.server.core import Server
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Hub
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed
+from gbactl.wire.startup import Bootstrap
+from tests.support.in_memory import MemoryHub
 from tests.support.in_memory_collective import MemoryGroup
 
 LIMIT_SECONDS = 60.0

@@ -15,7 +15,7 @@ from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.recovery_times import FailureRecords
 from gbactl.coordinator.state import OVER
 from gbactl.coordinator.worker_recovery import FATES
-from gbactl.replay.command import replay, sentence
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
 from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, DyingWorker

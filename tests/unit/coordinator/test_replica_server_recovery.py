@@ -28,7 +28,7 @@ from gbactl.config import (
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.shell import Coordinator
 from gbactl.coordinator.state import config_at
-from gbactl.launch.export import export
+from gbactl.launch.checkpoint_command import export
 from gbactl.server.core import Server
 from gbactl.server.easgd_center import EasgdHandlers
 from gbactl.trainer.exchange import EasgdExchange

@@ -28,7 +28,7 @@ from gbactl.config import (
 from gbactl.coordinator import event_log
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
-from gbactl.replay.recording import scan
+from gbactl.replay.log_scan import scan
 from gbactl.server import recovery
 from gbactl.server.core import Server
 from gbactl.wire.messages import (

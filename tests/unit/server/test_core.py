@@ -16,7 +16,6 @@ from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import (
     AdoptVersion,
     Barrier,
@@ -39,6 +38,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     unpack,
 )
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 ROWS, WIDTH, DENSE = 10, 3, 5
 TOLD = (0.5, 0.1, 1.0, 0, 0)  # loss, seconds, slowdown, versions

@@ -15,8 +15,8 @@ from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate, decode
+from tests.support.in_memory import MemoryHub
 
 SIZE = 4
 

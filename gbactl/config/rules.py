@@ -13,7 +13,7 @@ from gbactl.store.spec import ROW_L2_SCOPES
 from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
 
-LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:

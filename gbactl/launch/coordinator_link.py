@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gbactl.coordinator.journal import kept
+from gbactl.coordinator.state import kept
 from gbactl.engine.base import RunProcesses
 from gbactl.errors import WireError
 from gbactl.wire.event_loop import SocketHub

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl.coordinator.phase_log import Divergence, DivergenceError
+from gbactl.coordinator.training_phase import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
 from gbactl.kernels.library import flushed
 from gbactl.launch.find_run import LOG, find
 from gbactl.launch.progress import ProgressDisplay
-from gbactl.nodes.roles import header
+from gbactl.nodes.node_setup import header
 from gbactl.replay import model_file
 from gbactl.replay.fold import Replayer
 from gbactl.replay.recording import Recording, scan

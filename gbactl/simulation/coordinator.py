@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.context import WaitCondition
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.message_loop import Coordinator
+from gbactl.coordinator.run_context import WaitCondition
 from gbactl.simulation.network import VirtualHub
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame

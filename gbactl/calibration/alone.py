@@ -19,7 +19,7 @@ from gbactl.config.shards import dense_cuts, shard_spec
 from gbactl.data.dataset import Dataset
 from gbactl.kernels import load
 from gbactl.kernels.base import Ints
-from gbactl.kernels.library import flushed
+from gbactl.kernels.native import flushed
 from gbactl.models import build, row_width
 from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.server import PullAnswer
@@ -38,7 +38,7 @@ class SingleProcess:
     """Worker without a cluster, on the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        from gbactl.models.compute import GradientComputer
+        from gbactl.models.gradient_computer import GradientComputer
 
         schema = dataset.schema
         self.dataset, self.servers = dataset, cfg.cluster.servers

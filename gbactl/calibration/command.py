@@ -21,7 +21,7 @@ from gbactl.config import RunConfig
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.engine.network_report import read
+from gbactl.engine.host_agents import read
 from gbactl.engine.signals import stoppable
 from gbactl.errors import ClusterError, UsageError
 from gbactl.launch.compose import compose

@@ -19,7 +19,7 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.launch import rundir
+from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.progress import ProgressDisplay
 from gbactl.launch.run import LaunchedRun
 from gbactl.processor import available_cores
@@ -145,7 +145,7 @@ def observe(cfg: RunConfig, dataset: Dataset, scratch: Path, seconds: float | No
     """Run `cfg` on the local backend, at most for `seconds` and a warm-up. Raises GbactlError."""
     name = f"{cfg.mode.name}-{cfg.cluster.workers}-{len(list(scratch.iterdir()))}"
     cfg = replace(cfg, run_dir=str(scratch / name))
-    run, eps = ObservedRun(cfg, dataset, rundir.create(cfg), seconds), 0.0
+    run, eps = ObservedRun(cfg, dataset, run_dirs.create(cfg), seconds), 0.0
     with contextlib.suppress(LongEnough):
         eps = float(run.go()["eps"])
     return Observation(cfg.mode.name, cfg.cluster.workers, run.notes.rate, run.cpu, run.others, eps)

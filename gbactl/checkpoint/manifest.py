@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from gbactl.checkpoint.tensor_file import sync_folder
+from gbactl.config_types import matches
 from gbactl.errors import CheckpointError
-from gbactl.typed import matches
 
 FORMAT = 1
 NAME = "manifest.json"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import Moved, WireTensors, rank_gone, ring_share, uncounted
-from gbactl.collective.rendezvous_base import Rendezvous, interface_of
+from gbactl.collective.rendezvous import Rendezvous, interface_of
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up

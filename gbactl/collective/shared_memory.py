@@ -26,12 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from gbactl import shared_names
-from gbactl.collective.base import Moved, Vector, as_array, uncounted
-from gbactl.collective.fault_tolerant import InterruptedSum, RingFallback
-from gbactl.collective.rendezvous_base import Rendezvous
+from gbactl import shared_memory_names
+from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.errors import ClusterError, ConfigError
-from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
+from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 
 FUTEX_WAIT, FUTEX_WAKE, EVERYONE = 0, 1, 0x7FFFFFFF
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
@@ -81,7 +80,7 @@ class _Handle:
 
 def available() -> bool:
     """Return whether this machine supports a collective in shared memory (futex and /dev/shm)."""
-    return bool(FUTEX) and shared_names.available()
+    return bool(FUTEX) and shared_memory_names.available()
 
 
 def require_available() -> None:
@@ -262,7 +261,7 @@ class SharedMemoryCollective(RingFallback):
 
     def _hold(self) -> None:
         """Protect the group's folder from clean-ups. Raises FileNotFoundError where it was removed again."""
-        held, self._held = self._held, shared_names.held(self._root)
+        held, self._held = self._held, shared_memory_names.held(self._root)
         if held is not None:
             os.close(held)
 
@@ -280,10 +279,10 @@ class SharedMemoryRendezvous(Rendezvous):
     def __init__(self, size: int) -> None:
         require_available()
         self.size = size
-        self.folder = SHARED_MEMORY / shared_names.new()
+        self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
-            self._held: int | None = shared_names.held(self.folder)
+            self._held: int | None = shared_memory_names.held(self.folder)
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 

@@ -19,7 +19,7 @@ from gbactl.config.rules import check, check_switch
 from gbactl.config.run import RunConfig
 from gbactl.faults.plan import FaultsConfig
 from gbactl.models.options import ModelConfig
-from gbactl.store.schedule import ScheduleConfig
+from gbactl.store.optimizers import ScheduleConfig
 
 __all__ = [
     "CheckpointConfig",

@@ -1,7 +1,7 @@
 """Groups of a run's configuration, as in conf/.
 
 A group that one module uses as a whole is defined beside that module: faults/plan.py, checkpoint/plan.py,
-models/options.py, store/schedule.py.
+models/options.py, store/optimizers.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from gbactl.store.schedule import ScheduleConfig
-from gbactl.typed import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
+from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
+from gbactl.store.optimizers import ScheduleConfig
 
 
 @dataclass

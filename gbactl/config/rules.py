@@ -9,7 +9,7 @@ from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.errors import ConfigError
 from gbactl.policies.base import policy_class
-from gbactl.store.spec import ROW_L2_SCOPES
+from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.controller import MODES
 from gbactl.switching.schedule import name
 

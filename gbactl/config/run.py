@@ -21,12 +21,12 @@ from gbactl.config.groups import (
     TransportConfig,
 )
 from gbactl.config.place import Place, place_of
+from gbactl.config_types import Processes, Seed, expect
 from gbactl.faults.plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
 from gbactl.policies.base import PolicyOptions, policy_class
 from gbactl.switching.controller import GBA, MODES, SYNC
 from gbactl.switching.schedule import ScheduleEntry, entries, name
-from gbactl.typed import Processes, Seed, expect
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 

@@ -27,7 +27,7 @@ from gbactl.coordinator.training_phase import (
 )
 from gbactl.errors import WireError
 from gbactl.policies import Grant, Policy, Step
-from gbactl.store.schedule import due
+from gbactl.store.optimizers import due
 from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gbactl.collective import fault_tolerant
+from gbactl.collective.base import SHARED_MEMORY
 from gbactl.collective.shared_memory import available
 from gbactl.coordinator import event_log
 from gbactl.coordinator.membership import Heartbeat
@@ -132,7 +132,7 @@ class WorkerRecovery:
     def lost(self) -> None:
         """Mark the workers' dense parameters as unequal where a failed worker took part in a ring all-reduce."""
         cfg = self.run.cfg
-        ring = cfg.collective.name != fault_tolerant.NAME and cfg.place.real
+        ring = cfg.collective.name != SHARED_MEMORY and cfg.place.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:

@@ -22,7 +22,7 @@ from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase, make
 from gbactl.policies.base import policy_class
-from gbactl.store.schedule import factor
+from gbactl.store.optimizers import factor
 from gbactl.wire import traffic
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
 

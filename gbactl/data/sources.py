@@ -13,10 +13,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar, get_type_hints
 
+from gbactl.config_types import default_of, expect
 from gbactl.data.files import Progress
 from gbactl.data.writer import WrittenArrays
 from gbactl.errors import ConfigError
-from gbactl.typed import default_of, expect
 
 T = TypeVar("T")
 COMMON = ("name", "cache")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.state import JOURNAL_FILE, kept
 from gbactl.data.dataset import Dataset
@@ -23,9 +23,9 @@ from gbactl.engine.fork_server import await_fork_server, start_node, tell, threa
 from gbactl.engine.signals import whole
 from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
-from gbactl.wire.addresses import address_of, listen, local
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
+from gbactl.wire.startup import Bootstrap
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0

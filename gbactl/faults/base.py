@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
+from gbactl.config_types import Bounds, Count, Interval, Seconds
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.typed import Bounds, Count, Interval, Seconds
 
 Workers = list[int] | int | float | str
 Slower = Annotated[float, Bounds(at_least=1, at_most=1e6)]  # 4: four times slower

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from gbactl.config_types import Seed
 from gbactl.errors import ConfigError
 from gbactl.faults.message_faults import ActivePeriods, AllActivePeriods, MessageFaults
 from gbactl.faults.random_streams import key_of
 from gbactl.faults.spec import CpuHog, Fault, ProcessFailure, parse
-from gbactl.typed import Seed
 
 _SERVERS, _STORMS = 2, 5  # separate the random numbers of servers and storms from the workers'
 _CHOICE = 1  # separates the random numbers of the choice from those of batches

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_type_hints
 
+from gbactl.config_types import Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
 from gbactl.faults.base import (
@@ -30,7 +31,6 @@ from gbactl.faults.base import (
     window,
 )
 from gbactl.faults.load_trace import LoadTrace
-from gbactl.typed import Count, Interval, Natural, Processes, Seconds, SomeShare, expect, matches
 
 __all__ = [
     "ConstantSlowdown",

@@ -18,20 +18,19 @@ from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.coordinator.state import JournalState, kept
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.kernels.library import flush
+from gbactl.kernels.native import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.shard_server import load_last
 from gbactl.store.shard import Shard
-from gbactl.wire.addresses import local
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.compression import narrowed
+from gbactl.wire.listener import local
 from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
 from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import exposed
-from gbactl.wire.startup import await_dense
+from gbactl.wire.startup import Bootstrap, await_dense
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:

@@ -11,39 +11,42 @@ import numpy as np
 import torch
 
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
-from gbactl.collective import fault_tolerant
-from gbactl.collective.base import ring_item
-from gbactl.collective.factory import connect
-from gbactl.collective.fallback import CollectiveWithFallback
+from gbactl.collective import connect
+from gbactl.collective.base import FaultTolerantCollective, ring_item
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
 from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.library import flush
+from gbactl.kernels.native import flush
 from gbactl.models import build, row_width
-from gbactl.models.compute import GradientComputer
-from gbactl.models.flat import FlatModel
+from gbactl.models.flat_parameters import FlatModel
+from gbactl.models.gradient_computer import GradientComputer
+from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
-from gbactl.store.memory import copied
-from gbactl.trainer.dense_params import TrainerDense
-from gbactl.trainer.hogwild import ComputeThread, start
-from gbactl.wire.addresses import near
+from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready
 from gbactl.wire.startup import await_setup, install_dense
+from gbactl.worker.all_reduce_on_server import ServerSums
 from gbactl.worker.client import WorkerClient
 from gbactl.worker.core import ReplicatedSteps
 from gbactl.worker.core_sharing import CoreAssignment, join
-from gbactl.worker.dense_params import DensePlacement, Placements, ReplicatedDense, ServedDense
-from gbactl.worker.dense_slices import ShardSlices
+from gbactl.worker.dense_placement import (
+    DensePlacement,
+    Placements,
+    ReplicatedDense,
+    ServedDense,
+    ShardSlices,
+    SyncRecovery,
+)
 from gbactl.worker.loop import MappedBatchSource, WorkerLoop
-from gbactl.worker.sum_fallback import ServerSums
-from gbactl.worker.sync_recovery import SyncRecovery
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup import Bootstrap
 
 
 def work(
@@ -128,7 +131,7 @@ class WorkerProcess:
         flat = self.flat
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.summed
-        if isinstance(collective, fault_tolerant.FaultTolerantCollective):
+        if isinstance(collective, FaultTolerantCollective):
             self.exchange.on_absent = collective.leave_out
         if isinstance(collective, CollectiveWithFallback):
             self.exchange.on_ring_broken = collective.fall
@@ -153,7 +156,7 @@ class WorkerProcess:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
         cfg, flat, exchange = self.cfg, self.flat, self.exchange
         block = self._block(flat.initial() if flat.buffers else flat.vector)
-        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, fault_tolerant.FaultTolerantCollective)
+        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
         survival = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None
         placement = ReplicatedDense(

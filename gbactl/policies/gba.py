@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+from gbactl.config_types import NumberOrInfinity, Share
 from gbactl.errors import ConfigError
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.buffered import BufferedPolicy
 from gbactl.policies.decay import DECAYS, weight
-from gbactl.typed import NumberOrInfinity, Share
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
+from gbactl.config_types import NumberOrInfinity
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.clocks import WorkerClocks
 from gbactl.policies.records import Grant
-from gbactl.typed import NumberOrInfinity
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
+from gbactl.config_types import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
 from gbactl.policies.async_ps import AsyncPolicy
 from gbactl.policies.base import PolicyOptions, register
 from gbactl.policies.records import Grant
-from gbactl.typed import Bounds, Count, NumberOrInfinity, Processes, Share, ShareBelowOne
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from gbactl.coordinator.training_phase import Divergence, DivergenceError
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import DataError, EventLogError, UsageError
-from gbactl.kernels.library import flushed
-from gbactl.launch.find_run import LOG, find
+from gbactl.kernels.native import flushed
 from gbactl.launch.progress import ProgressDisplay
+from gbactl.launch.run_dir import LOG, find
 from gbactl.nodes.node_setup import header
 from gbactl.replay import model_file
 from gbactl.replay.fold import Replayer

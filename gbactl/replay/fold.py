@@ -27,7 +27,7 @@ from gbactl.replay.recording import PhaseRecord, Recording
 from gbactl.replay.worker import GradientRecomputer, ReplayedReplica
 from gbactl.store.checksum import MODULUS
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.schedule import factor
+from gbactl.store.optimizers import factor
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase
 

@@ -16,9 +16,9 @@ from gbactl.config.shards import dense_cuts, optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset
 from gbactl.kernels import codec_of, load
 from gbactl.kernels.base import DistinctRows, Floats, Ints
-from gbactl.kernels.halves import round_here, rounded
+from gbactl.kernels.half_precision import round_here, rounded
 from gbactl.models import build, row_width
-from gbactl.models.compute import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.policies import Step
 from gbactl.store.dense import DenseBlock, held
 from gbactl.store.gradient_slice import GradientSlice

@@ -26,11 +26,10 @@ from gbactl.server.allreduce_fallback import SumHandlers
 from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.replica_averaging import EasgdHandlers
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.schedule import due
+from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.failover_memory import StagedGradients
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     KIND,
@@ -65,6 +64,7 @@ from gbactl.wire.messages import (
     Takeover,
     decode,
 )
+from gbactl.wire.reconnecting import StagedGradients
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)

@@ -20,7 +20,7 @@ from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.library import flushed
+from gbactl.kernels.native import flushed
 from gbactl.models import build, row_width
 from gbactl.nodes.node_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
@@ -37,10 +37,9 @@ from gbactl.simulation.ring import SimulatedRing
 from gbactl.simulation.server import VirtualServer
 from gbactl.simulation.trainer_params import Placements, TrainerDense
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
+from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
-from gbactl.store.memory import copied
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Event, Hello, Ready
 from gbactl.worker.loop import MappedBatchSource
@@ -161,7 +160,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        from gbactl.models.compute import GradientComputer
+        from gbactl.models.gradient_computer import GradientComputer
 
         cfg, schema = self.cfg, self.dataset.schema
         model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats, Kernels
-from gbactl.models.compute import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
 from gbactl.worker.core import BatchInProgress

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec, round_here
+from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.ring import SimulatedRing
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.checksum import digest
 from gbactl.store.dense import DenseBlock, dense_square
-from gbactl.store.schedule import due
+from gbactl.store.optimizers import due
 from gbactl.wire.messages import GradientNorms
 from gbactl.worker.core import BatchInProgress, ReplicatedSteps, push_views, weigh
-from gbactl.worker.dense_params import NOT_HERE
+from gbactl.worker.dense_placement import NOT_HERE
 
 Payloads = list[tuple[int, Any, int, int]]
 
@@ -141,8 +141,8 @@ class OrderedSum:
 class ReplicatedDense:
     """Replicated placement: gradients are summed by an all-reduce, and all workers apply the same step.
 
-    Failed workers are not waited for: others are dealt their batches, as in worker/sync_recovery.py. `members`: workers
-    that take part."""
+    Failed workers are not waited for: others are dealt their batches, as by SyncRecovery (worker/dense_placement.py).
+    `members`: workers that take part."""
 
     def __init__(
         self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int = 0,

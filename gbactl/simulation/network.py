@@ -16,7 +16,7 @@ import numpy as np
 
 from gbactl.errors import ClusterError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec, rounded
+from gbactl.kernels.half_precision import Codec, rounded
 from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
 from gbactl.simulation.resources import Fifo, InterfaceDirection, SerialProcess, SharedCores

@@ -14,7 +14,7 @@ from gbactl.simulation.trainer import VirtualTrainer
 from gbactl.simulation.worker import DensePlacement, VirtualWorker
 from gbactl.store.dense import DenseBlock
 from gbactl.worker.core import BatchInProgress, weigh
-from gbactl.worker.dense_params import NOT_HERE
+from gbactl.worker.dense_placement import NOT_HERE
 
 
 class TrainerDense:
@@ -67,7 +67,7 @@ class TrainerDense:
         return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See ComputeThread.packed in trainer/hogwild.py."""
+        """See ComputeThread.packed in trainer/replica_placement.py."""
         return NOT_HERE
 
     def leave(self) -> None:

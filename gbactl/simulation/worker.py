@@ -15,7 +15,7 @@ import numpy as np
 
 from gbactl.faults.plan import FaultPlan
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec
+from gbactl.kernels.half_precision import Codec
 from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.cost_model import CostModel
@@ -87,7 +87,7 @@ class DensePlacement(Protocol):
         """Compute (checksum, model sum) of the parameters that a worker holds."""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacementState.packed in worker/dense_params.py."""
+        """See DensePlacementState.packed in worker/dense_placement.py."""
 
     def leave(self) -> None:
         """Release the dense vector, which moves elsewhere."""

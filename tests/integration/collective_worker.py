@@ -10,9 +10,11 @@ from contextlib import closing
 
 import numpy as np
 
-from gbactl.collective import Buckets, Collective, connect
+from gbactl.collective import connect
+from gbactl.collective.base import Collective
+from gbactl.collective.buckets import Buckets
 from gbactl.kernels import codec_of
-from gbactl.kernels.halves import round_here
+from gbactl.kernels.half_precision import round_here
 
 
 def main(rounds: int, length: int, buckets: int, die_at: int, item: int = 4) -> None:

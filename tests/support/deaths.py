@@ -13,9 +13,9 @@ import pytest
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.state import JOURNAL_FILE
 from gbactl.server.shard_server import Server
-from gbactl.wire.in_memory import MemoryChannel
 from gbactl.wire.messages import KIND
 from gbactl.worker.client import WorkerClient
+from tests.support.in_memory import MemoryChannel
 from tests.support.memory_cluster import Killed
 
 

@@ -24,7 +24,7 @@ from gbactl.policies.base import Decision
 from gbactl.replay.fold import store_order
 from gbactl.replay.worker import GradientRecomputer, PulledBatch
 from gbactl.store.gradient_slice import StepOrder
-from gbactl.store.schedule import factor
+from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase
 
 

@@ -16,12 +16,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from gbactl.config_types import Days, Natural
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import LineBlock, Progress, find, read_all
 from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table
 from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Days, Natural
 
 FIELDS = ["user", "item", "hour", "weekday"]
 CLICK = 4.0

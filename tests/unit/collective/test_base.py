@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.collective.base import Buckets, SingleRankCollective, all_reduce_sum, as_array
+from gbactl.collective.base import SingleRankCollective, all_reduce_sum, as_array
+from gbactl.collective.buckets import Buckets
 
 
 @given(st.integers(1, 5000), st.integers(1, 12))

@@ -13,8 +13,8 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.message_loop import Coordinator
 from gbactl.errors import ClusterError
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import ClosedReplicas, DenseSaved, GradientNorms, Hello, Inspected, Reached, TakeBatch
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 DATASET = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=100)] * 3)
 

@@ -176,7 +176,7 @@ def test_sync_where_the_dead_workers_part_of_the_sum_is_missing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
 ) -> None:
     """It dies with a bucket put in and another one not."""
-    from gbactl.collective.in_process import MemoryCollective
+    from tests.support.in_memory_collective import MemoryCollective
 
     plain, starts = MemoryCollective.start, [0]
 

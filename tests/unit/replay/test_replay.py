@@ -16,7 +16,7 @@ from gbactl.coordinator.event_log import AnnounceRecord, ForgoRecord, GrantRecor
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.errors import EventLogError, UsageError
-from gbactl.kernels.library import flushes
+from gbactl.kernels.native import flushes
 from gbactl.replay import command
 from gbactl.replay.command import failed, replay, sentence
 from gbactl.simulation.cluster import run_virtual

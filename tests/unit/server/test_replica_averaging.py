@@ -11,13 +11,12 @@ from gbactl.errors import WireError
 from gbactl.replicas import make
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate, decode
+from tests.support.in_memory import MemoryHub
 
 SIZE = 4
 
@@ -137,9 +136,9 @@ def test_a_shard_without_a_dense_slice_refuses() -> None:
 def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
     from types import SimpleNamespace
 
-    from gbactl.trainer.easgd_exchange import EasgdExchange
+    from gbactl.trainer.exchange import EasgdExchange
     from gbactl.wire.frames import Frame
-    from gbactl.worker.dense_slices import ShardSlices
+    from gbactl.worker.dense_placement import ShardSlices
 
     exchange: Any = SimpleNamespace(servers=[None], more={})
     EasgdExchange(ShardSlices(exchange, [(0, SIZE)]), SIZE)

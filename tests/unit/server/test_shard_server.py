@@ -10,14 +10,12 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import (
     AdoptVersion,
     Barrier,
@@ -40,6 +38,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     unpack,
 )
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 ROWS, WIDTH, DENSE = 10, 3, 5
 TOLD = (0.5, 0.1, 1.0, 0, 0)  # loss, seconds, slowdown, versions

@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.config.cost import CostConfig
 from gbactl.errors import ClusterError, WireError
-from gbactl.kernels.halves import CODECS
+from gbactl.kernels.half_precision import CODECS
 from gbactl.simulation.clock import EventQueue
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
 from gbactl.simulation.network import Host, Network, VirtualHub

@@ -25,8 +25,8 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.membership import Heartbeat
 from gbactl.coordinator.run_context import RunContext
 from gbactl.errors import ClusterError, WireError
-from gbactl.faults.injector import FaultInjector, Injection
-from gbactl.faults.spec import Hang
+from gbactl.faults.fault_kinds import Hang
+from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.policies import Phase
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, ShardRelocated, Staged, Stop, SummandsLost

@@ -23,7 +23,7 @@ from gbactl.coordinator.switch_plan import AutoSwitch, RunProgress, SwitchPlan
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
-from gbactl.switching.history import switched
+from gbactl.switching.mode_switches import switched
 from gbactl.wire.messages import Abandon, Inspected, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)

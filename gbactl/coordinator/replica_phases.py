@@ -22,8 +22,8 @@ from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.statistics import quantiles
 from gbactl.errors import WireError
 from gbactl.policies import Policy
-from gbactl.policies.base import policy_class
-from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
+from gbactl.policies.policy import policy_class
+from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
 from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas, WorkerFailed
 
 POINTS = 20

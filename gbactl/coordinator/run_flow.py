@@ -21,7 +21,7 @@ from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.training_phase import TrainingPhase
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase, make
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from gbactl.store.optimizers import factor
 from gbactl.wire import traffic
 from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop

@@ -30,8 +30,8 @@ from gbactl.coordinator.rounds import EarlyStopping
 from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.policies import Ledger
-from gbactl.policies.base import policy_class
-from gbactl.switching.history import switched
+from gbactl.policies.policy import policy_class
+from gbactl.switching.mode_switches import switched
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.faults.observed import ObservedBatches
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.policies import Member, Step
 from gbactl.wire.messages import GradientNorms
 

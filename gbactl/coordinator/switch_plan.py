@@ -17,8 +17,8 @@ from typing import Any
 from gbactl.config import RunConfig
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.policies import Policy
-from gbactl.switching.controller import SYNC, AutoController, AutoOptions, SwitchDecision
-from gbactl.switching.schedule import ScheduleEntry, located
+from gbactl.switching.auto_controller import SYNC, AutoController, AutoOptions, SwitchDecision
+from gbactl.switching.mode_switches import ScheduleEntry, located
 
 
 @dataclass(frozen=True)

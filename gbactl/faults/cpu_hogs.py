@@ -11,7 +11,7 @@ import sys
 from typing import NamedTuple
 
 from gbactl.errors import ConfigError
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.processor import available_cores, sharing
 
 GRACE_SECONDS = 2.0

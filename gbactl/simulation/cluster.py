@@ -24,18 +24,15 @@ from gbactl.kernels.native import flushed
 from gbactl.models import build, row_width
 from gbactl.nodes.node_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
-from gbactl.simulation.clock import EventQueue
-from gbactl.simulation.compute import SharedCompute
-from gbactl.simulation.coordinator import VirtualCoordinator
+from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
+from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_params import ReplicatedDense, ServedDense
-from gbactl.simulation.failures import ClusterHandover, FailureInjection, RollbackAll
-from gbactl.simulation.message_faults import LossyNetwork
-from gbactl.simulation.network import Host, Network, VirtualHub
-from gbactl.simulation.replica_rounds import TICK, RingRounds
-from gbactl.simulation.ring import SimulatedRing
+from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
+from gbactl.simulation.discrete_events import EventQueue
+from gbactl.simulation.network import Host, LossyNetwork, Network
+from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.trainer_params import Placements, TrainerDense
+from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.simulation.worker import ClusterShared, VirtualWorker
 from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.replica_rounds import RingRounds
+from gbactl.simulation.all_reduce import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
 from gbactl.trainer.core import TrainerCore

@@ -48,7 +48,6 @@ class CollectiveWithFallback(FaultTolerantCollective):
 
     @property
     def wanted(self) -> Callable[[], bool]:
-        """See FaultTolerantCollective.wanted."""
         return self.under.wanted
 
     @wanted.setter
@@ -67,15 +66,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
             self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See FaultTolerantCollective.deal."""
         self.under.deal(number, part, parts, after)
 
     def without_the_dead(self) -> None:
-        """See FaultTolerantCollective.without_the_dead."""
         self.under.without_the_dead()
 
     def leave_out(self, rank: int) -> None:
-        """See FaultTolerantCollective.leave_out."""
         self._break(f"rank {rank} is gone")
         self.under.leave_out(rank)
 
@@ -84,15 +80,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
-        """See FaultTolerantCollective.interrupt."""
         self.under.interrupt()
 
     def renew(self, generation: int) -> None:
-        """See FaultTolerantCollective.renew."""
         self.under.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         laid, ring, of_ring = self._laid(name, buffer), self.ring, None
         if ring is not None:
             try:
@@ -155,14 +148,11 @@ class RendezvousWithFallback(Rendezvous):
         self.ring, self.under = ring, under
 
     def turned_away(self) -> int:
-        """See Rendezvous.turned_away."""
         return self.ring.turned_away()
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
         return {**self.under.environment(rank), **self.ring.environment(rank)}
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         self.ring.close()
         self.under.close()

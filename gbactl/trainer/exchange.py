@@ -97,7 +97,6 @@ class CentreExchange(ReplicaExchange):
         self._ask = ask
 
     def once(self, leaving: bool) -> bool:
-        """See ExchangeKind.once."""
         if leaving:
             return True
         began = self._now()
@@ -156,7 +155,6 @@ class AveragingRounds(AveragingRound):
         self.collective = collective
 
     def once(self, leaving: bool) -> bool:
-        """See ExchangeKind.once."""
         began = self._now()
         all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
         return self.accept(began)

@@ -66,26 +66,21 @@ class ServerSums(RingFallback):
     # -- methods of Surviving -----------------------------------------------------------------------
 
     def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
         self._dealt = None
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
         self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
         with self._lock:
             self._absent.add(rank)
             for name, each in self._now.items() if self._fallen else ():
                 self._ask(name, each)
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
         self.exchange.look()
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
         with self._lock:
             self._generation, self._dealt = generation, None
             self._absent.clear()
@@ -94,7 +89,6 @@ class ServerSums(RingFallback):
             self._free.clear()
 
     def fall(self) -> None:
-        """See RingFallback.fall."""
         with self._lock:
             if not self._fallen:
                 self._fallen = True
@@ -103,7 +97,6 @@ class ServerSums(RingFallback):
     # -- sums ---------------------------------------------------------------------------------------
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         array = as_array(buffer)
         with self._lock:
             now = self._now.get(name)
@@ -117,7 +110,6 @@ class ServerSums(RingFallback):
         return _Handle(name, now, array)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         self.fall()
         each = handle.round
         self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))

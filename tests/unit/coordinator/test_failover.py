@@ -12,8 +12,8 @@ from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, Sw
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.failure_recovery import FATES
-from gbactl.coordinator.run_record import FailureRecords
-from gbactl.coordinator.state import OVER
+from gbactl.coordinator.run_context import RunContext
+from gbactl.coordinator.state import OVER, FailureRecords, JournalState, kept
 from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
 from gbactl.worker.client import WorkerClient

@@ -29,7 +29,7 @@ from gbactl.data.sources import options_class
 from gbactl.errors import ConfigError
 from gbactl.faults import plan
 from gbactl.faults.base import KINDS, Workers, typed
-from gbactl.policies.base import names, policy_class
+from gbactl.policies.policy import names, policy_class
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 MERMAID = "javascripts/mermaid.tiny.js"  # of @mermaid-js/tiny 11.17.2 on npm, MIT licence

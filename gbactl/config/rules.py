@@ -8,13 +8,13 @@ from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.errors import ConfigError
-from gbactl.models import NAMES as MODELS
-from gbactl.policies.base import policy_class
+from gbactl.models import NAMES as MODEL_NAMES
+from gbactl.policies.policy import policy_class
 from gbactl.store.shard import ROW_L2_SCOPES
-from gbactl.switching.controller import MODES
-from gbactl.switching.schedule import name
+from gbactl.switching.auto_controller import MODES
+from gbactl.switching.mode_switches import name
 
-LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:
@@ -167,7 +167,7 @@ def check(cfg: RunConfig) -> RunConfig:
     choice("optim.name", cfg.optim.name, ("sgd", "adagrad", "rowwise_adagrad", "adam"))
     choice("optim.row_l2", cfg.optim.row_l2, ROW_L2_SCOPES)
     choice("optim.schedule.name", cfg.optim.schedule.name, ("constant", "linear", "inverse_sqrt", "cosine"))
-    choice("model.name", cfg.model.name, MODELS)
+    choice("model.name", cfg.model.name, MODEL_NAMES)
     require(
         cfg.cluster.dense_holders <= cfg.cluster.servers,
         f"cluster.dense_servers={cfg.cluster.dense_servers} cannot be among cluster.servers={cfg.cluster.servers}; "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gbactl.calibration.simulate import IdleCluster
+from gbactl.calibration.fit import ZeroComputeCluster
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Batch, Dataset, Split, open_dataset
 from gbactl.data.prepare import prepare
@@ -56,7 +56,7 @@ def repeated(dataset: Dataset, samples: int) -> Dataset:
 class Watch:
     """Sampler of a cluster during its first phase: samples done, and busy time of each server's interface."""
 
-    def __init__(self, cluster: IdleCluster) -> None:
+    def __init__(self, cluster: ZeroComputeCluster) -> None:
         self.cluster = cluster
         self.looks: list[tuple[float, int, list[float]]] = []
         self._training: Any = None
@@ -105,7 +105,7 @@ def times(cfg: RunConfig, dataset: Dataset, folder: Path) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     events: list[Event] = []
-    cluster = IdleCluster(cfg, dataset, folder, events.append)
+    cluster = ZeroComputeCluster(cfg, dataset, folder, events.append)
     watch = Watch(cluster)
     cluster.run()
     [result] = [event.fields for event in events if event.name == "result"]

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gbactl.checkpoint.emulation import Outcome, emulate
-from gbactl.checkpoint.plan import Costs, Rhythm, costs_of, estimate
+from gbactl.checkpoint.emulation import EmulationResult, emulate
+from gbactl.checkpoint.plan import JobCosts, SaveSchedule, costs_of, estimate
 from gbactl.config import CheckpointConfig
 
 SERVERS, TARGET = 8, 0.035
@@ -29,7 +29,7 @@ class Setting:
 
     name: str
     variant: str
-    costs: Costs = REFERENCE
+    costs: JobCosts = REFERENCE
     target: float = TARGET
     parts: int = 1
     base_every: int = 0
@@ -41,13 +41,13 @@ class Setting:
             return found.full_overhead, 0.0
         return found.partial_overhead, self.target
 
-    def rhythm(self) -> Rhythm:
+    def rhythm(self) -> SaveSchedule:
         """Save schedule of this variant."""
         found = estimate("cpr", self.costs, self.target)
         interval = found.full_interval if self.variant == "full" else found.partial_interval
-        return Rhythm(self.parts, interval, None, self.base_every)
+        return SaveSchedule(self.parts, interval, None, self.base_every)
 
-    def emulated(self, seed: int, distribution: str = "exponential", shape: float | None = None) -> Outcome:
+    def emulated(self, seed: int, distribution: str = "exponential", shape: float | None = None) -> EmulationResult:
         """Emulate one job."""
         recovery = "full" if self.variant == "full" else "partial"
         return emulate(self.costs, self.rhythm(), recovery, seed, distribution, shape)
@@ -65,7 +65,7 @@ VARIANTS = (
 )
 
 
-def of_clock(outcome: Outcome) -> float:
+def of_clock(outcome: EmulationResult) -> float:
     """Overhead as a share of the wall-clock time, saves and failures included."""
     return outcome.overhead / (1.0 + outcome.overhead)
 
@@ -110,12 +110,12 @@ def _line(setting: Setting, distribution: str, shape: float | None, failures: in
     ]  # fmt: skip
 
 
-def mean(outcomes: Sequence[Outcome], name: str) -> float:
+def mean(outcomes: Sequence[EmulationResult], name: str) -> float:
     """Mean of one number over several jobs."""
     return statistics.fmean(getattr(each, name) for each in outcomes)
 
 
-def others() -> Iterator[tuple[str, Costs, float]]:
+def others() -> Iterator[tuple[str, JobCosts, float]]:
     """Settings of study 5: the reference, and variations of one cost at a time."""
     yield "reference", REFERENCE, TARGET
     names = {"save": "O_s", "load": "O_l", "reschedule": "O_r", "between_failures": "T_f", "servers": "N"}

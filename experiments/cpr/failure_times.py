@@ -1,6 +1,6 @@
 """Server failure times of study 1: one failure in each half of a job, at a time drawn from the seed. Costs nothing.
 
-    .venv/bin/python experiments/cpr/failure_times.py      # prints the lines that sweep.yaml has
+.venv/bin/python experiments/cpr/failure_times.py      # prints the lines that sweep.yaml has
 """
 
 from __future__ import annotations

@@ -24,12 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from gbactl.checkpoint import priority
-from gbactl.kernels.library import flushed
-from gbactl.server.checkpoint_writer import Chooser
-from gbactl.store.gradient_slice import Order, Part
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.kernels.native import flushed
+from gbactl.server.checkpoint_writer import RowChooser
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 WIDTH, FIELDS, NUMERIC, HIDDEN, SHARE = 17, 26, 13, [400, 400, 400], 0.125
 NAMES = ("none", "scar", "mfu", "ssu")
@@ -45,20 +44,20 @@ class Bench:
         self.turn = 0
         spans = [(0, rows)]
         self.choosers = {
-            name: Chooser(self.shard, priority.make(name, self.shard.table, spans, SHARE, 1), spans, SHARE)
+            name: RowChooser(self.shard, priority.make(name, self.shard.table, spans, SHARE, 1), spans, SHARE)
             for name in NAMES[1:]
         }
 
-    def parts(self, count: int) -> list[Part]:
+    def parts(self, count: int) -> list[GradientSlice]:
         """Draw gradients with new rows."""
         found = []
         for _ in range(count):
             drawn = np.exp(self.rng.random(self.ids) * np.log(self.rows)).astype(np.int64) - 1
             index = np.unique(drawn).astype(np.int32)
-            found.append(Part(index, self.rng.normal(0, 1e-3, (len(index), WIDTH)).astype(np.float32)))
+            found.append(GradientSlice(index, self.rng.normal(0, 1e-3, (len(index), WIDTH)).astype(np.float32)))
         return found
 
-    def step(self, name: str, parts: Sequence[Part]) -> float:
+    def step(self, name: str, parts: Sequence[GradientSlice]) -> float:
         """Measure the mean seconds of a step while a priority watches the shard."""
         self.shard.watcher = None if name == "none" else self.choosers[name].touched
         first = self.turn
@@ -67,7 +66,7 @@ class Bench:
         began = time.perf_counter()
         for place in range(len(parts)):
             batch = first + place
-            self.shard.apply(Order(self.shard.version, ((batch, 1.0),), 1.0, 1.0))
+            self.shard.apply(StepOrder(self.shard.version, ((batch, 1.0),), 1.0, 1.0))
         self.turn += len(parts)
         return (time.perf_counter() - began) / len(parts)
 
@@ -85,7 +84,7 @@ def worker_seconds(batch: int, rounds: int) -> float:
 
     from gbactl.config import ModelConfig
     from gbactl.models import build
-    from gbactl.models.compute import GradientComputer
+    from gbactl.models.gradient_computer import GradientComputer
 
     torch.set_num_threads(1)
     computer = GradientComputer(build(ModelConfig(dim=WIDTH - 1, hidden=HIDDEN), NUMERIC, FIELDS, 0))

@@ -13,12 +13,12 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import optimizer, shard_spec
 from gbactl.data.dataset import Batch, Dataset, open_dataset
 from gbactl.kernels import Kernels, load
-from gbactl.kernels.base import Unique
+from gbactl.kernels.base import DistinctRows
 from gbactl.launch.compose import compose
 from gbactl.models import build
-from gbactl.models.compute import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.rows import RowBlock
 
 WARM_UP = 10
@@ -64,7 +64,7 @@ class Trainee:
         self.feed = Feed(self.dataset, self.batch, rank, size)
         self.emb = np.empty((self.batch * schema.fields, self.width), np.float32)
 
-    def unique(self, data: Batch) -> Unique:
+    def unique(self, data: Batch) -> DistinctRows:
         """Distinct rows of the batch."""
         return self.kernels.dedupe(data.ids, self.dataset.schema.offsets, 1)
 

@@ -25,11 +25,10 @@ from lines import Line
 from gbactl.config import to_dict
 from gbactl.launch.compose import compose
 from gbactl.wire import frames
-from gbactl.wire.addresses import address_of, listen
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel
 from gbactl.wire.event_loop import SocketHub
+from gbactl.wire.listener import address_of, listen
 from gbactl.wire.messages import (
     Barrier,
     BeginPhase,
@@ -42,9 +41,10 @@ from gbactl.wire.messages import (
     Ready,
     Staged,
     Stop,
-    Take,
+    TakeBatch,
     decode,
 )
+from gbactl.wire.startup import Bootstrap
 
 WAITING = 2  # batches a worker asks for at a time, as with prefetch
 
@@ -61,7 +61,7 @@ class Players:
         self.announced = 0
         for channel in self.workers:
             for _ in range(WAITING):
-                channel.send(Take(channel.index))
+                channel.send(TakeBatch(channel.index))
 
     def _join(self, key: bytes, address: str, role: str, index: int) -> Any:
         hub = SocketHub(key, Peer(role, index))
@@ -98,7 +98,7 @@ class Players:
             scores = np.linspace(0.1, 0.9, grant.samples, dtype=np.float32)
             message = Predictions(grant.phase, worker.index, grant.batch, grant.start, grant.samples)
             worker.send(message, scores.view(np.uint8))
-            worker.send(Take(worker.index))
+            worker.send(TakeBatch(worker.index))
             return
         self.ended = time.perf_counter()
         self.began = self.began or self.ended

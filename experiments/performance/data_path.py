@@ -25,11 +25,11 @@ def measure(path: str, overrides: list[str], shuffle: bool, seconds: float) -> f
     from gbactl.kernels import load
     from gbactl.launch.compose import compose
     from gbactl.wire.messages import BeginPhase, Granted
-    from gbactl.worker.loop import DataSource
+    from gbactl.worker.loop import MappedBatchSource
 
     cfg, dataset = compose(overrides), open_dataset(Path(path))
     batch, rows = cfg.local_batch, dataset.splits[0].rows
-    source = DataSource(dataset, load(), 1, cfg.seed, shuffle)
+    source = MappedBatchSource(dataset, load(), 1, cfg.seed, shuffle)
     source.begin(BeginPhase(1, True, "async", 0, 0, rows, batch, 0, True, True))
 
     def prepare(i: int) -> None:

@@ -24,7 +24,6 @@ from gbactl.config import to_dict
 from gbactl.launch.compose import compose
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer, new_key
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import (
     Ack,
@@ -33,7 +32,7 @@ from gbactl.wire.messages import (
     Hello,
     Inspect,
     Inspected,
-    Install,
+    InstallDense,
     OrderStep,
     Pull,
     Push,
@@ -43,6 +42,7 @@ from gbactl.wire.messages import (
     Staged,
     unpack,
 )
+from gbactl.wire.startup import Bootstrap
 
 CHUNK, MEMBERS, DENSE = 13_312, 4, 493_000
 WIDTH = 16
@@ -88,7 +88,7 @@ class Served:
             self.control, hello = self.coordinating.expect(Hello)
             push = 4 * CHUNK * (WIDTH + 1) + 4 * DENSE
             self.data = self.working.hub.connect(hello.address, (push, push), Peer("server", 0))
-            self.data.send(Install(DENSE, 0), np.zeros(DENSE, np.float32).view(np.uint8))
+            self.data.send(InstallDense(DENSE, 0), np.zeros(DENSE, np.float32).view(np.uint8))
             self.working.expect(Ack)
             self.coordinating.expect(Ready)
             self._stack = stack.pop_all()

@@ -1,6 +1,6 @@
 """Write results.md: the tables of this study. Costs half a minute; reads runs/studies/. Part of `make shadowsync`.
 
-    .venv/bin/python experiments/shadowsync/results.py [--part NAME]
+.venv/bin/python experiments/shadowsync/results.py [--part NAME]
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.kernels import load
 from gbactl.models import build, row_width
-from gbactl.models.flat import FlatModel
-from gbactl.policies.base import policy_class
+from gbactl.models.flat_parameters import FlatModel
+from gbactl.policies.policy import policy_class
 from gbactl.wire.messages import BeginPhase, Granted
-from gbactl.worker.loop import DataSource
+from gbactl.worker.loop import MappedBatchSource
 
 
 class Count:
@@ -80,7 +80,7 @@ def _hashable(value: Any) -> Any:
 def distinct(data: Path, seed: int, shuffle: bool, phase: tuple[Any, ...]) -> tuple[int, ...]:
     """Number of distinct rows of every batch of a phase."""
     begun = BeginPhase(*phase)
-    source = DataSource(open_dataset(data), load(), 1, seed, shuffle)
+    source = MappedBatchSource(open_dataset(data), load(), 1, seed, shuffle)
     source.begin(begun._replace(ranges=list(begun.ranges)))
     starts = range(0, begun.samples, begun.local_batch)
     grants = (

@@ -9,13 +9,13 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from gbactl.checkpoint.folder import NAME, Chain, Folder
+from gbactl.checkpoint.folder import NAME, CheckpointChain, CheckpointFolder
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import from_dict
 from gbactl.errors import GbactlError
-from gbactl.launch.export import whole_rows
+from gbactl.launch.checkpoint_command import whole_rows
 from gbactl.store.checksum import MODULUS, row_sum
-from gbactl.store.optim import MOMENTS, OptimizerSpec
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 CANNOT = "cannot be replayed"
 DENSE_SALT = 100  # as in DenseBlock.model_sum
@@ -60,7 +60,7 @@ def model(run_dir: Path, result: dict[str, Any]) -> None:
     checksum. All other checkpoints must match their own checksums. All workers that hold the dense parameters must
     agree.
     """
-    folder = Folder(run_dir / NAME)
+    folder = CheckpointFolder(run_dir / NAME)
     try:
         chain = [folder.verified(name) for name in folder.names()][-1]
         own = model_sum(chain)
@@ -76,7 +76,7 @@ def model(run_dir: Path, result: dict[str, Any]) -> None:
         raise Wrong(f"the workers' dense parts: {copies or 'nobody has one'}")
 
 
-def model_sum(chain: Chain) -> str:
+def model_sum(chain: CheckpointChain) -> str:
     """Compute `checksums.model` of result.json from a checkpoint's files alone (see Shard.model_sum): hex."""
     cfg, dense = from_dict(chain.last.config), dense_state(chain)
     moments = MOMENTS[OptimizerSpec(cfg.optim.name).for_dense().name]

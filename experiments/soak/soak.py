@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import NAME, Folder
+from gbactl.checkpoint.folder import NAME, CheckpointFolder
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
@@ -65,7 +65,7 @@ def installed() -> tuple[str, ...]:
 
 def kill(launcher: subprocess.Popen[str], run_dir: Path, after: float) -> None:
     """Kill a launcher `after` seconds from its first checkpoint, unless its training has ended by then."""
-    folder = Folder(run_dir / NAME)
+    folder = CheckpointFolder(run_dir / NAME)
     while not folder.names():
         if launcher.poll() is not None:
             return

@@ -94,7 +94,7 @@ def restart(cell: study.Cell, folder: Path) -> dict[str, float]:
     try:
         wait(before, lambda: begun(old), cell.name)
         marks = [time.monotonic()]
-        wait(before, lambda: bool(folders.Folder(old / folders.NAME).names()), cell.name)
+        wait(before, lambda: bool(folders.CheckpointFolder(old / folders.NAME).names()), cell.name)
         marks.append(time.monotonic())
         stop(before)
         marks.append(time.monotonic())

@@ -8,47 +8,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gbactl.checkpoint.ledger import PlsCounter, Spent
-from gbactl.checkpoint.plan import Costs, Rhythm
-from gbactl.faults.injector import Injector
-from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.checkpoint.ledger import CostSeconds, PlsCounter
+from gbactl.checkpoint.plan import JobCosts, SaveSchedule
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
 
 SAMPLES = 10**12  # in a job: enough to resolve the share of lost ones
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EmulationResult:
     """Result of one emulated job. `overhead`: share of its length without saves and failures."""
 
     overhead: float
     pls: float
     failures: int
     saves: int
-    spent: Spent
+    spent: CostSeconds
 
 
 def by_distribution(
-    costs: Costs, seed: int, distribution: str = "exponential", shape: float | None = None
-) -> Injector:
+    costs: JobCosts, seed: int, distribution: str = "exponential", shape: float | None = None
+) -> FaultInjector:
     """Build an injector of server failures, one at a time, with the costs' mean time between failures."""
     plan = {
         "kind": "kill", "servers": "all", "mtbf": costs.between_failures, "distribution": distribution, "shape": shape,
     }  # fmt: skip
-    return Injector(FaultPlan(FaultsConfig(plans=[plan]), seed, 1, costs.servers))
+    return FaultInjector(FaultPlan(FaultsConfig(plans=[plan]), seed, 1, costs.servers))
 
 
 class Emulation:
     """Emulated job; its clock and its training time are in the unit of the costs."""
 
-    def __init__(self, costs: Costs, rhythm: Rhythm, recovery: str, injector: Injector) -> None:
+    def __init__(self, costs: JobCosts, rhythm: SaveSchedule, recovery: str, injector: FaultInjector) -> None:
         """Set up a job. `recovery`: partial (a lost server alone goes back) or full (every server does)."""
         self.costs, self.rhythm, self.partial, self.injector = costs, rhythm, recovery == "partial", injector
-        self.spent, self.pls = Spent(), PlsCounter(SAMPLES, costs.servers)
+        self.spent, self.pls = CostSeconds(), PlsCounter(SAMPLES, costs.servers)
         self.clock = self.trained = self.saved_at = 0.0
         self.saves = 0
         self._due = rhythm.gap
 
-    def run(self) -> Outcome:
+    def run(self) -> EmulationResult:
         """Run the job to the end of its training."""
         while True:
             event = min(self._due, self.injector.next_seconds)
@@ -62,7 +61,7 @@ class Emulation:
                 self._save()
         self._train(self.costs.job - self.trained)
         failures = self.spent.alone + self.spent.everybody
-        return Outcome(self.spent.total / self.costs.job, self.pls.total, failures, self.saves, self.spent)
+        return EmulationResult(self.spent.total / self.costs.job, self.pls.total, failures, self.saves, self.spent)
 
     def _train(self, seconds: float) -> None:
         self.clock += seconds
@@ -94,8 +93,8 @@ class Emulation:
 
 
 def emulate(
-    costs: Costs, rhythm: Rhythm, recovery: str, seed: int,
+    costs: JobCosts, rhythm: SaveSchedule, recovery: str, seed: int,
     distribution: str = "exponential", shape: float | None = None,
-) -> Outcome:  # fmt: skip
+) -> EmulationResult:  # fmt: skip
     """Emulate one job with failures by a distribution. Raises ConfigError for an unknown distribution."""
     return Emulation(costs, rhythm, recovery, by_distribution(costs, seed, distribution, shape)).run()

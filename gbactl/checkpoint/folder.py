@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.manifest import CUT, Entry, Manifest, cut_name
+from gbactl.checkpoint.manifest import CUT, FileEntry, Manifest, cut_name
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite
 from gbactl.errors import CheckpointError
 
@@ -24,7 +24,7 @@ Part = tuple[int, int] | None  # (shard, number of shards); None: all shards
 
 
 @dataclass(frozen=True)
-class Chain:
+class CheckpointChain:
     """Checkpoint with the earlier ones to load before it, oldest first; `folder` holds them all."""
 
     folder: Path
@@ -37,12 +37,10 @@ class Chain:
 
     def files(self, shard: int) -> list[Path]:
         """Return a shard's files, oldest first."""
-        return [
-            self.folder / cut.name / entry.name for cut in self.cuts for entry in cut.files if entry.shard == shard
-        ]
+        return [self.folder / cut.name / entry.name for cut in self.cuts for entry in cut.files if entry.shard == shard]
 
 
-class Folder:
+class CheckpointFolder:
     """Folder of all checkpoints of a run.
 
     `path` need not exist. `identity`: the run's, as in manifests ("": unknown, any is accepted)."""
@@ -62,7 +60,7 @@ class Folder:
         found = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
         return max((number_of(name) for name in found if CUT.fullmatch(name)), default=0) + 1
 
-    def chain(self, name: str) -> Chain:
+    def chain(self, name: str) -> CheckpointChain:
         """Read the manifests of a checkpoint and of those that it builds on. Raises CheckpointError."""
         last = manifests.read(self.path / name)
         if last.name != name:
@@ -74,9 +72,9 @@ class Folder:
         for name_, cut in zip(last.base, cuts, strict=False):
             if cut.name != name_ or cut.identity != last.identity or cut.shards != last.shards:
                 raise CheckpointError(f"{self.path / name_} does not belong to {name}.")
-        return Chain(self.path, tuple(cuts))
+        return CheckpointChain(self.path, tuple(cuts))
 
-    def verified(self, name: str, part: Part = None) -> Chain:
+    def verified(self, name: str, part: Part = None) -> CheckpointChain:
         """Return a checkpoint's chain after reading every byte of its files, or of those that one shard loads.
 
         Raises CheckpointError that names the damaged file."""
@@ -86,7 +84,7 @@ class Folder:
                 check(self.path / cut.name / entry.name, entry)
         return chain
 
-    def newest(self, refused: Refused = lambda _: None, part: Part = None) -> Chain:
+    def newest(self, refused: Refused = lambda _: None, part: Part = None) -> CheckpointChain:
         """Return the newest checkpoint of this run that verifies, for all shards or for one.
 
         `refused` is called with the error of each that does not. Raises CheckpointError if none does."""
@@ -144,7 +142,7 @@ def number_of(name: str) -> int:
     return int(name.partition("-")[2])
 
 
-def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
+def loaded_by(part: Part, cut: Manifest) -> list[FileEntry]:
     """Return the files of a checkpoint that a shard loads.
 
     These are its own file and the dense parameters', or all files where the number of shards differs."""
@@ -153,7 +151,7 @@ def loaded_by(part: Part, cut: Manifest) -> list[Entry]:
     return [entry for entry in cut.files if entry.shard in (part[0], -1)]
 
 
-def check(path: Path, entry: Entry) -> None:
+def check(path: Path, entry: FileEntry) -> None:
     """Read a file to its end and verify that it is finite and matches its manifest.
 
     Raises CheckpointError, with the file's name."""
@@ -167,7 +165,7 @@ def check(path: Path, entry: Entry) -> None:
         raise not_finite(path, strange)
 
 
-def _check_sums(path: Path, entry: Entry) -> str:
+def _check_sums(path: Path, entry: FileEntry) -> str:
     """Verify all checksums; returns the first tensor with an infinity or NaN, or ""."""
     with path.open("rb") as file:
         length = file.read(8)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.plan import Costs
+from gbactl.checkpoint.plan import JobCosts
 
 MOST_SAVES = 256  # checkpoints remembered: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")
@@ -143,7 +143,7 @@ class RowUpdates:
         return safe
 
 
-class Loss(NamedTuple):
+class ServerFailureLoss(NamedTuple):
     """Cost of one server failure: samples since its shard's checkpoint, their PLS, and the row updates undone."""
 
     samples: int
@@ -179,25 +179,25 @@ class UnsavedWork:
         for shard, count in updates.items():
             self.updates.saved(shard, count)
 
-    def lost(self, shard: int, finished: int) -> Loss:
+    def lost(self, shard: int, finished: int) -> ServerFailureLoss:
         """Count a shard that goes back alone when `finished` samples have a fate."""
         samples = max(0, finished - self.pls.saved_at[shard])
-        return Loss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
+        return ServerFailureLoss(samples, self.pls.lost(shard, finished), self.updates.lost(shard))
 
-    def older(self, shard: int, step: int) -> Loss:
+    def older(self, shard: int, step: int) -> ServerFailureLoss:
         """Count the further loss of a shard that loads an older checkpoint, that of `step`; its updates are unknown."""
         found = [samples for at, samples in self.saves if at == step]
         more = max(0, self.saves[-1][1] - found[-1]) if found else 0
-        return Loss(more, self.pls.missed(shard, more), 0)
+        return ServerFailureLoss(more, self.pls.missed(shard, more), 0)
 
-    def missed(self, shard: int, samples: int, updates: int) -> Loss:
+    def missed(self, shard: int, samples: int, updates: int) -> ServerFailureLoss:
         """Count a gradient slice of `updates` rows that never reached a failed shard."""
         self.updates.missed(shard, updates)
-        return Loss(samples, self.pls.missed(shard, samples), updates)
+        return ServerFailureLoss(samples, self.pls.missed(shard, samples), updates)
 
 
 @dataclass
-class Spent:
+class CostSeconds:
     """Seconds of training that saves and recoveries cost a job, by kind, in the unit of the costs.
 
     `again`: training that was undone and repeated, of `samples` samples."""
@@ -215,18 +215,18 @@ class Spent:
         """Seconds of all kinds of cost together."""
         return self.saving + self.loading + self.rescheduling + self.again
 
-    def save(self, costs: Costs, part: float) -> float:
+    def save(self, costs: JobCosts, part: float) -> float:
         """Charge a save of the share `part` of everything; returns its seconds."""
         seconds = costs.save * part
         self.saving += seconds
         return seconds
 
-    def one_back(self, costs: Costs) -> float:
+    def one_back(self, costs: JobCosts) -> float:
         """Charge the recovery of one server alone; returns the seconds until it is back."""
         self.alone += 1
         return self._returned(costs.load / costs.servers, costs.reschedule)
 
-    def all_back(self, costs: Costs, again: float, samples: int) -> float:
+    def all_back(self, costs: JobCosts, again: float, samples: int) -> float:
         """Charge a full recovery that repeats `again` seconds of training (`samples` in all).
 
         Returns the seconds until all servers are back."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from gbactl.checkpoint.tensor_file import sync_folder
+from gbactl.config_types import matches
 from gbactl.errors import CheckpointError
-from gbactl.typed import matches
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -27,7 +27,7 @@ FILE = re.compile(r"(S\d{1,6}|dense)\.safetensors")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """File of a checkpoint. `shard`: its shard (-1: the dense parameters that workers hold).
 
     `rows`: rows in it; `sums`: checksums by tensor ("": the header)."""
@@ -54,7 +54,7 @@ class Manifest:
     table_rows: int
     width: int
     home: str
-    files: list[Entry]
+    files: list[FileEntry]
     position: dict[str, Any]
     config: dict[str, Any]
     schema: dict[str, Any]
@@ -124,7 +124,7 @@ def _parsed(values: Any) -> Manifest:
         raise ValueError(f"its format is {values.get('format')!r}, this gbactl reads {FORMAT}")
     if values.pop("sum", None) != _sum(values):
         raise ValueError("its checksum is another")
-    files = [_built(Entry, entry) for entry in values["files"]]
+    files = [_built(FileEntry, entry) for entry in values["files"]]
     manifest: Manifest = _built(Manifest, {**values, "files": files})
     if not all(FILE.fullmatch(entry.name) for entry in manifest.files):
         raise ValueError("it names a file that cannot be in a checkpoint")

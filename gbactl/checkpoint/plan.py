@@ -10,8 +10,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
+from gbactl.config_types import Bounds, Count, Interval, Natural, Seconds, SomeShare
 from gbactl.errors import ConfigError
-from gbactl.typed import Count, Interval, Natural, Seconds, SomeShare, Within
 
 PARTIAL = ("cpr", "cpr_scar", "cpr_mfu", "cpr_ssu")
 VARIANTS = ("none", "full", *PARTIAL)
@@ -26,7 +26,7 @@ class CheckpointConfig:
     from them."""
 
     name: str = "none"
-    target_pls: Annotated[float, Within(above=0, below=1)] = 0.035
+    target_pls: Annotated[float, Bounds(above=0, below=1)] = 0.035
     interval_seconds: Interval | None = None
     interval_steps: Count | None = None
     job_seconds: Interval = 201600.0
@@ -34,17 +34,17 @@ class CheckpointConfig:
     save_seconds: Seconds = 324.0
     load_seconds: Seconds = 120.0
     reschedule_seconds: Seconds = 60.0
-    share: Annotated[float, Within(at_least=0.001, at_most=1)] = 0.125
+    share: Annotated[float, Bounds(at_least=0.001, at_most=1)] = 0.125
     large_tables: SomeShare = 0.9
     base_every: Natural = 8
     keep: Count = 2
     memory_mb: Count = 256
-    mb_per_second: Literal[0] | Annotated[float, Within(at_least=0.01, at_most=1e6)] = 10.0
+    mb_per_second: Literal[0] | Annotated[float, Bounds(at_least=0.01, at_most=1e6)] = 10.0
     dtype: str = "fp32"
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Expected costs of a job: overheads as shares of its length, intervals in the unit of the costs.
 
     `recovery`: full (every server goes back) or partial (the lost server alone)."""
@@ -84,8 +84,8 @@ class Estimate:
 
 
 def estimate(
-    variant: str, costs: Costs, target_pls: float, interval: float | None = None, parts: int = 1, base_every: int = 0
-) -> Estimate:
+    variant: str, costs: JobCosts, target_pls: float, interval: float | None = None, parts: int = 1, base_every: int = 0
+) -> CostEstimate:
     """Choose between full and partial recovery, each at its own interval, or both at `interval`.
 
     Partial where the variant asks for it and it is cheaper, else full. `parts` and `base_every`: of partial recovery's
@@ -96,14 +96,14 @@ def estimate(
     overheads = full(costs, whole) / costs.job, saved / costs.job
     pays = variant in PARTIAL and overheads[1] < overheads[0]
     chosen = part if pays else whole
-    return Estimate(
+    return CostEstimate(
         "partial" if pays else "full", chosen, whole, overheads[0], part, overheads[1],
         expected_pls(costs, part) if pays else 0.0,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Tick:
+class DueSave:
     """Save that is due: `whole` (all rows), `rest` (chosen rows and all small tables) or `chosen` (rows alone)."""
 
     number: int
@@ -111,7 +111,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class SaveSchedule:
     """Schedule of a job's checkpoint saves.
 
     `parts`: saves in an interval (1/r where rows are chosen, else 1). `every_steps`: steps in an interval, where it is
@@ -122,13 +122,13 @@ class Rhythm:
     every_steps: int | None
     base_every: int
 
-    def tick(self, number: int) -> Tick:
+    def tick(self, number: int) -> DueSave:
         """Return the kind of save `number`, counted from 1."""
         if self.parts == 1:
-            return Tick(number, "whole")
+            return DueSave(number, "whole")
         if self.base_every and number % (self.parts * self.base_every) == 0:
-            return Tick(number, "whole")
-        return Tick(number, "rest" if number % self.parts == 0 else "chosen")
+            return DueSave(number, "whole")
+        return DueSave(number, "rest" if number % self.parts == 0 else "chosen")
 
     @property
     def step_gap(self) -> int | None:
@@ -141,12 +141,12 @@ class Rhythm:
         return self.seconds / self.parts
 
 
-def costs_of(config: CheckpointConfig, servers: int) -> Costs:
+def costs_of(config: CheckpointConfig, servers: int) -> JobCosts:
     """Compute the equations' costs from a configuration. Raises ConfigError for invalid times.
 
     Its save_seconds are those of fp32."""
     c, part = config, 0.5 if config.dtype == "bf16" else 1.0
-    return Costs(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
+    return JobCosts(c.job_seconds, c.mtbf_seconds, servers, part * c.save_seconds, c.load_seconds, c.reschedule_seconds)
 
 
 def job_named(config: CheckpointConfig) -> bool:
@@ -155,7 +155,7 @@ def job_named(config: CheckpointConfig) -> bool:
     return (config.job_seconds, config.mtbf_seconds) != (default.job_seconds, default.mtbf_seconds)
 
 
-def estimate_of(config: CheckpointConfig, servers: int) -> Estimate:
+def estimate_of(config: CheckpointConfig, servers: int) -> CostEstimate:
     """Estimate a job's checkpoint costs from a configuration. Raises ConfigError for invalid times."""
     costs, parts = costs_of(config, servers), _parts(config)
     return estimate(config.name, costs, config.target_pls, config.interval_seconds, parts, config.base_every)
@@ -166,17 +166,17 @@ def _parts(config: CheckpointConfig) -> int:
     return max(1, round(1 / config.share)) if config.name in PARTIAL and config.name != "cpr" else 1
 
 
-def rhythm_of(config: CheckpointConfig, servers: int) -> Rhythm:
+def rhythm_of(config: CheckpointConfig, servers: int) -> SaveSchedule:
     """Compute the save schedule of a configuration.
 
     Rows are chosen where the variant does that and partial recovery pays."""
     found = estimate_of(config, servers)
     parts = _parts(config) if found.recovery == "partial" else 1
-    return Rhythm(parts, found.interval, config.interval_steps, config.base_every)
+    return SaveSchedule(parts, found.interval, config.interval_steps, config.base_every)
 
 
 @dataclass(frozen=True)
-class Costs:
+class JobCosts:
     """Costs of a job of length `job` (T) on `servers` (N) with `between_failures` (T_f, all servers together).
 
     `save` (O_s): training time lost a whole save. `load` (O_l): that of loading all servers. `reschedule` (O_r): that
@@ -202,25 +202,25 @@ class Costs:
         return self.job / self.between_failures
 
 
-def full(costs: Costs, interval: float) -> float:
+def full(costs: JobCosts, interval: float) -> float:
     """Overhead of full recovery, in which all servers go back: O_s T/T_s + (O_l + O_r + T_s/2) T/T_f."""
     return _saves(costs, interval) + (costs.load + costs.reschedule + interval / 2) * costs.failures
 
 
-def partial(costs: Costs, interval: float) -> float:
+def partial(costs: JobCosts, interval: float) -> float:
     """Overhead of partial recovery, in which the lost server alone goes back: O_s T/T_s + (O_l/N + O_r) T/T_f.
 
     Nothing is computed again."""
     return _saves(costs, interval) + (costs.load / costs.servers + costs.reschedule) * costs.failures
 
 
-def _saves(costs: Costs, interval: float) -> float:
+def _saves(costs: JobCosts, interval: float) -> float:
     if not interval > 0:
         raise ConfigError("A checkpoint's interval must be positive.")
     return costs.save * costs.job / interval
 
 
-def bases(costs: Costs, interval: float, parts: int, every: int) -> float:
+def bases(costs: JobCosts, interval: float, parts: int, every: int) -> float:
     """Additional cost of whole saves in partial recovery, gbactl's own term: (1 - 1/parts) O_s floor(T / (every T_s)).
 
     Each of the `parts` saves in an interval has a part of the rows; the last one in `every` intervals has all of them
@@ -228,17 +228,17 @@ def bases(costs: Costs, interval: float, parts: int, every: int) -> float:
     return costs.save * (1 - 1 / parts) * (costs.job // (every * interval)) if every else 0.0
 
 
-def best_full_interval(costs: Costs) -> float:
+def best_full_interval(costs: JobCosts) -> float:
     """Compute T_s = sqrt(2 O_s T_f), where `full` is smallest; the job's length where O_s is 0."""
     return math.sqrt(2 * costs.save * costs.between_failures) or costs.job
 
 
-def expected_pls(costs: Costs, interval: float) -> float:
+def expected_pls(costs: JobCosts, interval: float) -> float:
     """Compute E[PLS] = T_s / (2 N T_f): half an interval lost on one of N servers at each failure."""
     return interval / (2 * costs.servers * costs.between_failures)
 
 
-def interval_for(costs: Costs, pls: float) -> float:
+def interval_for(costs: JobCosts, pls: float) -> float:
     """Compute T_s = 2 PLS N T_f, the interval at which a portion `pls` of the samples is expected to be lost."""
     if not 0 < pls < 1:
         raise ConfigError(f"checkpoint.target_pls={pls} is no portion of samples; type one above 0 and below 1.")

@@ -21,7 +21,7 @@ Spans = Sequence[tuple[int, int]]
 CHUNK = 1 << 14
 
 
-class Priority(Protocol):
+class RowPriority(Protocol):
     """Choice of rows to save among the rows of `spans`, ranges of a shard's local rows."""
 
     def touched(self, index: Ints) -> None:
@@ -38,7 +38,7 @@ class Priority(Protocol):
         """Memory used by the counters or copies, in bytes."""
 
 
-def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> Priority:
+def make(name: str, table: Floats, spans: Spans, share: float, seed: int) -> RowPriority:
     """Create the priority of cpr_scar, cpr_mfu or cpr_ssu (named without cpr_). Raises ConfigError for another name."""
     if name == "scar":
         return Scar(table, spans)
@@ -83,10 +83,10 @@ class Scar:
         self._saved = [table[low:high].copy() for low, high in spans]
 
     def touched(self, index: Ints) -> None:
-        """See Priority.touched: nothing to record, as the values are compared."""
+        """See RowPriority.touched: nothing to record, as the values are compared."""
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See Priority.choose."""
+        """See RowPriority.choose."""
         if not self._spans:
             return np.empty(0, np.int32)
         parts = zip(self._spans, self._saved, strict=True)
@@ -99,13 +99,13 @@ class Scar:
         return np.concatenate(rows).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
-        """See Priority.saved."""
+        """See RowPriority.saved."""
         for (low, high), saved in zip(self._spans, self._saved, strict=True):
             np.copyto(saved, table[low:high])
 
     @property
     def nbytes(self) -> int:
-        """See Priority.nbytes."""
+        """See RowPriority.nbytes."""
         return sum(saved.nbytes for saved in self._saved)
 
 
@@ -126,11 +126,11 @@ class Mfu:
         self.counts = np.zeros(rows, np.uint32)
 
     def touched(self, index: Ints) -> None:
-        """See Priority.touched."""
+        """See RowPriority.touched."""
         self.counts[index] += np.uint32(1)
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See Priority.choose."""
+        """See RowPriority.choose."""
         if not self._spans:
             return np.empty(0, np.int32)
         counts = np.concatenate([self.counts[low:high] for low, high in self._spans])
@@ -141,12 +141,12 @@ class Mfu:
         return chosen
 
     def saved(self, table: Floats) -> None:
-        """See Priority.saved."""
+        """See RowPriority.saved."""
         self.counts[:] = 0
 
     @property
     def nbytes(self) -> int:
-        """See Priority.nbytes."""
+        """See RowPriority.nbytes."""
         return self.counts.nbytes
 
 
@@ -167,7 +167,7 @@ class Ssu:
         return self._count
 
     def touched(self, index: Ints) -> None:
-        """See Priority.touched."""
+        """See RowPriority.touched."""
         second = index[self._skip :: 2]
         self._skip = (self._skip + len(index)) % 2
         new = second[self._within[second] == 1]
@@ -187,14 +187,14 @@ class Ssu:
         self._within[self._members[places]] = 2
 
     def choose(self, count: int, table: Floats) -> Ints:
-        """See Priority.choose."""
+        """See RowPriority.choose."""
         members = self._members[: self._count]
         kept = members if len(members) <= count else self._random.permutation(members)[:count]
         self._clear()
         return np.sort(kept).astype(np.int32)
 
     def saved(self, table: Floats) -> None:
-        """See Priority.saved."""
+        """See RowPriority.saved."""
         self._clear()
 
     def _clear(self) -> None:
@@ -203,7 +203,7 @@ class Ssu:
 
     @property
     def nbytes(self) -> int:
-        """See Priority.nbytes."""
+        """See RowPriority.nbytes."""
         return self._within.nbytes + self._members.nbytes
 
 

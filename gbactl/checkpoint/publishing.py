@@ -17,26 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.manifest import Entry, Manifest
+from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.manifest import FileEntry, Manifest
 from gbactl.checkpoint.tensor_file import sync_folder, write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.store.optim import MOMENTS, OptimizerSpec
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 DENSE = "dense.safetensors"
 VALUE = "dense.value"
 log = logging.getLogger(__name__)
 
 
-class Closing:
+class Publication:
     """Publication of one checkpoint, begun by the constructor.
 
     `dense`: the tensors that workers sent, if any. `keep`: checkpoints to keep. `spare`: bytes that the dense file
     leaves free on the disk. `inline`: run within the constructor, without a thread."""
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
+        self, folder: CheckpointFolder, manifest: Manifest, dense: dict[str, NDArray[Any]] | None, keep: int,
         inline: bool = False, spare: int = 0,
     ) -> None:  # fmt: skip
         self.folder, self.manifest, self.dense, self.keep, self.spare = folder, manifest, dense, keep, spare
@@ -70,7 +70,7 @@ class Closing:
         path = self.folder.path / self.manifest.name
         if self.dense is not None:
             written = write_tensors(path / DENSE, self.dense, {"gbactl": "1"}, needs_finite=True, spare=self.spare)
-            self.manifest.files.append(Entry(DENSE, -1, written.bytes, 0, written.sums))
+            self.manifest.files.append(FileEntry(DENSE, -1, written.bytes, 0, written.sums))
         manifests.write(path, self.manifest)
         sync_folder(self.folder.path)
         try:
@@ -99,7 +99,7 @@ def unpacked(step: int, params: int, values: Floats, optimizer: str) -> dict[str
     return {**found, "dense.step": np.array([step], np.int64)}
 
 
-class Gathering:
+class ReplicaMean:
     """Mean of the replicas that the trainers `asked` send for a checkpoint; `centred`: the servers have the values."""
 
     def __init__(self, asked: Iterable[int], centred: bool) -> None:

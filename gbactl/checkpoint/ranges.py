@@ -62,7 +62,7 @@ def of_phase(first: int, samples: int, numbers: Sequence[int]) -> Ranges:
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-class Finished:
+class FinishedBatches:
     """Batches of a phase that have a fate, with their ledger. O(1) a batch; stores only those out of order."""
 
     def __init__(self) -> None:

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.folder import Chain, Folder
-from gbactl.checkpoint.manifest import Entry, Manifest
+from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder
+from gbactl.checkpoint.manifest import FileEntry, Manifest
 from gbactl.checkpoint.publishing import DENSE
 from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened, write_tensors
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]
@@ -33,12 +32,12 @@ INITIAL_FOLDER = "beginning"
 log = logging.getLogger(__name__)
 
 
-def chain_at(cut: Path) -> Chain:
+def chain_at(cut: Path) -> CheckpointChain:
     """Read the checkpoint in folder `cut` and those that it builds on. Raises CheckpointError."""
-    return Folder(cut.parent).chain(cut.name)
+    return CheckpointFolder(cut.parent).chain(cut.name)
 
 
-def load_shard(shard: Shard, chain: Chain, with_dense: bool = True) -> None:
+def load_shard(shard: Shard, chain: CheckpointChain, with_dense: bool = True) -> None:
     """Load a shard's rows, their optimizer state and, if wanted, its dense slice.
 
     Its version becomes the checkpoint's step. Rows that no file has keep their initial values. Raises CheckpointError
@@ -87,7 +86,7 @@ def _copy(file: Any, path: Path, into: Arrays, piece: tuple[int, int], mine: Any
         array[target] = values[mine]
 
 
-def _pieces(file: Any, entry: Entry, width: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+def _pieces(file: Any, entry: FileEntry, width: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
     """Iterate over (local rows, low, high): positions [low, high) of the file hold these rows."""
     many = max(1, PIECE // (4 * width))
     index = file.get_slice("index") if "index" in file.keys() else None  # noqa: SIM118
@@ -105,7 +104,7 @@ def _open(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
 
 
-def dense_state(chain: Chain) -> State:
+def dense_state(chain: CheckpointChain) -> State:
     """Read the whole dense vector: value f32[P + Q], moment.* f32[P], step int64[1].
 
     With an EASGD centre the servers' files have the values, and the trainers' file has the optimizer's state. Raises
@@ -133,9 +132,7 @@ def load_dense(block: DenseBlock, whole: State) -> None:
     """Load a block's slice of the whole vector. Raises CheckpointError where it does not fit."""
     low, params = block.lo, block.params
     state = {"value": whole["value"][low : low + len(block.value)], "step": whole["step"]}
-    state |= {
-        name: values[low : low + params] for name, values in whole.items() if name.startswith("moment.")
-    }
+    state |= {name: values[low : low + params] for name, values in whole.items() if name.startswith("moment.")}
     _fit(block, state)
 
 
@@ -157,7 +154,7 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
         shard.load_dense(other.dense_state())
 
 
-def load_newest(shard: Shard, folder: Folder, refused: Callable[[str], None]) -> Manifest | None:
+def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str], None]) -> Manifest | None:
     """Load a new shard's newest valid checkpoint of the same run; None if there is none.
 
     Reads that shard's files, and the dense file where workers held the parameters. A checkpoint of another number of
@@ -172,7 +169,7 @@ def load_newest(shard: Shard, folder: Folder, refused: Callable[[str], None]) ->
     return chain.last
 
 
-def _load_own(block: DenseBlock, chain: Chain, spec: ShardSpec) -> None:
+def _load_own(block: DenseBlock, chain: CheckpointChain, spec: ShardSpec) -> None:
     """Load a shard's dense slice from its own file if it is there, else from the whole vector."""
     same = chain.last.home == "servers" and chain.last.shards == spec.shards
     own = _dense_of(chain.files(spec.shard)[-1]) if same else None

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.errors import NotFiniteError
-from gbactl.kernels.halves import CODECS
+from gbactl.kernels.half_precision import CODECS
 from gbactl.paths import take_room
 
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -39,7 +39,7 @@ Piece = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """Complete file: its size, and the SHA-256 of its header and of each tensor."""
 
     bytes: int
@@ -138,13 +138,15 @@ class TensorFile:
             written = write_at(self._fd, view, at)
             view, at = view[written:], at + written
 
-    def finish(self) -> Written:
+    def finish(self) -> WrittenFile:
         """Sync the file to disk and give it its name."""
         os.fsync(self._fd)
         self._close()
         self._partial.replace(self.path)
         sync_folder(self.path.parent)
-        return Written(self.bytes, {**self._sums, **{name: found.hexdigest() for name, found in self._hashes.items()}})
+        return WrittenFile(
+            self.bytes, {**self._sums, **{name: found.hexdigest() for name, found in self._hashes.items()}}
+        )
 
     def discard(self) -> None:
         """Close and remove the partial file."""
@@ -189,7 +191,7 @@ def not_finite(path: Path, tensor: str) -> NotFiniteError:
 
 def write_tensors(
     path: Path, tensors: Mapping[str, NDArray[Any]], told: Mapping[str, str], needs_finite: bool = False, spare: int = 0
-) -> Written:
+) -> WrittenFile:
     """Write complete arrays to a file. Raises OSError, and NotFiniteError where values must be finite and are not.
 
     After an error no file is left."""
@@ -207,7 +209,7 @@ def write_tensors(
         raise
 
 
-class Writing:
+class FileWriter:
     """Thread that writes one file, begun by the constructor.
 
     `pace`: bytes a second (0: unlimited). A failure is in `error` at the end; no file is left then. `finite`: whether
@@ -220,7 +222,7 @@ class Writing:
     ) -> None:  # fmt: skip
         self.path, self._layout, self._told, self._spare = path, layout, told, spare
         self.pace = 0.0 if inline else pace
-        self.written: Written | None = None
+        self.written: WrittenFile | None = None
         self.error = ""
         self.finite = True
         self.seconds = 0.0

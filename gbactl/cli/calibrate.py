@@ -9,18 +9,14 @@ import click
 from gbactl.errors import UsageError
 
 
-@click.command(
-    "calibrate", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
-)
+@click.command("calibrate", context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibrated.yaml"), show_default=True,
     metavar="FILE", help="Where to write the cost model.",
 )  # fmt: skip
 @click.option("--workers", default="2,4", show_default=True, metavar="N,N", help="The clusters that are run.")
-@click.option(
-    "--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts."
-)
+@click.option("--seconds", type=click.FloatRange(0.5), default=8.0, show_default=True, help="How long each run lasts.")
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each kind.")
 @click.option(
     "--network", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -50,6 +46,6 @@ def command(
         counts = tuple(int(count) for count in workers.split(","))
     except ValueError:
         raise UsageError(f"--workers {workers} is no list of numbers; type --workers 2,4.") from None
-    from gbactl.calibration.command import calibrate
+    from gbactl.calibration.measure_and_fit import calibrate
 
     calibrate(out, overrides, counts, seconds, repeat, network)

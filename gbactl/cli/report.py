@@ -31,9 +31,7 @@ def _split(values: tuple[str, ...]) -> list[str]:
     show_default=True,
     type=click.Choice(["table", "md", "csv", "tex", "html", "json"]),
 )
-@click.option(
-    "--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR."
-)
+@click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write figures to DIR.")
 @click.option("--uri", metavar="URI", help="The tracking store (default: MLFLOW_TRACKING_URI, ./mlflow.db).")
 @click.option(
     "--send",
@@ -63,11 +61,11 @@ def command(
     gbactl report --format md --plots plots/
     gbactl report --send runs/RUN_DIR
     """
-    from gbactl.launch.orphans import end_orphans
-    from gbactl.report.command import Options, report, send
+    from gbactl.launch.run_dir import end_orphans
+    from gbactl.report.command import ReportOptions, report, send
 
     if run_dir is not None:
         send(run_dir, uri, click.echo)
         return
-    options = Options(uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots)
+    options = ReportOptions(uri, experiment, where, _split(by) or None, baseline, _split(metric), on, form, plots)
     report(options, click.echo, lambda line: click.echo(line, err=True), end_orphans)

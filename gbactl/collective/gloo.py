@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.collective.base import Handed, Moved, rank_gone, ring_share, uncounted
-from gbactl.collective.rendezvous_base import Meeting, interface_of
+from gbactl.collective.base import Moved, WireTensors, rank_gone, ring_share, uncounted
+from gbactl.collective.rendezvous import Rendezvous, interface_of
 from gbactl.errors import ClusterError
 
 PATIENCE = datetime.timedelta(seconds=1)  # interval at which a wait checks whether it was given up
@@ -32,7 +32,7 @@ _kept: list[Any] = []  # keeps alive what C++ points to
 log = logging.getLogger(__name__)
 
 
-class GlooRendezvous(Meeting):
+class GlooRendezvous(Rendezvous):
     """Rendezvous by a store file with a random name in the run directory (0700), and a per-run key inside it."""
 
     def __init__(self, size: int, bind: str, run_dir: Path, timeout: float) -> None:
@@ -46,7 +46,6 @@ class GlooRendezvous(Meeting):
         self.path = folder / f"gloo-{secrets.token_hex(4)}"
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Meeting.environment."""
         return {
             "GBACTL_COLLECTIVE": "gloo",
             "GBACTL_RANK": str(rank),
@@ -58,7 +57,6 @@ class GlooRendezvous(Meeting):
         }
 
     def close(self) -> None:
-        """See Meeting.close."""
         self.path.unlink(missing_ok=True)
 
 
@@ -83,7 +81,7 @@ class GlooCollective:
         self.rank = int(environment["GBACTL_RANK"])
         self.size = int(environment["GBACTL_SIZE"])
         self.moved: Moved = uncounted
-        self._handed = Handed(item)
+        self._handed = WireTensors(item)
         outlive()
         store = FileStore(environment["GBACTL_GLOO_STORE"], self.size)
         store.set_timeout(datetime.timedelta(seconds=float(environment["GBACTL_COLLECTIVE_TIMEOUT"])))
@@ -101,11 +99,9 @@ class GlooCollective:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """See Ring.abandon."""
         self._abandoned = True
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         tensor = self._handed.of(name, buffer)
         try:
             work = self._dist.all_reduce(tensor, async_op=True)
@@ -114,7 +110,6 @@ class GlooCollective:
         return _Handle(name, work, tensor, buffer)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         while True:
             try:
                 handle.work.wait(PATIENCE)

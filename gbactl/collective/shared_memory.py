@@ -26,12 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from gbactl import shared_names
-from gbactl.collective.base import Moved, Vector, as_array, uncounted
-from gbactl.collective.fault_tolerant import Beneath, InterruptedSum
-from gbactl.collective.rendezvous_base import Meeting
+from gbactl import shared_memory_names
+from gbactl.collective.base import InterruptedSum, Moved, RingFallback, Vector, as_array, uncounted
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.errors import ClusterError, ConfigError
-from gbactl.shared_names import DIRECTORY as SHARED_MEMORY
+from gbactl.shared_memory_names import DIRECTORY as SHARED_MEMORY
 
 FUTEX_WAIT, FUTEX_WAKE, EVERYONE = 0, 1, 0x7FFFFFFF
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
@@ -81,7 +80,7 @@ class _Handle:
 
 def available() -> bool:
     """Return whether this machine supports a collective in shared memory (futex and /dev/shm)."""
-    return bool(FUTEX) and shared_names.available()
+    return bool(FUTEX) and shared_memory_names.available()
 
 
 def require_available() -> None:
@@ -103,7 +102,7 @@ def alive(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-class SharedMemoryCollective(Beneath):
+class SharedMemoryCollective(RingFallback):
     """One rank of a group on this host. `folder` is private to the group and starts out empty.
 
     With dealt summands, a failed rank breaks nothing: the summands that it had given count, other ranks give the rest.
@@ -122,26 +121,21 @@ class SharedMemoryCollective(Beneath):
         self._held: int | None = None
 
     def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
         self._absent.add(rank)
         self.interrupt()
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
         for bucket in list(self._buckets.values()):
             for line in bucket.lines:
                 _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
         self._buckets.clear()
         self._absent.clear()
         self._dealt, self._spares = None, False
@@ -171,7 +165,6 @@ class SharedMemoryCollective(Beneath):
                 time.sleep(_ROOM_SECONDS)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         slots = handle.bucket.slots[handle.round & 1]
         parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
         first, second = next(parts), next(parts, None)  # this rank's own is always there
@@ -184,10 +177,10 @@ class SharedMemoryCollective(Beneath):
         self.passed(handle)
 
     def fall(self) -> None:
-        """See Beneath.fall: nothing to do, as the summands are already in shared memory."""
+        """See RingFallback.fall: nothing to do, as the summands are already in shared memory."""
 
     def passed(self, handle: _Handle) -> bool:
-        """See Beneath.passed: this rank has the round's sum, and will not read its slots again."""
+        """See RingFallback.passed: this rank has the round's sum, and will not read its slots again."""
         handle.bucket.lines[self.rank].done = handle.round
         if handle.bucket.named:
             self._forget_name(handle.bucket)
@@ -206,9 +199,7 @@ class SharedMemoryCollective(Beneath):
         """Wait for a summand of a round; returns False where it will never come."""
         line = handle.bucket.lines[part]
         while (seen := line.round) < handle.round:
-            slept = _libc.syscall(
-                FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0
-            )
+            slept = _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAIT, seen, ctypes.byref(_PATIENCE), None, 0)
             if self._dealt is not None:
                 if self.wanted():
                     raise InterruptedSum
@@ -216,9 +207,7 @@ class SharedMemoryCollective(Beneath):
             if self._gone(part, line, bool(slept)) and line.round < handle.round:
                 if self._spares:
                     return False
-                raise ClusterError(
-                    f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone."
-                )
+                raise ClusterError(f"all-reduce {handle.name} failed on rank {self.rank}: rank {part} is gone.")
         return True
 
     def _gone(self, rank: int, line: Any, slept: bool) -> bool:
@@ -245,10 +234,7 @@ class SharedMemoryCollective(Beneath):
         finally:
             os.close(handle)
         lines = [_Line.from_buffer(memory, LINE * rank) for rank in range(self.size)]
-        views = [
-            np.frombuffer(memory, np.float32, length, LINE * self.size + stride * i)
-            for i in range(2 * self.size)
-        ]
+        views = [np.frombuffer(memory, np.float32, length, LINE * self.size + stride * i) for i in range(2 * self.size)]
         lines[self.rank].pid = os.getpid()
         bucket = _Bucket(length, path, lines, (views[: self.size], views[self.size :]))
         return self._buckets.setdefault(name, bucket)
@@ -269,7 +255,7 @@ class SharedMemoryCollective(Beneath):
 
     def _hold(self) -> None:
         """Protect the group's folder from clean-ups. Raises FileNotFoundError where it was removed again."""
-        held, self._held = self._held, shared_names.held(self._root)
+        held, self._held = self._held, shared_memory_names.held(self._root)
         if held is not None:
             os.close(held)
 
@@ -281,21 +267,20 @@ class SharedMemoryCollective(Beneath):
             os.close(held)
 
 
-class SharedMemoryMeeting(Meeting):
+class SharedMemoryRendezvous(Rendezvous):
     """Rendezvous by a private folder in shared memory; removed once all ranks have mapped its files, or by close()."""
 
     def __init__(self, size: int) -> None:
         require_available()
         self.size = size
-        self.folder = SHARED_MEMORY / shared_names.new()
+        self.folder = SHARED_MEMORY / shared_memory_names.new()
         try:
             self.folder.mkdir(mode=0o700)
-            self._held: int | None = shared_names.held(self.folder)
+            self._held: int | None = shared_memory_names.held(self.folder)
         except OSError as error:
             raise _unusable(error.strerror or "") from error
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Meeting.environment."""
         return {
             "GBACTL_COLLECTIVE": "shm",
             "GBACTL_RANK": str(rank),
@@ -304,7 +289,6 @@ class SharedMemoryMeeting(Meeting):
         }
 
     def close(self) -> None:
-        """See Meeting.close."""
         held, self._held = self._held, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
+from gbactl.config_types import default_of, expect
 from gbactl.errors import ConfigError
-from gbactl.typed import default_of, expect
 
 
 def require(ok: bool, message: str) -> None:

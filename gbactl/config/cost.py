@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from gbactl.config_types import Bounds, Processes, Share
 from gbactl.errors import ConfigError
-from gbactl.typed import Processes, Share, Within
 
 SPREADS = ("none", "lognormal", "exponential")
 SERVERS_ON = ("workers", "own")
-Time = Annotated[float, Within(at_least=0, at_most=1e12)]
-Bandwidth = Annotated[float, Within(at_least=1e-6, at_most=1e9)]
-Factor = Annotated[float, Within(at_least=1e-3, at_most=1e6)]
+Time = Annotated[float, Bounds(at_least=0, at_most=1e12)]
+Bandwidth = Annotated[float, Bounds(at_least=1e-6, at_most=1e9)]
+Factor = Annotated[float, Bounds(at_least=1e-3, at_most=1e6)]
 
 
 @dataclass
@@ -32,7 +32,7 @@ class CostConfig:
     predict_us: Time = 11.0
     worker_scale: list[Factor] = field(default_factory=list)
     spread: str = "none"
-    spread_scale: Annotated[float, Within(at_least=0, at_most=10)] = 0.0
+    spread_scale: Annotated[float, Bounds(at_least=0, at_most=10)] = 0.0
     server_message_us: Time = 25.0
     row_pull_ns: Time = 30.0
     row_apply_ns: Time = 120.0
@@ -45,7 +45,7 @@ class CostConfig:
     latency_us: Time = 60.0
     bandwidth_gbit: Bandwidth = 32.0
     allreduce_us: Time = 1000.0
-    allreduce_rounds: Annotated[float, Within(at_least=0, at_most=1000)] = 2.5
+    allreduce_rounds: Annotated[float, Bounds(at_least=0, at_most=1000)] = 2.5
     allreduce_work_us: Time = 0.0
     allreduce_message_us: Time = 0.0
     allreduce_float_ns: Time = 0.0

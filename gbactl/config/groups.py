@@ -1,7 +1,7 @@
 """Groups of a run's configuration, as in conf/.
 
-A group that one module uses as a whole is defined beside that module: faults/plan.py, checkpoint/plan.py,
-models/options.py, store/schedule.py.
+A group that one module uses as a whole is defined beside that module: faults/fault_plan.py, checkpoint/plan.py,
+models/options.py, store/optimizers.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from gbactl.store.schedule import ScheduleConfig
-from gbactl.typed import Count, Interval, Natural, Processes, Seconds, ShareBelowOne, Within
+from gbactl.config_types import Bounds, Count, Interval, Natural, Processes, Seconds, ShareBelowOne
+from gbactl.store.optimizers import ScheduleConfig
 
 
 @dataclass
@@ -41,8 +41,8 @@ class ClusterConfig:
     lost_worker: str = "replace"
     lost_coordinator: str = "replace"
     hang_seconds: Interval = 10.0
-    start_timeout: Annotated[float, Within(at_least=1, at_most=1e9)] = 60.0
-    stop_seconds: Annotated[float, Within(at_least=0, at_most=1e9)] = 30.0
+    start_timeout: Annotated[float, Bounds(at_least=1, at_most=1e9)] = 60.0
+    stop_seconds: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 30.0
     hosts: list[str] = field(default_factory=list)
     placement: str = "spread"
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10"
@@ -69,8 +69,8 @@ class CollectiveConfig:
     """All-reduce of `sync`. `cycle_time_ms` None: see RunConfig.cycle_time_ms."""
 
     name: str = "horovod"
-    cycle_time_ms: Annotated[float, Within(at_least=0.01, at_most=10_000)] | None = None
-    buckets: Annotated[int, Within(at_least=1, at_most=1000)] = 2
+    cycle_time_ms: Annotated[float, Bounds(at_least=0.01, at_most=10_000)] | None = None
+    buckets: Annotated[int, Bounds(at_least=1, at_most=1000)] = 2
 
 
 @dataclass
@@ -78,14 +78,14 @@ class OptimConfig:
     """Optimizer of dense parameters and rows; `row_lr` overrides the rate of rows."""
 
     name: str = "adam"
-    lr: Annotated[float, Within(above=0, at_most=1e38)] = 1e-3  # a finite fp32
-    row_lr: Annotated[float, Within(above=0, at_most=1e38)] | None = None
+    lr: Annotated[float, Bounds(above=0, at_most=1e38)] = 1e-3  # a finite fp32
+    row_lr: Annotated[float, Bounds(above=0, at_most=1e38)] | None = None
     beta1: ShareBelowOne = 0.9
     beta2: ShareBelowOne = 0.999
-    eps: Annotated[float, Within(at_least=1e-30, at_most=1)] = 1e-8
-    initial_accumulator: Annotated[float, Within(at_least=0, at_most=1e9)] = 0.0
-    weight_decay: Annotated[float, Within(at_least=0, at_most=1000)] = 0.0
-    row_weight_decay: Annotated[float, Within(at_least=0, at_most=1000)] = 0.0
+    eps: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-8
+    initial_accumulator: Annotated[float, Bounds(at_least=0, at_most=1e9)] = 0.0
+    weight_decay: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.0
+    row_weight_decay: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.0
     row_l2: str = "touched"
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
@@ -119,9 +119,9 @@ class TrackingConfig:
 
 @dataclass
 class SwitchConfig:
-    """Switches of the mode: by a schedule (`name` none; see switching/schedule.py), or automatic (auto).
+    """Switches of the mode: by a schedule (`name` none; see switching/mode_switches.py), or automatic (auto).
 
-    For auto: `window` to `minimum_stay`, see switching/controller.py; `every`: seconds between two decisions;
+    For auto: `window` to `minimum_stay`, see switching/auto_controller.py; `every`: seconds between two decisions;
     `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
     auto's other mode. `prepare`: further modes that the run is started for, servers (all that keep the dense parameters
     there) or all."""
@@ -135,6 +135,6 @@ class SwitchConfig:
     changes: dict[str, Any] | None = None
     every: Interval = 2.0
     window: Interval = 10.0
-    margin: Annotated[float, Within(at_least=0, at_most=1000)] = 0.1
-    hysteresis: Annotated[float, Within(at_least=0, at_most=1000)] = 0.1
+    margin: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
+    hysteresis: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
     minimum_stay: Seconds = 30.0

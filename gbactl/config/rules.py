@@ -8,10 +8,10 @@ from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.errors import ConfigError
-from gbactl.policies.base import policy_class
-from gbactl.store.spec import ROW_L2_SCOPES
-from gbactl.switching.controller import MODES
-from gbactl.switching.schedule import name
+from gbactl.policies.policy import policy_class
+from gbactl.store.shard import ROW_L2_SCOPES
+from gbactl.switching.auto_controller import MODES
+from gbactl.switching.mode_switches import name
 
 LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
 

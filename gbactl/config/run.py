@@ -21,12 +21,12 @@ from gbactl.config.groups import (
     TransportConfig,
 )
 from gbactl.config.place import Place, place_of
-from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.config_types import Processes, Seed, expect
+from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
-from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.switching.controller import GBA, MODES, SYNC
-from gbactl.switching.schedule import Entry, entries, name
-from gbactl.typed import Processes, Seed, expect
+from gbactl.policies.policy import PolicyOptions, policy_class
+from gbactl.switching.auto_controller import GBA, MODES, SYNC
+from gbactl.switching.mode_switches import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 
@@ -76,7 +76,7 @@ class RunConfig:
         return self.train.global_batch // self.local_batch
 
     @functools.cached_property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ScheduleEntry]:
         """Entries of the switch schedule. Raises ConfigError that names the wrong entry."""
         return entries(self.switch.schedule)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.handout import LivePhase
 from gbactl.policies import Policy
-from gbactl.switching.controller import SYNC, AutoOptions, Controller, Look
+from gbactl.switching.auto_controller import SYNC, AutoController, AutoOptions, SwitchDecision
 
 NAME = "auto.jsonl"
 
@@ -32,7 +32,7 @@ class AutoSwitch:
         options = AutoOptions(switch.window, switch.margin, switch.hysteresis, switch.minimum_stay)
         self.candidates, self.every, self.now, self.tell = cfg.candidates, switch.every, now, tell
         batch = self.candidates[SYNC].local_batch
-        self.controller = Controller(cfg.cluster.workers, cfg.train.global_batch, batch, options)
+        self.controller = AutoController(cfg.cluster.workers, cfg.train.global_batch, batch, options)
         self.path, self.last = path, dict[str, Any]()
         self._looks, self._asked = 0, list[dict[str, Any]]()
         self._full, self._step, self._next = 0, -1, 0.0
@@ -54,7 +54,7 @@ class AutoSwitch:
         if samples >= self._full:
             self.controller.seen(self.now(), worker, seconds, samples)
 
-    def look(self, training: Training) -> Look | None:
+    def look(self, training: LivePhase) -> SwitchDecision | None:
         """Feed the steps to the controller; every `switch.every` seconds return the mode that it recommends."""
         policy, now = training.policy, self.now()
         if policy.step != self._step:
@@ -65,7 +65,7 @@ class AutoSwitch:
         self._next = now + self.every
         return self.controller.look(now)
 
-    def note(self, look: Look, at: dict[str, Any], obstacle: str) -> None:
+    def note(self, look: SwitchDecision, at: dict[str, Any], obstacle: str) -> None:
         """Log a decision and the run's position; `obstacle`: why the wanted mode is impossible, empty if it is not."""
         self._looks += 1
         self.last = {**at, **dataclasses.asdict(look), **({"obstacle": obstacle} if obstacle else {})}

@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 from gbactl import __version__
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.ledger import UnsavedWork
-from gbactl.checkpoint.manifest import Entry, Manifest
-from gbactl.checkpoint.plan import Estimate, estimate_of, job_named, rhythm_of
-from gbactl.checkpoint.publishing import Closing, Gathering, fits, unpacked
+from gbactl.checkpoint.manifest import FileEntry, Manifest
+from gbactl.checkpoint.plan import CostEstimate, estimate_of, job_named, rhythm_of
+from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacked
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import to_dict
-from gbactl.coordinator.context import Flow, RunContext, Until
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.phase import GradientSlices
+from gbactl.coordinator.context import Flow, RunContext, WaitCondition
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.phase import StagedSlices
 from gbactl.coordinator.schedule import spare_bytes
-from gbactl.coordinator.state import Position, encoded
+from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
@@ -45,18 +45,18 @@ CLOSING_SECONDS = 10.0  # seconds that a server failure waits for a checkpoint w
 
 
 @dataclass
-class Pending:
+class OpenCheckpoint:
     """Checkpoint in progress: its manifest, and which servers have written their files."""
 
     manifest: Manifest
     samples: int
     began: float
     with_dense: bool
-    replicas: Gathering | None = None
+    replicas: ReplicaMean | None = None
     stops: bool = False  # the run ends once it is complete
     updates: list[int] = field(default_factory=list)
     parts: dict[int, Saved] = field(default_factory=dict)
-    closing: Closing | None = None
+    closing: Publication | None = None
 
     @property
     def error(self) -> str:
@@ -76,22 +76,22 @@ class Checkpointing:
     `gathering` begins to collect the replicas for a checkpoint; it returns None where no replicas hold the dense
     parameters."""
 
-    def __init__(self, run: RunContext, gathering: Callable[[], Gathering | None] = lambda: None) -> None:
+    def __init__(self, run: RunContext, gathering: Callable[[], ReplicaMean | None] = lambda: None) -> None:
         self.run, self.gathering = run, gathering
         cfg, self.state = run.cfg, run.state.ongoing.checkpoints
         self.on = cfg.checkpoint.name != "none"
-        self.folder = Folder(run.run_dir / folders.NAME)
-        self.estimate: Estimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
+        self.folder = CheckpointFolder(run.run_dir / folders.NAME)
+        self.estimate: CostEstimate = estimate_of(cfg.checkpoint, cfg.cluster.servers)
         self.rhythm = rhythm_of(cfg.checkpoint, cfg.cluster.servers)
         self._spare = 0  # bytes that must stay free on the disk
-        self.resumed: Position | None = None
-        self.at: Position | None = None  # position from which the job was continued last
+        self.resumed: JobPosition | None = None
+        self.at: JobPosition | None = None  # position from which the job was continued last
         self._number = 1
         self._base: list[str] | None = []  # what the next partial one builds on; None: it must be whole
         self._due = float("inf")
         self._planned: tuple[int, int] | None = None
         self._dense: dict[int, tuple[int, int, Floats]] = {}
-        self._open: Pending | None = None
+        self._open: OpenCheckpoint | None = None
         self._giver = -1  # the worker that was asked for the dense parameters
         self._mixed = False  # a server was restored since the checkpoint in progress began
         self._stop: tuple[float, float] | None = None  # a stop is requested: deadline; seconds allowed
@@ -111,7 +111,7 @@ class Checkpointing:
         run = self.run
         self.folder.identity = manifests.identity(to_dict(run.cfg), run.dataset.fingerprint)
         if run.cfg.resume is not None:
-            self._resume(Position.read(manifests.read(Path(run.cfg.resume)).position))
+            self._resume(JobPosition.read(manifests.read(Path(run.cfg.resume)).position))
         self.at = self.resumed
         self.beginning = self.resumed or run.position(run.step)
         if run.taking_over:
@@ -129,7 +129,7 @@ class Checkpointing:
             sentence = f"Every replica begins with {self.resumed.dense} of step {self.resumed.step}."
             run.tell("checkpoint", {"state": "resumed", "sentence": sentence})
 
-    def _resume(self, position: Position) -> None:
+    def _resume(self, position: JobPosition) -> None:
         run = self.run
         self.resumed, self._base = position, None
         run.record.restore(position)
@@ -158,7 +158,7 @@ class Checkpointing:
         yield from self._wait()
 
     def _wait(self) -> Flow[None]:
-        if not (yield Until(self._closed, self.run.hub.now() + LAST_SECONDS)):
+        if not (yield WaitCondition(self._closed, self.run.hub.now() + LAST_SECONDS)):
             self.abandon("it took too long")
 
     def _closed(self) -> bool:
@@ -210,12 +210,12 @@ class Checkpointing:
 
     # -- when to save -------------------------------------------------------------------------------
 
-    def watch(self, training: Training) -> None:
+    def watch(self, training: LivePhase) -> None:
         """Attach the checkpoints to a phase that begins."""
         self._planned = None
         training.granted, training.ordered = self._granted, self._ordered
         if self.on:
-            training.phase.slices = GradientSlices(self.unsaved.updates.applied, self._missed)
+            training.phase.slices = StagedSlices(self.unsaved.updates.applied, self._missed)
 
     def _missed(self, shard: int, samples: int, rows: int) -> None:
         """Count a gradient slice that was in flight when its server was lost, and is not applied."""
@@ -261,7 +261,7 @@ class Checkpointing:
 
     # -- saving ------------------------------------------------------------------------------------
 
-    def _begin(self, step: int, number: int, kind: str, training: Training | None, ended: bool = False) -> None:
+    def _begin(self, step: int, number: int, kind: str, training: LivePhase | None, ended: bool = False) -> None:
         run = self.run
         base = [] if kind == "whole" else list(self._base or [])
         position = run.position(step, training, ended)
@@ -277,7 +277,9 @@ class Checkpointing:
         )  # fmt: skip
         unsaved = self.unsaved.updates.unsaved
         with_dense, stops = run.home == "workers", self._stop is not None
-        self._open = Pending(manifest, position.ledger.read, run.hub.now(), with_dense, gathering, stops, unsaved)
+        self._open = OpenCheckpoint(
+            manifest, position.ledger.read, run.hub.now(), with_dense, gathering, stops, unsaved
+        )
         self._mixed, self._due = False, run.hub.now() + self.rhythm.gap
         try:
             self.folder.begin(number)
@@ -336,19 +338,19 @@ class Checkpointing:
             self.abandon("no trainer has a replica")
             return
         for s, part in sorted(cut.parts.items()):
-            cut.manifest.files.append(Entry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
+            cut.manifest.files.append(FileEntry(f"S{s}.safetensors", s, part.bytes, part.rows, part.sums))
         cfg = self.run.cfg
         inline = not cfg.place.real or cut.manifest.position["ended"]
-        cut.closing = Closing(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
+        cut.closing = Publication(self.folder, cut.manifest, dense, cfg.checkpoint.keep, inline, self._spare)
         self.look()
 
-    def _waits(self, cut: Pending) -> bool:
+    def _waits(self, cut: OpenCheckpoint) -> bool:
         """Whether a worker has yet to send its dense parameters."""
         if cut.replicas is not None:
             return bool(cut.replicas.due)
         return cut.with_dense and cut.manifest.number not in self._dense
 
-    def _told_dense(self, cut: Pending) -> dict[str, NDArray[Any]] | None:
+    def _told_dense(self, cut: OpenCheckpoint) -> dict[str, NDArray[Any]] | None:
         """Dense tensors that workers sent for a checkpoint; None if there are none."""
         optimizer = self.run.cfg.optim.name
         if cut.replicas is not None:
@@ -383,7 +385,7 @@ class Checkpointing:
             self.run.log.flush()
             self._stopped({"state": "saved", "name": manifest.name, "step": manifest.step, "bytes": manifest.bytes})
 
-    def _count_saved(self, cut: Pending) -> None:
+    def _count_saved(self, cut: OpenCheckpoint) -> None:
         """Record what a server failure from now on would no longer undo."""
         kind, step = cut.manifest.kind, cut.manifest.step
         safe = {s: cut.updates[s] if kind == "whole" else part.updates for s, part in cut.parts.items()}
@@ -402,7 +404,7 @@ class Checkpointing:
         self.settle(f"S{shard} is gone")
         self._base, self._mixed = None, True
 
-    def newest(self) -> tuple[str, Position]:
+    def newest(self) -> tuple[str, JobPosition]:
         """Folder ("" for the beginning) and position of the newest complete checkpoint."""
         resume = self.run.cfg.resume
         try:
@@ -411,9 +413,9 @@ class Checkpointing:
             if resume is None:
                 return "", self.beginning
             chain = chain_at(Path(resume))
-        return str(chain.folder / chain.last.name), Position.read(chain.last.position)
+        return str(chain.folder / chain.last.name), JobPosition.read(chain.last.position)
 
-    def go_back(self, position: Position) -> None:
+    def go_back(self, position: JobPosition) -> None:
         """Set the job to the position of the newest checkpoint, to which every node was restored.
 
         The run's clock goes on. No checkpoint may be in progress (see settle)."""
@@ -444,7 +446,7 @@ class Checkpointing:
         cut = self._open
         return cut.manifest.number if cut is not None and cut.with_dense and cut.closing is None else None
 
-    def _failed(self, cut: Pending, why: str) -> None:
+    def _failed(self, cut: OpenCheckpoint, why: str) -> None:
         """Give up a checkpoint that could not be written. Raises DivergedError where that ends the run."""
         if self._stop is not None:
             self._forget()
@@ -484,7 +486,7 @@ class Checkpointing:
         log.warning("checkpoint %s: %s", cut.manifest.name, why)
         self.run.tell("checkpoint", {"state": "failed", "step": cut.manifest.step, "why": why})
 
-    def _forget(self) -> Pending | None:
+    def _forget(self) -> OpenCheckpoint | None:
         """Discard and return the checkpoint in progress; the next one is whole."""
         cut, self._open = self._open, None
         self._planned = None

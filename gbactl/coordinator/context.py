@@ -17,19 +17,19 @@ from gbactl.config import RunConfig, mode_values
 from gbactl.coordinator import event_log
 from gbactl.coordinator.evaluation import Evaluation
 from gbactl.coordinator.event_log import EventLog
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.journal import Found, Journal
-from gbactl.coordinator.membership import Fencing, Members
-from gbactl.coordinator.recovery_times import Failed, RecoveryTimes
-from gbactl.coordinator.state import Position, RunState
-from gbactl.coordinator.summary import RunRecord
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.journal import Journal, JournalState
+from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.coordinator.recovery_times import FailureRecord, RecoveryTimes
+from gbactl.coordinator.state import JobPosition, RunState
+from gbactl.coordinator.summary import RunSummary
 from gbactl.data.dataset import Dataset
-from gbactl.faults.observed import Observed
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.messages import Event, Granted
 
 
-class Until(NamedTuple):
+class WaitCondition(NamedTuple):
     """Condition that a generator waits for, until `deadline` by the hub's clock at most.
 
     The generator is sent whether the condition holds."""
@@ -39,30 +39,36 @@ class Until(NamedTuple):
 
 
 T = TypeVar("T")
-Flow = Generator[Until, bool, T]
+Flow = Generator[WaitCondition, bool, T]
 
 
 class RunContext:
     """State and services of one run that all parts of its coordinator share."""
 
     def __init__(
-        self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any], found: Found | None
+        self,
+        hub: Hub,
+        cfg: RunConfig,
+        dataset: Dataset,
+        run_dir: Path,
+        header: dict[str, Any],
+        found: JournalState | None,
     ) -> None:
         """Set up a run. `found`: the state that a failed coordinator left, if this one replaces it."""
         self.hub, self.cfg, self.dataset, self.run_dir = hub, cfg, dataset, run_dir
         self.state = RunState() if found is None else found.state
-        self.members = Members(cfg.processes, cfg.cluster.servers)
+        self.members = Membership(cfg.processes, cfg.cluster.servers)
         self.fencing = Fencing(self.members, self.state.ongoing.lives.gone)
         self.current = cfg  # configuration in the current mode
-        self.record = RunRecord(hub.now, cfg.train.patience)
+        self.record = RunSummary(hub.now, cfg.train.patience)
         self.record.modes = cfg.mode.name
-        self.record.statistics.observed = Observed.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
+        self.record.statistics.observed = ObservedBatches.of(cfg.fault_plan(), cfg.pinned, lambda: self.record.seconds)
         self.journal = Journal(cfg, run_dir, self.state, first=found is None)
         self.log = EventLog(run_dir / "events.log", header, None if found is None else found.end, self.journal.on)
         self.failures = RecoveryTimes(hub.now, self._log_failure, self.state.ongoing.failures)
         self.launcher: Channel | None = None
         self.step = self.switches = self.phase_number = 0
-        self.training: Training | None = None
+        self.training: LivePhase | None = None
         self.evaluation: Evaluation | None = None
         self.waiting: deque[int] = deque()  # workers that asked for a batch and got none yet
         self.surplus: Counter[int] = Counter()  # per worker: requests for batches by threads of a phase that is over
@@ -96,7 +102,7 @@ class RunContext:
         """Whether the servers' state may be saved: every shard is served, and no rollback is pending."""
         return not (self.servers_gone or self.all_go_back)
 
-    def position(self, step: int, training: Training | None = None, ended: bool = False) -> Position:
+    def position(self, step: int, training: LivePhase | None = None, ended: bool = False) -> JobPosition:
         """Position of the job in its data and schedule, at a step."""
         return self.record.position(training, step, mode_values(self.current), self.switches, ended)
 
@@ -164,6 +170,6 @@ class RunContext:
         self.state.ongoing.lives.servers = {shard: channel.peer.epoch for shard, channel in servers}
         self.state.ongoing.acted = self.record.statistics.acted
 
-    def _log_failure(self, number: int, failed: Failed) -> None:
+    def _log_failure(self, number: int, failed: FailureRecord) -> None:
         since = failed.at - self.record.began
         self.log.info(event_log.FAILURE, {"number": number, "at_s": since, **failed.timed()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gbactl.checkpoint.publishing import Gathering
+from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.coordinator import event_log
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.context import RunContext
@@ -19,16 +19,25 @@ from gbactl.coordinator.questions import Questions
 from gbactl.coordinator.replica_phases import ReplicaPhases
 from gbactl.coordinator.schedule import rounds
 from gbactl.coordinator.server_recovery import ServerRecovery
-from gbactl.coordinator.server_sums import ServerSums
+from gbactl.coordinator.server_sums import LostDenseGradients
 from gbactl.coordinator.worker_recovery import WorkerRecovery
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
-from gbactl.wire.messages import Absent, Adopt, Event, Fenced, Loaded, PartsLost, RingBroken, Staged
+from gbactl.wire.messages import (
+    AdoptVersion,
+    CheckpointLoaded,
+    Event,
+    Fenced,
+    RingBroken,
+    Staged,
+    SummandsLost,
+    WorkerFailed,
+)
 
 log = logging.getLogger(__name__)
 
 
-class Core:
+class CoordinatorCore:
     """Parts of one run's coordinator. `term`: number of coordinators before this one."""
 
     def __init__(self, run: RunContext, term: int = 0) -> None:
@@ -44,13 +53,13 @@ class Core:
         rows = [run.dataset.splits[each.split].rows for each in self.rounds]
         self.switch = ModeSwitch(run, rows, self.questions, self.migration)
         self.replicas = ReplicaPhases(run, term)
-        self.sums = ServerSums(run)
+        self.sums = LostDenseGradients(run)
 
     def _patience(self) -> float:
         return self.run.hub.now() + self.run.cfg.cluster.start_timeout
 
-    def _gathering(self) -> Gathering | None:
-        return Gathering(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
+    def _gathering(self) -> ReplicaMean | None:
+        return ReplicaMean(self.replicas.saved, self.replicas.centred) if self.replicas.saved else None
 
     def look(self) -> None:
         """Do what is due between two messages."""
@@ -122,7 +131,7 @@ class Core:
         run.fencing.fence(worker, run.phase_number, batches, peer.epoch)
         run.state.ongoing.lives.workers[worker] = peer.epoch
         run.note()
-        run.members.tell("worker", Absent(worker))
+        run.members.tell("worker", WorkerFailed(worker))
         self.checkpoints.worker_lost(worker)
         if run.evaluation is not None:
             run.evaluation.left(worker)
@@ -135,9 +144,9 @@ class Core:
         told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now, "epoch": peer.epoch}
         run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told})
 
-    def summed(self, message: PartsLost | RingBroken) -> None:
+    def summed(self, message: SummandsLost | RingBroken) -> None:
         """Handle a message of a server's all-reduce fallback: gradients are missing, or a ring is broken."""
-        if isinstance(message, PartsLost):
+        if isinstance(message, SummandsLost):
             self.sums.lost(message)
         else:
             self.run.members.tell("worker", message)
@@ -177,7 +186,7 @@ class Core:
         if not self.server_lost(shard, "hang"):
             raise self.servers.hang_error(shard)
 
-    def server_loaded(self, channel: Channel, message: Loaded) -> None:
+    def server_loaded(self, channel: Channel, message: CheckpointLoaded) -> None:
         """Handle a server that has loaded a checkpoint: a successor, or one that went back with all others.
 
         Raises WireError for any other sender."""
@@ -206,7 +215,7 @@ class Core:
         run.fencing.tell(channel)
         waiting = [] if run.training is None else run.training.server_back()
         fresh = run.fresh_at is not None and loaded <= run.fresh_at
-        channel.send(Adopt(run.step_now, waiting, fresh))
+        channel.send(AdoptVersion(run.step_now, waiting, fresh))
         self.questions.repeat(channel)
 
     def tell_workers_of(self, server: Channel) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gbactl.coordinator.context import Flow, Until
-from gbactl.coordinator.membership import Fencing, Members
-from gbactl.coordinator.state import DensePlacement
+from gbactl.coordinator.context import Flow, WaitCondition
+from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError
-from gbactl.wire.messages import Moved, MoveDense
+from gbactl.wire.messages import DenseMoved, MoveDense
 
 
 class DenseMigration:
@@ -22,14 +22,14 @@ class DenseMigration:
     `deadline` returns the time until which nodes may answer; `note` is called when a migration begins and ends."""
 
     def __init__(
-        self, members: Members, fencing: Fencing, state: DensePlacement, deadline: Callable[[], float],
+        self, members: Membership, fencing: Fencing, state: DensePlacementState, deadline: Callable[[], float],
         note: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.members, self.fencing, self.state, self.deadline, self.note = members, fencing, state, deadline, note
         self.moving = False
         self._moved: set[int] = set()
 
-    def moved(self, message: Moved) -> None:
+    def moved(self, message: DenseMoved) -> None:
         """Record that a worker has done its part of the migration."""
         if message.turn == self.state.request:
             self._moved.add(message.worker)
@@ -108,6 +108,6 @@ class DenseMigration:
         def answered() -> bool:
             return set(self.members.of("worker")) <= self._moved or enough()
 
-        if not (yield Until(answered, self.deadline())):
+        if not (yield WaitCondition(answered, self.deadline())):
             silent = ", ".join(f"W{worker}" for worker in sorted(set(self.members.of("worker")) - self._moved))
             raise ClusterError(f"{silent} did not answer when the dense parameters were moved to the {home}.")

@@ -17,12 +17,12 @@ from typing import Any
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
-from gbactl.coordinator.context import Flow, Until
-from gbactl.coordinator.core import Core
+from gbactl.coordinator.context import Flow, WaitCondition
+from gbactl.coordinator.core import CoordinatorCore
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.journal import Found
-from gbactl.coordinator.phase import Apply, Command, HandOut
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.journal import JournalState
+from gbactl.coordinator.phase import ApplyStep, Command, HandOut
 from gbactl.coordinator.phase_log import LoggedPhase
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.coordinator.worker_recovery import UNANSWERED
@@ -32,17 +32,17 @@ from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import (
     Abandon,
-    Absent,
     BeginPhase,
     Hello,
-    Holding,
     MoveDense,
-    PartsLost,
-    Revive,
     RingBroken,
+    ServerState,
     Staged,
-    Standing,
-    Take,
+    SummandsLost,
+    TakeBatch,
+    Takeover,
+    WorkerFailed,
+    WorkerState,
 )
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ MOST_JOINS = 4  # more than a worker may hold at once
 class Failover:
     """Takeover by a new coordinator, until every node goes on. `found`: the state that the failed one left."""
 
-    def __init__(self, core: Core, found: Found) -> None:
+    def __init__(self, core: CoordinatorCore, found: JournalState) -> None:
         self.core, self.run, self.found, self.state = core, core.run, found, found.state
         lives, self.stage = found.state.ongoing.lives, found.state.stood.stage
         self.incarnations, self.servers = dict(lives.workers), dict(lives.servers)
@@ -65,10 +65,10 @@ class Failover:
         self.server_records = [record.fields for record in infos if record.kind == event_log.SERVER]
         self.failures = [record.fields for record in infos if record.kind == event_log.FAILURE]
         self.announced = any(isinstance(record, AnnounceRecord) for record in found.records)
-        self._standing: dict[int, Standing] = {}
-        self._holding: dict[int, Holding] = {}
+        self._standing: dict[int, ServerState] = {}
+        self._holding: dict[int, WorkerState] = {}
         self._staged: list[tuple[Channel, Staged]] = []
-        self._sums: list[PartsLost | RingBroken] = []
+        self._sums: list[SummandsLost | RingBroken] = []
         self._stood: tuple[int, tuple[Ranges, bool, bool]] | None = None
 
     # -- reconnecting nodes -------------------------------------------------------------------------
@@ -85,10 +85,10 @@ class Failover:
         def there() -> bool:
             return servers <= set(self._standing) and run.launcher is not None
 
-        if not (yield Until(there, run.hub.now() + cluster.start_timeout)):
+        if not (yield WaitCondition(there, run.hub.now() + cluster.start_timeout)):
             missing = ", ".join(f"S{shard}" for shard in sorted(servers - set(self._standing))) or "The launcher"
             raise ClusterError(f"{missing} did not come back when another coordinator took over.")
-        yield Until(lambda: self.known <= set(self._holding), run.hub.now() + cluster.hang_seconds)
+        yield WaitCondition(lambda: self.known <= set(self._holding), run.hub.now() + cluster.hang_seconds)
         run.members.settled = True
 
     def hello(self, channel: Channel, hello: Hello) -> None:
@@ -100,7 +100,7 @@ class Failover:
             raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
         self.run.members.ready.add((hello.role, hello.number))
-        channel.send(Revive(self.found.term))
+        channel.send(Takeover(self.found.term))
 
     def lost(self, channel: Channel) -> bool:
         """Whether a lost connection is accepted now, because the node may reconnect."""
@@ -120,22 +120,22 @@ class Failover:
             if message.shard in self._standing:
                 self._staged.append((channel, message))
             return True
-        if isinstance(message, PartsLost | RingBroken):
+        if isinstance(message, SummandsLost | RingBroken):
             self._sums.append(message)
             return True
-        return isinstance(message, Take) and message.worker not in self._holding
+        return isinstance(message, TakeBatch) and message.worker not in self._holding
 
     @property
     def phase_began(self) -> float:
         """Start of the current phase, in seconds of the run."""
         return self.state.stood.at - self.state.stood.began
 
-    def standing(self, message: Standing) -> None:
+    def standing(self, message: ServerState) -> None:
         """Record a server's state; ignore answers to an earlier coordinator."""
         if message.epoch == self.found.term:
             self._standing[message.shard] = message
 
-    def holding(self, message: Holding) -> None:
+    def holding(self, message: WorkerState) -> None:
         """Record a worker's state; ignore answers to an earlier coordinator."""
         if message.epoch == self.found.term:
             self._holding[message.worker] = message
@@ -171,7 +171,7 @@ class Failover:
 
     # -- within a phase -----------------------------------------------------------------------------
 
-    def go_on(self, training: Training) -> Flow[None]:
+    def go_on(self, training: LivePhase) -> Flow[None]:
         """Bring a phase with a new policy, and every node with it, to where the log ends.
 
         Raises ClusterError or DivergenceError where the log does not belong to this run."""
@@ -205,14 +205,14 @@ class Failover:
         return commands
 
     def _tell_server(
-        self, training: Training, channel: Channel, standing: Standing, commands: Sequence[Command]
+        self, training: LivePhase, channel: Channel, standing: ServerState, commands: Sequence[Command]
     ) -> None:
         """Send a server the phase and the orders that it has not received."""
         assert self.begun is not None
         if standing.phase != training.number:
             channel.send(self._begun_for_servers)
         for command in commands:
-            if isinstance(command, Apply) and command.step.step >= standing.version:
+            if isinstance(command, ApplyStep) and command.step.step >= standing.version:
                 channel.send(training.told(command))
 
     @property
@@ -221,7 +221,7 @@ class Failover:
         assert self.begun is not None
         return self.begun._replace(served_dense=self.run.home != "workers")
 
-    def _missing(self, training: Training, holding: Holding, joins: Sequence[HandOut]) -> list[Grant]:
+    def _missing(self, training: LivePhase, holding: WorkerState, joins: Sequence[HandOut]) -> list[Grant]:
         """Grants that a worker never received; of hand-outs without samples, the last few."""
         heard = set(_groups(holding.granted, 2))
         leases = [grant for owner, grant in training.policy.leases.values() if owner == holding.worker]
@@ -230,7 +230,7 @@ class Failover:
 
     # -- going on -----------------------------------------------------------------------------------
 
-    def _go_on(self, training: Training | None, missing: dict[int, list[Grant]]) -> Flow[None]:
+    def _go_on(self, training: LivePhase | None, missing: dict[int, list[Grant]]) -> Flow[None]:
         run, core = self.run, self.core
         waits = {worker: self._waits(training, each, missing.get(worker, [])) for worker, each in self._holding.items()}
         run.taking_over = False
@@ -258,7 +258,7 @@ class Failover:
             core.summed(told)
         self._back()
 
-    def _tell_worker(self, training: Training, holding: Holding, missing: list[Grant]) -> None:
+    def _tell_worker(self, training: LivePhase, holding: WorkerState, missing: list[Grant]) -> None:
         """Send a worker the dense placement, the phase and the batches that it has not received."""
         if self.run.home == "servers" and self.incarnations.get(holding.worker):
             self.run.members.of("worker")[holding.worker].send(MoveDense("servers", -1, UNANSWERED))
@@ -267,7 +267,7 @@ class Failover:
         for grant in missing:
             training.hand(holding.worker, grant, training.phase.lr_scale_of(grant))
 
-    def _waits(self, training: Training | None, holding: Holding, missing: list[Grant]) -> int:
+    def _waits(self, training: LivePhase | None, holding: WorkerState, missing: list[Grant]) -> int:
         """Number of batches a worker waits for: those that it may have, less those that it has."""
         policy, worker = None if training is None else training.policy, holding.worker
         mine = set() if policy is None else {batch for batch, (owner, _) in policy.leases.items() if owner == worker}
@@ -286,7 +286,7 @@ class Failover:
             self.run.surplus[worker] = has - may_have
         return max(0, may_have - has)
 
-    def _lose(self, training: Training | None) -> None:
+    def _lose(self, training: LivePhase | None) -> None:
         """Treat the workers that had failed before, and those that have not reconnected, as failed."""
         run, core = self.run, self.core
         run.fencing.gone.clear()
@@ -296,7 +296,7 @@ class Failover:
                 run.fencing.fence(worker, self.number, batches, self.incarnations.get(worker, 0))
             else:
                 run.fencing.gone.append(worker)
-            run.members.tell("worker", Absent(worker))
+            run.members.tell("worker", WorkerFailed(worker))
             core.tell_lost(Peer("worker", worker, self.incarnations.get(worker, 0)), len(batches))
         for worker in sorted(self.known - set(self._holding)):
             peer = Peer("worker", worker, self.incarnations.get(worker, 0))
@@ -308,7 +308,7 @@ class Failover:
         if training is not None:
             self._let_in(training)
 
-    def _let_in(self, training: Training) -> None:
+    def _let_in(self, training: LivePhase) -> None:
         """Let workers join the phase if the log lacks that they had joined it."""
         policy, members = training.policy, self.run.members.of("worker")
         for worker in sorted(set(self._holding) & set(members) & set(policy.phase.workers) - policy.live):

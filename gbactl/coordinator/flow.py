@@ -12,20 +12,20 @@ from typing import Any
 
 from gbactl.checkpoint.ranges import Ranges, after, flat, total
 from gbactl.coordinator import event_log
-from gbactl.coordinator.context import Flow, Until
-from gbactl.coordinator.core import Core
+from gbactl.coordinator.context import Flow, WaitCondition
+from gbactl.coordinator.core import CoordinatorCore
 from gbactl.coordinator.evaluation import Evaluation
 from gbactl.coordinator.failover import Failover
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.handout import LivePhase
 from gbactl.coordinator.phase import TrainingPhase
 from gbactl.coordinator.schedule import Round
 from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
 from gbactl.errors import ClusterError, DivergedError
 from gbactl.policies import Phase, make
-from gbactl.policies.base import policy_class
-from gbactl.store.schedule import factor
+from gbactl.policies.policy import policy_class
+from gbactl.store.optimizers import factor
 from gbactl.wire import traffic
-from gbactl.wire.messages import BeginPhase, Inspected, Relocated, Stop
+from gbactl.wire.messages import BeginPhase, Inspected, ShardRelocated, Stop
 
 GOODBYE_SECONDS = 5.0
 
@@ -36,7 +36,7 @@ class RunFlow:
     `failover` brings the run to where a failed coordinator left it; `began`: when it did, if that was in another
     cluster; `amend` adds to the result."""
 
-    def __init__(self, core: Core, failover: Failover | None = None) -> None:
+    def __init__(self, core: CoordinatorCore, failover: Failover | None = None) -> None:
         self.core, self.run, self.failover = core, core.run, failover
         self.began: float | None = None
         self.amend: Callable[[dict[str, Any]], None] = lambda result: None
@@ -71,7 +71,7 @@ class RunFlow:
             yield from self.failover.gather()
             return
         limit = run.cfg.cluster.start_timeout
-        if not (yield Until(run.members.complete, run.hub.now() + limit)):
+        if not (yield WaitCondition(run.members.complete, run.hub.now() + limit)):
             missing = ", ".join(run.members.missing())
             raise ClusterError(
                 f"{missing} did not come up within {limit:.0f} s; look into their logs, or type "
@@ -108,7 +108,7 @@ class RunFlow:
         run, checkpoints = self.run, self.core.checkpoints
         while checkpoints.on:
             losses = run.server_losses
-            yield Until(lambda: not run.servers_gone)
+            yield WaitCondition(lambda: not run.servers_gone)
             if self._must_go_back:
                 return False
             yield from checkpoints.save_last()
@@ -167,7 +167,7 @@ class RunFlow:
             yield from self._rejoin()
         return policy.phase.samples
 
-    def _open(self, part: Round, rest: Ranges) -> Flow[Training]:
+    def _open(self, part: Round, rest: Ranges) -> Flow[LivePhase]:
         """Announce a phase on the `rest` of a day, or bring one to where a failed coordinator's log ends."""
         run, core, cfg = self.run, self.core, self.run.current
         workers, joiners = range(cfg.cluster.workers), range(cfg.cluster.workers, run.cfg.processes)
@@ -185,7 +185,7 @@ class RunFlow:
         run.record.statistics.pulled.clear()
         done = run.record.ledger.finished
         fold = TrainingPhase(policy, lambda finished: self._lr_scale(done + finished), run.record.statistics)
-        training = Training(
+        training = LivePhase(
             run.phase_number, fold, run.members, run.log, run.waiting, run.hub.now, cfg.train.checksum_every
         )
         training.stop_at, training.ranges, run.training = stop_at, rest, training
@@ -210,10 +210,18 @@ class RunFlow:
         self._first_step = run.step if self._first_step is None else self._first_step
         mode, home = policy_class(run.current.mode.name), run.home
         message = BeginPhase(
-            run.phase_number, training, run.current.mode.name, split, epoch, samples, batch, run.step,
+            run.phase_number,
+            training,
+            run.current.mode.name,
+            split,
+            epoch,
+            samples,
+            batch,
+            run.step,
             home == "servers" or (home == "replicas" and not training),
             mode.prefetch_rows and run.current.mode.prefetch > 0,
-            rest[0][0], flat(rest),
+            rest[0][0],
+            flat(rest),
         )
         run.log.info(event_log.PHASE, message._asdict())
         core.servers.begun = message._replace(served_dense=home != "workers")
@@ -265,13 +273,13 @@ class RunFlow:
     def _rewind(self) -> Flow[None]:
         """Restore all nodes, and the job with them, to the last complete checkpoint."""
         run, core = self.run, self.core
-        yield Until(lambda: not run.servers_gone)
+        yield WaitCondition(lambda: not run.servers_gone)
         core.checkpoints.settle("everybody goes back")
         path, position = core.checkpoints.newest()
         before, finished = run.step, run.record.ledger.finished
         yield from core.questions.reload(path)
         run.all_go_back = False
-        run.members.tell("worker", Relocated(-1, "", 0, []))
+        run.members.tell("worker", ShardRelocated(-1, "", 0, []))
         core.checkpoints.go_back(position)
         if run.home != "servers":
             yield from core.migration.fetch_again(run.home)
@@ -295,7 +303,7 @@ class RunFlow:
         yield from self._begin(False, split, 0, samples, batch)
         run.evaluation = evaluation = Evaluation(samples, batch, run.step)
         run.serve_evaluation()
-        yield Until(lambda: evaluation.missing == 0)
+        yield WaitCondition(lambda: evaluation.missing == 0)
         run.evaluation = None
         return evaluation.metrics(run.dataset.splits[split].slice(0, samples).labels)
 
@@ -343,5 +351,5 @@ class RunFlow:
         run.stopped = True
         run.members.tell("worker", Stop(reason))
         self.core.workers.dismiss()
-        yield Until(lambda: not run.members.of("worker"), run.hub.now() + GOODBYE_SECONDS)
+        yield WaitCondition(lambda: not run.members.of("worker"), run.hub.now() + GOODBYE_SECONDS)
         run.members.tell("server", Stop(reason))

@@ -11,19 +11,28 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gbactl.checkpoint.ranges import Finished, Ranges
+from gbactl.checkpoint.ranges import FinishedBatches, Ranges
 from gbactl.coordinator.event_log import AnnounceRecord, EventLog, FinishRecord, JoinedRecord, LeftRecord, StopRecord
-from gbactl.coordinator.membership import Members
-from gbactl.coordinator.phase import Apply, Command, Discard, Forgo, GiveUp, HandOut, Take, TrainingPhase
+from gbactl.coordinator.membership import Membership
+from gbactl.coordinator.phase import (
+    ApplyStep,
+    Command,
+    DiscardGradient,
+    Forgo,
+    GiveUpBatch,
+    HandOut,
+    Take,
+    TrainingPhase,
+)
 from gbactl.coordinator.phase_log import order_record
 from gbactl.errors import WireError
 from gbactl.policies import Grant, Policy, Step
-from gbactl.store.schedule import due
-from gbactl.wire.messages import DropPart, Granted, OrderStep, Prepare, Staged
+from gbactl.store.optimizers import due
+from gbactl.wire.messages import DropSlice, Granted, OrderStep, PrefetchHint, Staged
 
 
 @dataclass
-class Clock:
+class PhaseClock:
     """Times of a phase's first and last hand-out and first and last announced gradient, in seconds by `now`."""
 
     now: Callable[[], float]
@@ -47,15 +56,15 @@ class Clock:
         return 0.0 if self.first is None or self.gradients is None else self.gradients[1] - self.first
 
 
-class Training:
+class LivePhase:
     """Training phase number `number` on live channels; `waiting`: workers that asked for a batch and got none."""
 
     def __init__(
-        self, number: int, phase: TrainingPhase, members: Members, log: EventLog, waiting: deque[int],
+        self, number: int, phase: TrainingPhase, members: Membership, log: EventLog, waiting: deque[int],
         now: Callable[[], float] = time.monotonic, checksum_every: int = 0,
     ) -> None:  # fmt: skip
         self.number, self.phase, self.members, self.log, self.waiting = number, phase, members, log, waiting
-        self.clock, self.checksum_every = Clock(now), checksum_every
+        self.clock, self.checksum_every = PhaseClock(now), checksum_every
         self.ranges: Ranges = ((0, self.policy.phase.samples),)
         self.granted: Callable[[int, int], None] = lambda worker, token: None
         self.ordered: Callable[[int], None] = lambda steps: None
@@ -79,7 +88,7 @@ class Training:
         return self.phase.policy
 
     @property
-    def finished(self) -> Finished:
+    def finished(self) -> FinishedBatches:
         """Batches of the phase that have a fate."""
         return self.phase.finished
 
@@ -132,15 +141,22 @@ class Training:
         phase = self.policy.phase
         for worker, batch in self.policy.ahead:
             if worker in self.workers and worker not in self._leaving | self._untold:
-                message = Prepare(self.number, batch, batch * phase.local_batch, phase.size(batch))
+                message = PrefetchHint(self.number, batch, batch * phase.local_batch, phase.size(batch))
                 self.workers[worker].send(message)
 
     def hand(self, worker: int, grant: Grant, lr_scale: float) -> None:
         """Send a worker the grant of a batch."""
         self.workers[worker].send(
             Granted(
-                self.number, grant.batch, grant.token, grant.start, grant.samples,
-                grant.after, grant.divisor, lr_scale, self.phase.statistics.usual(worker, grant.samples),
+                self.number,
+                grant.batch,
+                grant.token,
+                grant.start,
+                grant.samples,
+                grant.after,
+                grant.divisor,
+                lr_scale,
+                self.phase.statistics.usual(worker, grant.samples),
             )
         )
 
@@ -259,8 +275,10 @@ class Training:
         self.log.forgo(len(commands))
         for command in commands:
             self._carry_out(command)
-        staged = {each.batch: set(self._staged.pop(each.batch, ())) for each in commands if isinstance(each, GiveUp)}
-        given_up = [each for each in commands if isinstance(each, GiveUp) and each.worker >= 0]
+        staged = {
+            each.batch: set(self._staged.pop(each.batch, ())) for each in commands if isinstance(each, GiveUpBatch)
+        }
+        given_up = [each for each in commands if isinstance(each, GiveUpBatch) and each.worker >= 0]
         return [(each.worker, each.batch, staged[each.batch]) for each in given_up]
 
     def finish(self) -> None:
@@ -278,7 +296,7 @@ class Training:
         """Log a command, let it take effect, and send it to the nodes that it concerns."""
         if isinstance(command, HandOut):
             self._hand_out(command)
-        elif isinstance(command, Apply):
+        elif isinstance(command, ApplyStep):
             self._order(command)
         else:
             self._drop(command)
@@ -293,15 +311,15 @@ class Training:
         self._tell_ahead()
         self.granted(worker, grant.token)
 
-    def _drop(self, command: Discard | GiveUp) -> None:
-        batch = command.drop.batch if isinstance(command, Discard) else command.batch
-        if isinstance(command, Discard):
+    def _drop(self, command: DiscardGradient | GiveUpBatch) -> None:
+        batch = command.drop.batch if isinstance(command, DiscardGradient) else command.batch
+        if isinstance(command, DiscardGradient):
             self.log.drop(command.worker, batch)
         self.phase.settle(command)
         for channel in self.servers:
-            channel.send(DropPart(self.number, batch))
+            channel.send(DropSlice(self.number, batch))
 
-    def _order(self, command: Apply) -> None:
+    def _order(self, command: ApplyStep) -> None:
         self.log.order(order_record(command))
         order = self.told(command)
         for channel in self.servers:
@@ -309,7 +327,7 @@ class Training:
         self.phase.settle(command)
         self.ordered(command.step.step + 1)
 
-    def told(self, command: Apply) -> OrderStep:
+    def told(self, command: ApplyStep) -> OrderStep:
         """Step as a message to the servers."""
         step = command.step
         batches, weights = [m.batch for m in step.members], [m.weight for m in step.members]

@@ -16,7 +16,7 @@ import msgspec
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record
-from gbactl.coordinator.state import Ongoing, RunState, decoded, encoded
+from gbactl.coordinator.state import PhaseState, RunState, decoded, encoded
 from gbactl.errors import EventLogError
 
 NAME = "coordinator.json"
@@ -28,7 +28,7 @@ def kept(cfg: RunConfig) -> bool:
 
 
 @dataclass
-class Found:
+class JournalState:
     """State that a failed coordinator left: the last written state updated by later notes, and the log since then.
 
     `end`: offset of the log's last complete record; `term` of the successor; `missed`: when the failure was detected,
@@ -43,7 +43,9 @@ class Found:
     sign: float = 0.0
 
     @classmethod
-    def of(cls, run_dir: Path, term: int, missed: float, failure: str = "death", sign: float | None = None) -> Found:
+    def of(
+        cls, run_dir: Path, term: int, missed: float, failure: str = "death", sign: float | None = None
+    ) -> JournalState:
         """Read what a run's coordinator left. Raises EventLogError where it cannot be used."""
         try:
             state = decoded(json.loads((run_dir / NAME).read_text()), RunState)
@@ -52,7 +54,7 @@ class Found:
         records, end = event_log.tail(run_dir / "events.log", state.stood.offset)
         for record in records:
             if isinstance(record, InfoRecord) and record.kind == event_log.NOTE:
-                state.ongoing = decoded(record.fields, Ongoing)
+                state.ongoing = decoded(record.fields, PhaseState)
         return cls(state, records, end, term, missed, failure, missed if sign is None else sign)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from gbactl.errors import WireError
 from gbactl.wire.channel import Channel
-from gbactl.wire.messages import Absent, Fence, Fenced, Hello, Setup
+from gbactl.wire.messages import Fence, Fenced, Hello, ShardAddresses, WorkerFailed
 
 
-class Members:
+class Membership:
     """Nodes of a run of `workers` workers and `servers` servers, and their channels."""
 
     def __init__(self, workers: int, servers: int) -> None:
@@ -88,7 +88,7 @@ class Members:
         for number, channel in self.joining.items():
             if number not in self._told:
                 self._told.add(number)
-                channel.send(Setup(self._servers()))
+                channel.send(ShardAddresses(self._servers()))
 
     def tell_joining(self, message: Any) -> None:
         """Send a message to every joining worker that knows the servers."""
@@ -109,7 +109,7 @@ class Members:
         for index, channel in self.of("worker").items():
             if index not in self._told:
                 self._told.add(index)
-                channel.send(Setup(servers))
+                channel.send(ShardAddresses(servers))
 
     def authentic(self, channel: Channel, role: str, index: int) -> None:
         """Check that a channel belongs to a node. Raises WireError otherwise."""
@@ -152,7 +152,7 @@ class Members:
 
 
 @dataclass
-class Lives:
+class Incarnations:
     """Incarnations of the nodes of a run.
 
     `gone`: failed workers without a successor, in the order in which they were detected; `workers`, `servers`:
@@ -166,7 +166,7 @@ class Lives:
 class Fencing:
     """Fencing of failed workers: every server refuses one before its successor takes its place."""
 
-    def __init__(self, members: Members, gone: list[int] | None = None) -> None:
+    def __init__(self, members: Membership, gone: list[int] | None = None) -> None:
         self.members = members
         self.gone: list[int] = [] if gone is None else gone
         self._closed: dict[int, set[int]] = {}
@@ -182,7 +182,7 @@ class Fencing:
     def tell_workers(self) -> None:
         """Tell the workers, who form a new group, of all workers that failed before."""
         for worker in self.gone:
-            self.members.tell("worker", Absent(worker))
+            self.members.tell("worker", WorkerFailed(worker))
 
     def tell(self, server: Channel) -> None:
         """Tell a server's successor which workers to refuse."""

@@ -16,17 +16,17 @@ from gbactl.config import RunConfig, mode_values
 from gbactl.config.rules import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.auto_switch import AutoSwitch
-from gbactl.coordinator.context import Flow, RunContext, Until
+from gbactl.coordinator.context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.dense_migration import DenseMigration
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.handout import LivePhase
 from gbactl.coordinator.questions import Questions
 from gbactl.coordinator.summary import checksums
-from gbactl.coordinator.switch_plan import Plan, Position
+from gbactl.coordinator.switch_plan import RunProgress, SwitchPlan
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.models import row_width
 from gbactl.policies import Policy
-from gbactl.switching.history import switched
-from gbactl.wire.messages import Abandon, Afresh, Inspected, Staged
+from gbactl.switching.mode_switches import switched
+from gbactl.wire.messages import Abandon, Inspected, ResetOptimizer, Staged
 
 log = logging.getLogger(__name__)
 BY_AUTO = 0  # id of a request by switch=auto; requests of users count from 1
@@ -73,7 +73,7 @@ class ModeSwitch:
     def __init__(self, run: RunContext, rows: list[int], questions: Questions, migration: DenseMigration) -> None:
         self.run, self.rows, self.questions, self.migration = run, rows, questions, migration
         self.state = run.state.switch
-        self.plan = Plan(run.cfg, rows)
+        self.plan = SwitchPlan(run.cfg, rows)
         self.abandoned = AbandonedGradients(run.cfg.cluster.servers)
         self._round = 0
         self._rest = 0
@@ -153,7 +153,7 @@ class ModeSwitch:
             if reason := self._reason(cfg):
                 raise ClusterError(f"{reason}.")
         run.fresh_at = run.step
-        run.members.tell("server", Afresh())
+        run.members.tell("server", ResetOptimizer())
         yield from self.questions.barrier(run.step)
         run.log.info(event_log.SWITCH, {"mode": mode_values(run.current), "step": run.step, "fresh": True})
         run.record.afresh()
@@ -235,7 +235,7 @@ class ModeSwitch:
             log.info("a switch to %s is due: at step %d hand-out ends", self.plan.coming, training.policy.step)
             training.stop()
 
-    def _consult(self, auto: AutoSwitch, training: Training) -> None:
+    def _consult(self, auto: AutoSwitch, training: LivePhase) -> None:
         """Let switch=auto decide, and request the switch that it wants."""
         look = None if self._busy else auto.look(training)
         if look is None:
@@ -265,16 +265,16 @@ class ModeSwitch:
         self.run.record.pause(pause)
         self.run.tell("switch", {**report, "pause_ms": pause})
 
-    def drain(self, training: Training) -> Flow[None]:
+    def drain(self, training: LivePhase) -> Flow[None]:
         """Wait until everything in flight has arrived; before a switch no longer than its deadline.
 
         The deadline counts from the order to stop the phase, or else from its last hand-out."""
         run, policy = self.run, training.policy
-        yield Until(lambda: policy.exhausted or training.stopped is not None)
+        yield WaitCondition(lambda: policy.exhausted or training.stopped is not None)
         early = policy.phase.samples < self._rest and policy.forgoes
         begin = run.hub.now() if training.stopped is None else training.stopped
         deadline = begin + run.cfg.switch.drain_seconds if early else None
-        if not (yield Until(lambda: policy.idle, deadline)):
+        if not (yield WaitCondition(lambda: policy.idle, deadline)):
             self.abandoned.add(training.number, training.forgo())
             run.members.tell("worker", Abandon(training.number))
         self.look()
@@ -320,6 +320,6 @@ class ModeSwitch:
             told = {**self._wish, **now, "state": "stayed", "why": "the run ended before it"}
             self.run.tell("switch", told)
 
-    def _position(self) -> Position:
+    def _position(self) -> RunProgress:
         record = self.run.record
-        return Position(self._round, record.ledger.read, self.run.step, record.seconds)
+        return RunProgress(self._round, record.ledger.read, self.run.step, record.seconds)

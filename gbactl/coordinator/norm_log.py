@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
-from gbactl.wire.messages import Norms
+from gbactl.wire.messages import GradientNorms
 
 NAME = "norms.jsonl"
 
@@ -20,9 +20,9 @@ class NormLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._parts: defaultdict[int, list[Norms]] = defaultdict(list)
+        self._parts: defaultdict[int, list[GradientNorms]] = defaultdict(list)
 
-    def add(self, mode: str, part: Norms, tellers: int) -> None:
+    def add(self, mode: str, part: GradientNorms, tellers: int) -> None:
         """Add a node's share of a step's norms; the last one writes the line."""
         parts = self._parts[part.step]
         parts.append(part)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gbactl.checkpoint.ranges import Finished
+from gbactl.checkpoint.ranges import FinishedBatches
 from gbactl.coordinator.event_log import AnnounceRecord, FinishRecord, JoinedRecord, LeftRecord, StopRecord
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Decision, Drop, Grant, Policy, Step
@@ -43,7 +43,7 @@ class HandOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyStep:
     """Command: every shard applies a step, with this learning-rate factor."""
 
     step: Step
@@ -51,7 +51,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
+class DiscardGradient:
     """Command: every shard discards an announced gradient. `worker`: its sender (-1: nobody in particular)."""
 
     worker: int
@@ -59,17 +59,17 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUpBatch:
     """Command: every shard discards its slice of a batch in flight; `worker`: the holder of its lease (-1: nobody)."""
 
     worker: int
     batch: int
 
 
-Command = HandOut | Apply | Discard | GiveUp
+Command = HandOut | ApplyStep | DiscardGradient | GiveUpBatch
 
 
-class GradientSlices:
+class StagedSlices:
     """Slices of announced gradients that wait on the shards, and those that a failed shard loses.
 
     `hit(shard, rows)` is called for a slice that is applied, `missed(shard, samples, rows)` for one that is
@@ -126,10 +126,10 @@ class TrainingPhase:
 
     def __init__(
         self, policy: Policy, lr_scale: Callable[[int], float], statistics: Statistics,
-        slices: GradientSlices | None = None,
+        slices: StagedSlices | None = None,
     ) -> None:  # fmt: skip
         self.policy, self.lr_scale, self.statistics, self.slices = policy, lr_scale, statistics, slices
-        self.finished = Finished()
+        self.finished = FinishedBatches()
         self.stopped = False  # ordered to end early
         self.closed = False  # the rest of the buffer is applied
 
@@ -158,18 +158,18 @@ class TrainingPhase:
 
     def settle(self, command: Command) -> None:
         """Count the effects of a command: fates of samples, staleness, gradient slices that no longer wait."""
-        if isinstance(command, Apply):
+        if isinstance(command, ApplyStep):
             self.finished.settle(command.step)
             self.statistics.applied(command.step)
             if self.slices is not None:
                 for member in command.step.members:
                     self.slices.applied(member.batch, member.samples, member.weight)
-        elif isinstance(command, Discard):
+        elif isinstance(command, DiscardGradient):
             self.finished.drop(command.drop)
             self.statistics.dropped(command.drop.batch)
             if self.slices is not None:
                 self.slices.dropped(command.drop.batch)
-        elif isinstance(command, GiveUp):
+        elif isinstance(command, GiveUpBatch):
             self.finished.forgo([command.batch], self.policy.phase.size(command.batch))
 
     def server_lost(self, shard: int) -> None:
@@ -195,16 +195,16 @@ class TrainingPhase:
 
     def _forgo(self) -> list[Command]:
         owners = {batch: owner for batch, (owner, _) in self.policy.leases.items()}
-        return [GiveUp(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
+        return [GiveUpBatch(owners.get(batch, -1), batch) for batch in self.policy.forgo()]
 
     def _decided(self, decisions: Sequence[Decision], finished: int, worker: int) -> list[Command]:
         """Turn decisions into commands; `finished`: samples of the phase with a fate before the first of them."""
         commands: list[Command] = []
         for decision in decisions:
             if isinstance(decision, Drop):
-                commands.append(Discard(worker, decision))
+                commands.append(DiscardGradient(worker, decision))
                 finished += decision.samples
             else:
-                commands.append(Apply(decision, self.lr_scale(finished)))
+                commands.append(ApplyStep(decision, self.lr_scale(finished)))
                 finished += sum(member.samples for member in decision.members)
         return commands

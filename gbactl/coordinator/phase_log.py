@@ -22,7 +22,7 @@ from gbactl.coordinator.event_log import (
     OrderRecord,
     Record,
 )
-from gbactl.coordinator.phase import Apply, Command, Discard, Forgo, HandOut, Take, TrainingPhase
+from gbactl.coordinator.phase import ApplyStep, Command, DiscardGradient, Forgo, HandOut, Take, TrainingPhase
 from gbactl.errors import AccountingError, GbactlError
 from gbactl.policies import Step
 
@@ -81,7 +81,7 @@ class LoggedPhase:
 
     def discards(self, batch: int) -> bool:
         """Whether the policy has decided to discard an announced gradient."""
-        return any(isinstance(command, Discard) and command.drop.batch == batch for command in self.due)
+        return any(isinstance(command, DiscardGradient) and command.drop.batch == batch for command in self.due)
 
     def close(self) -> None:
         """Check that the phase is over and that its samples add up."""
@@ -131,10 +131,10 @@ class LoggedPhase:
 
     def _order(self, record: OrderRecord) -> Command:
         due = self.due.popleft() if self.due else None
-        if not isinstance(due, Apply):
+        if not isinstance(due, ApplyStep):
             batches = [batch for batch, _ in record.members]
             self._part(f"The log orders step {record.step} of batches {batches}, the policy {_shown(due)}", [])
-        assert isinstance(due, Apply)
+        assert isinstance(due, ApplyStep)
         own = order_record(due)
         if own != record:
             members = [(member.worker, member.batch) for member in due.step.members]
@@ -144,7 +144,7 @@ class LoggedPhase:
     def _drop(self, record: DropRecord) -> Command:
         due = self.due.popleft() if self.due else None
         gradient = (record.worker, record.batch)
-        if not isinstance(due, Discard) or (due.worker, due.drop.batch) != gradient:
+        if not isinstance(due, DiscardGradient) or (due.worker, due.drop.batch) != gradient:
             self._part(f"The log discards {named([gradient])}, the policy {_shown(due)}", [gradient])
         assert due is not None
         return due
@@ -163,11 +163,11 @@ class LoggedPhase:
     def _part(self, text: str, gradients: list[tuple[int, int]]) -> None:
         workers, batches = tuple(w for w, _ in gradients), tuple(b for _, b in gradients)
         first = self.due[0] if self.due else None
-        step = first.step.step if isinstance(first, Apply) else self.phase.policy.step
+        step = first.step.step if isinstance(first, ApplyStep) else self.phase.policy.step
         raise DivergenceError(Divergence("decision", step, f"{text}.", -1, workers, batches))
 
 
-def order_record(command: Apply) -> OrderRecord:
+def order_record(command: ApplyStep) -> OrderRecord:
     """Convert a step to its record in the event log."""
     step = command.step
     return OrderRecord(step.step, step.divisor, step.weight_sum, command.lr_scale, _members(step))
@@ -185,9 +185,9 @@ def _members(step: Step) -> tuple[tuple[int, float], ...]:
 
 
 def _shown(due: Command | None) -> str:
-    if isinstance(due, Discard):
+    if isinstance(due, DiscardGradient):
         return f"discards {named([(due.worker, due.drop.batch)])}"
-    if isinstance(due, Apply):
+    if isinstance(due, ApplyStep):
         return f"orders step {due.step.step} of batches {[m.batch for m in due.step.members]}"
     return "decides nothing"
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from gbactl.coordinator.context import Flow, RunContext, Until
+from gbactl.coordinator.context import Flow, RunContext, WaitCondition
 from gbactl.errors import WireError
 from gbactl.wire.channel import Channel
-from gbactl.wire.messages import Barrier, Inspect, Inspected, Reached, Reload
+from gbactl.wire.messages import Barrier, Inspect, Inspected, Reached, ReloadCheckpoint
 
 SUM_DIGITS = 24  # of a node's share of a model's checksum, which is below 2^64
 
@@ -40,7 +40,7 @@ class Questions:
     def reload(self, path: str) -> Flow[None]:
         """Have every server load a checkpoint's folder; "" is the beginning."""
         self._reloaded.clear()
-        yield from self._ask(Reload(path), lambda shard: shard in self._reloaded)
+        yield from self._ask(ReloadCheckpoint(path), lambda shard: shard in self._reloaded)
 
     def inspect(
         self, *roles: str, what: str = "checksum", seconds: float | None = None
@@ -52,7 +52,7 @@ class Questions:
             self.run.members.tell("worker", Inspect(what))
         servers = self._open_to_servers(Inspect(what), lambda shard: f"S{shard}" in self.inspected)
         with servers if "server" in roles else nullcontext():
-            if not (yield Until(lambda: self._names(roles) <= set(self.inspected), deadline)):
+            if not (yield WaitCondition(lambda: self._names(roles) <= set(self.inspected), deadline)):
                 return {}
         return {node: each for node, each in self.inspected.items() if node in self._names(roles)}
 
@@ -64,13 +64,13 @@ class Questions:
     def _ask(self, message: Any, answered: Callable[[int], bool]) -> Flow[None]:
         shards = range(self.run.cfg.cluster.servers)
         with self._open_to_servers(message, answered):
-            yield Until(lambda: all(answered(shard) for shard in shards))
+            yield WaitCondition(lambda: all(answered(shard) for shard in shards))
 
     @contextmanager
     def _open_to_servers(self, message: Any, answered: Callable[[int], bool]) -> Iterator[None]:
         """Ask every server, and within the context also the successors of those that have not answered."""
         self._open = (message, answered)
-        self.asking(isinstance(message, Inspect | Reload))
+        self.asking(isinstance(message, Inspect | ReloadCheckpoint))
         self.run.members.tell("server", message)
         try:
             yield

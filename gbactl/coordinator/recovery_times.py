@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gbactl.checkpoint.ledger import Loss
+from gbactl.checkpoint.ledger import ServerFailureLoss
 
 
 @dataclass
-class Failed:
+class FailureRecord:
     """Failure of one process. Times by the run's clock; None: not reached.
 
     `at`: when it was injected, else the last sign of life."""
@@ -34,7 +34,7 @@ class Failed:
     row_updates_undone: int = 0
     samples_rolled_back: int = 0
 
-    def add(self, loss: Loss) -> None:
+    def add(self, loss: ServerFailureLoss) -> None:
         """Add to the cost of the failure."""
         self.samples_undone += loss.samples
         self.pls += loss.pls
@@ -53,13 +53,13 @@ class Failed:
 
 
 @dataclass
-class Failures:
+class FailureRecords:
     """Failures of a run so far.
 
     `injured`: injected failures that are not detected yet, and their times; `struck`: step and seconds of training
     of the fault plan's last injection."""
 
-    failed: list[Failed] = field(default_factory=list)
+    failed: list[FailureRecord] = field(default_factory=list)
     injured: dict[str, tuple[str, float]] = field(default_factory=dict)
     struck: tuple[int, float] = (-1, -1.0)
 
@@ -70,18 +70,18 @@ class RecoveryTimes:
     `log` gets each failure with its number, once: when its process is useful again, or at the end."""
 
     def __init__(
-        self, now: Callable[[], float], log: Callable[[int, Failed], None] = lambda *_: None,
-        state: Failures | None = None,
+        self, now: Callable[[], float], log: Callable[[int, FailureRecord], None] = lambda *_: None,
+        state: FailureRecords | None = None,
     ) -> None:  # fmt: skip
         self.now, self._log = now, log
-        self.state = Failures() if state is None else state
-        self._reborn: Failed | None = None  # failure of this coordinator's own predecessor
+        self.state = FailureRecords() if state is None else state
+        self._reborn: FailureRecord | None = None  # failure of this coordinator's own predecessor
         self._logged: set[int] = set()
         self._began = now()
         self._signs: dict[str, float] = {}  # last sign of life of each process
 
     @property
-    def all(self) -> list[Failed]:
+    def all(self) -> list[FailureRecord]:
         """Failures so far."""
         return self.state.failed
 
@@ -97,12 +97,12 @@ class RecoveryTimes:
         """Record that a failure was detected; `failure` is its kind where no fault plan caused it."""
         sign = self._signs.pop(process, self._began)  # a process never heard of was silent from the start
         kind, at = self.state.injured.pop(process, (failure, sign))
-        self.all.append(Failed(process, kind, at, self.now()))
+        self.all.append(FailureRecord(process, kind, at, self.now()))
 
     def reborn(self, process: str, failure: str, detected: float, sign: float) -> None:
         """Record a failover of this process: when its predecessor's failure was detected, and its last sign of life."""
         kind, at = self.state.injured.pop(process, (failure, sign))
-        self._reborn = Failed(process, kind, min(at, detected), detected, self.now())
+        self._reborn = FailureRecord(process, kind, min(at, detected), detected, self.now())
         self.all.append(self._reborn)
 
     def loaded(self, process: str) -> None:
@@ -120,11 +120,11 @@ class RecoveryTimes:
         if failed is not None and failed.loaded is not None and failed.useful is None:
             self._of_use(failed)
 
-    def _of_use(self, failed: Failed) -> None:
+    def _of_use(self, failed: FailureRecord) -> None:
         failed.useful = self.now()
         self._tell(failed)
 
-    def _tell(self, failed: Failed) -> None:
+    def _tell(self, failed: FailureRecord) -> None:
         number = next(number for number, each in enumerate(self.all) if each is failed)
         if number not in self._logged:
             self._logged.add(number)
@@ -150,13 +150,13 @@ class RecoveryTimes:
         if failed is not None:
             failed.samples_undone += samples
 
-    def cost(self, process: str, loss: Loss) -> None:
+    def cost(self, process: str, loss: ServerFailureLoss) -> None:
         """Add to the cost of a process's last failure."""
         failed = self.last(process)
         if failed is not None:
             failed.add(loss)
 
-    def last(self, process: str) -> Failed | None:
+    def last(self, process: str) -> FailureRecord | None:
         """Last failure of a process; None if there was none."""
         return next((failed for failed in reversed(self.all) if failed.process == process), None)
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gbactl.coordinator.context import Flow, RunContext, Until
+from gbactl.coordinator.context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.statistics import check_notes, notes_summary, total_notes
 from gbactl.policies import Policy
-from gbactl.policies.base import policy_class
-from gbactl.policies.replicas import ReplicaOptions, ReplicaPolicy
-from gbactl.wire.messages import Absent, ClosedReplicas, CloseReplicas, OpenReplicas, SettleReplicas
+from gbactl.policies.policy import policy_class
+from gbactl.policies.replica_modes import ReplicaOptions, ReplicaPolicy
+from gbactl.wire.messages import AverageReplicas, ClosedReplicas, CloseReplicas, OpenReplicas, WorkerFailed
 
 
 class ReplicaPhases:
@@ -69,7 +69,7 @@ class ReplicaPhases:
     def _tell_of_the_dead(self) -> None:
         """Tell a newly formed group of the workers that failed before."""
         for worker in sorted(set(range(self.members.expected["worker"])) - set(self.members.of("worker"))):
-            self.members.tell("worker", Absent(worker))
+            self.members.tell("worker", WorkerFailed(worker))
 
     def look(self, policy: Policy) -> None:
         """Tell trainers that average in the foreground when no batches are left to hand out.
@@ -94,7 +94,7 @@ class ReplicaPhases:
             else:
                 self.run.surplus[worker] += 1
         yield from self._give()
-        self.members.tell("server", SettleReplicas(self._kind.collective))
+        self.members.tell("server", AverageReplicas(self._kind.collective))
         notes = total_notes(self._notes.values())
         notes["distances"] = [[self._began + at, distance] for at, distance in notes["distances"]]
         self.state.phases.append(notes)
@@ -106,7 +106,7 @@ class ReplicaPhases:
         while True:
             lost = self.run.server_losses
             self._close(self.members.of("worker"))
-            yield Until(lambda: set(self.members.of("worker")) <= set(self._notes))
+            yield WaitCondition(lambda: set(self.members.of("worker")) <= set(self._notes))
             if lost == self.run.server_losses:
                 return
             self._ask_anew()

@@ -15,7 +15,7 @@ from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.errors import ClusterError
 from gbactl.wire.channel import Channel
-from gbactl.wire.messages import BeginPhase, Pong, Relocated, Staged
+from gbactl.wire.messages import BeginPhase, Pong, ShardRelocated, Staged
 
 
 class ServerRecovery:
@@ -122,8 +122,8 @@ class ServerRecovery:
             pairs = list(abandoned.get(worker, ()))
             if run.training is not None:
                 pairs += [(run.training.number, batch) for batch in run.training.owed(worker)]
-            channel.send(Relocated(shard, address, incarnation, [number for pair in pairs for number in pair]))
-        run.members.tell_joining(Relocated(shard, address, incarnation, []))
+            channel.send(ShardRelocated(shard, address, incarnation, [number for pair in pairs for number in pair]))
+        run.members.tell_joining(ShardRelocated(shard, address, incarnation, []))
 
     def staged(self, message: Staged) -> None:
         """Record a staged slice: the first one on a successor shows that it is useful."""

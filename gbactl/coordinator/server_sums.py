@@ -10,10 +10,10 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.context import RunContext
 from gbactl.errors import WireError
 from gbactl.policies import Phase
-from gbactl.wire.messages import PartsLost
+from gbactl.wire.messages import SummandsLost
 
 
-class ServerSums:
+class LostDenseGradients:
     """Account of lost dense gradients.
 
     Keeps the last phase that trained and the one before, to which late ones may belong."""
@@ -30,7 +30,7 @@ class ServerSums:
         """Update the phase at its end: a switch may have shortened it."""
         self.state.phases[-1] = _outline(phase)
 
-    def lost(self, message: PartsLost) -> None:
+    def lost(self, message: SummandsLost) -> None:
         """Count the dense gradients of which a server has no slice. Raises WireError for those of no known phase."""
         known = set(self.state.lost.get(message.step, ()))
         new = set(message.parts) - known

@@ -12,13 +12,13 @@ from typing import Any
 
 from gbactl.config import RunConfig
 from gbactl.coordinator import norm_log
-from gbactl.coordinator.context import RunContext, Until
-from gbactl.coordinator.core import Core
+from gbactl.coordinator.context import RunContext, WaitCondition
+from gbactl.coordinator.core import CoordinatorCore
 from gbactl.coordinator.event_log import CHECKSUM
 from gbactl.coordinator.failover import Failover
 from gbactl.coordinator.flow import RunFlow
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.journal import Found
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.journal import JournalState
 from gbactl.coordinator.norm_log import NormLog
 from gbactl.data.dataset import Dataset
 from gbactl.errors import ClusterError, DivergedError, NoRoomError, PeerGoneError, WireError
@@ -27,27 +27,27 @@ from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
-    Checked,
+    CheckpointLoaded,
     ClosedReplicas,
+    DenseMoved,
     DenseSaved,
     Event,
     Fenced,
+    GradientNorms,
     Hello,
-    Holding,
     Inspected,
-    Loaded,
-    Moved,
-    Norms,
-    PartsLost,
     Pong,
     Predictions,
     Reached,
     Ready,
     RingBroken,
     Saved,
+    ServerState,
     Staged,
-    Standing,
-    Take,
+    StepChecksum,
+    SummandsLost,
+    TakeBatch,
+    WorkerState,
     decode,
 )
 
@@ -60,26 +60,26 @@ class Coordinator:
 
     def __init__(
         self, hub: Hub, cfg: RunConfig, dataset: Dataset, run_dir: Path, header: dict[str, Any],
-        found: Found | None = None,
+        found: JournalState | None = None,
     ) -> None:  # fmt: skip
         """Set up a coordinator. `found`: the state that a failed one left, if this one replaces it."""
         self.hub = hub
         self.context = RunContext(hub, cfg, dataset, run_dir, header, found)
-        self.core = Core(self.context, 0 if found is None else found.term)
+        self.core = CoordinatorCore(self.context, 0 if found is None else found.term)
         self.failover = None if found is None else Failover(self.core, found)
         self.flow = RunFlow(self.core, self.failover)
         self.norms = NormLog(run_dir / norm_log.NAME)
         self._next_progress = 0.0
         self._handlers: dict[type[Any], Callable[[Channel, Any, Frame], None]] = {
-            Hello: self._on_hello, Ready: self._on_ready, Take: self._on_take, Staged: self._on_staged,
-            Checked: self._on_checked, Norms: self._on_norms, Moved: self._on_moved,
+            Hello: self._on_hello, Ready: self._on_ready, TakeBatch: self._on_take, Staged: self._on_staged,
+            StepChecksum: self._on_checked, GradientNorms: self._on_norms, DenseMoved: self._on_moved,
             Predictions: self._on_predictions, Reached: self._on_reached, Inspected: self._on_inspected,
             Fenced: self._on_fenced, Event: self._on_event, Pong: self._on_pong, ClosedReplicas: self._on_closed,
-            Saved: self._on_saved, DenseSaved: self._on_dense_saved, Loaded: self._on_loaded,
-            PartsLost: self._on_sums, RingBroken: self._on_sums,
+            Saved: self._on_saved, DenseSaved: self._on_dense_saved, CheckpointLoaded: self._on_loaded,
+            SummandsLost: self._on_sums, RingBroken: self._on_sums,
         }  # fmt: skip
         if self.failover is not None:
-            self._handlers |= {Standing: self._on_standing, Holding: self._on_holding}
+            self._handlers |= {ServerState: self._on_standing, WorkerState: self._on_holding}
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class Coordinator:
                 return
             held = self._wait(until)
 
-    def _wait(self, until: Until) -> bool:
+    def _wait(self, until: WaitCondition) -> bool:
         """Handle messages until a condition holds; False when the deadline passes first."""
         condition, deadline = until
         while not condition():
@@ -123,7 +123,7 @@ class Coordinator:
                 return condition()
         return True
 
-    def _progress_due(self, training: Training) -> bool:
+    def _progress_due(self, training: LivePhase) -> bool:
         """Whether it is time to report the progress of a phase: every PROGRESS_SECONDS."""
         now = self.hub.now()
         if now < self._next_progress:
@@ -191,7 +191,7 @@ class Coordinator:
         self.context.members.authentic(channel, role, pong.worker)
         (self.core.servers if role == "server" else self.core.workers).answered(pong)
 
-    def _on_loaded(self, channel: Channel, message: Loaded, _: Frame) -> None:
+    def _on_loaded(self, channel: Channel, message: CheckpointLoaded, _: Frame) -> None:
         self.core.server_loaded(channel, message)
 
     def _on_ready(self, channel: Channel, ready: Ready, _: Frame) -> None:
@@ -200,7 +200,7 @@ class Coordinator:
         self.context.members.authentic(channel, ready.role, ready.number)
         self.context.members.ready.add((ready.role, ready.number))
 
-    def _on_take(self, channel: Channel, take: Take, _: Frame) -> None:
+    def _on_take(self, channel: Channel, take: TakeBatch, _: Frame) -> None:
         if self.core.workers.early(channel, take.worker):
             return
         self.context.members.authentic(channel, "worker", take.worker)
@@ -214,12 +214,12 @@ class Coordinator:
         self.context.members.authentic(channel, "server", message.shard)
         self.core.fenced(message)
 
-    def _on_sums(self, channel: Channel, message: PartsLost | RingBroken, _: Frame) -> None:
+    def _on_sums(self, channel: Channel, message: SummandsLost | RingBroken, _: Frame) -> None:
         if channel.peer.role != "server":
             raise WireError(f"{channel.peer} sums nothing.")
         self.core.summed(message)
 
-    def _on_checked(self, channel: Channel, message: Checked, _: Frame) -> None:
+    def _on_checked(self, channel: Channel, message: StepChecksum, _: Frame) -> None:
         self.context.members.authentic(channel, "server", message.shard)
         self.context.log.info(CHECKSUM, message._asdict())
 
@@ -245,14 +245,14 @@ class Coordinator:
         self.context.members.authentic(channel, "worker", channel.peer.index)
         self.core.checkpoints.dense(message, frame.floats(), channel.peer.index)
 
-    def _on_norms(self, channel: Channel, message: Norms, _: Frame) -> None:
+    def _on_norms(self, channel: Channel, message: GradientNorms, _: Frame) -> None:
         self.context.members.member(channel)
         if message.square < 0:
             raise WireError(f"{channel.peer} tells {message.square} as the square of a norm.")
         replicated = self.context.home == "workers"
         self.norms.add(self.context.current.mode.name, message, self.context.cfg.cluster.servers + replicated)
 
-    def _on_moved(self, channel: Channel, message: Moved, _: Frame) -> None:
+    def _on_moved(self, channel: Channel, message: DenseMoved, _: Frame) -> None:
         self.context.members.authentic(channel, "worker", message.worker)
         self.core.migration.moved(message)
 
@@ -265,12 +265,12 @@ class Coordinator:
             raise WireError(f"{channel.peer} may not send an event {event.name} to the coordinator.")
         self.core.asked(event)
 
-    def _on_standing(self, channel: Channel, message: Standing, _: Frame) -> None:
+    def _on_standing(self, channel: Channel, message: ServerState, _: Frame) -> None:
         self.context.members.authentic(channel, "server", message.shard)
         if self.failover is not None:
             self.failover.standing(message)
 
-    def _on_holding(self, channel: Channel, message: Holding, _: Frame) -> None:
+    def _on_holding(self, channel: Channel, message: WorkerState, _: Frame) -> None:
         self.context.members.authentic(channel, "worker", message.worker)
         if self.failover is not None:
             self.failover.holding(message)

@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from gbactl.checkpoint.folder import Chain
+from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.ledger import PlsCounter, UnsavedWork, UpdateCounter
 from gbactl.checkpoint.ranges import Ranges
-from gbactl.coordinator.membership import Lives
-from gbactl.coordinator.recovery_times import Failures
+from gbactl.coordinator.membership import Incarnations
+from gbactl.coordinator.recovery_times import FailureRecords
 from gbactl.coordinator.schedule import EarlyStopping
-from gbactl.coordinator.statistics import Counts
+from gbactl.coordinator.statistics import StatisticsCounts
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
-from gbactl.policies.base import policy_class
-from gbactl.switching.history import switched
+from gbactl.policies.policy import policy_class
+from gbactl.switching.mode_switches import switched
 
 T = TypeVar("T")
 TRAIN, EVALUATE, OVER = "train", "evaluate", "over"
@@ -33,7 +33,7 @@ _RATE = ("batches", "samples", "seconds", "untimed")
 
 
 @dataclass
-class Position:
+class JobPosition:
     """Position of a job in its data and schedule, for checkpoints and the journal.
 
     What was handed out and not applied is `unread`: it is handed out once more, and counts once. `switches`: entries of
@@ -53,10 +53,10 @@ class Position:
     modes: str
     phases: list[dict[str, Any]]
     curve: list[dict[str, Any]]
-    statistics: Counts
+    statistics: StatisticsCounts
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Position:
+    def read(cls, values: Mapping[str, Any]) -> JobPosition:
         """Read a manifest's position. Raises CheckpointError where it is invalid."""
         try:
             return decoded(_today(values), cls)
@@ -93,9 +93,9 @@ def _today(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"modes": values["mode"]["name"], **values, "statistics": statistics}
 
 
-def config_at(chain: Chain) -> dict[str, Any]:
+def config_at(chain: CheckpointChain) -> dict[str, Any]:
     """Configuration of a run at a checkpoint: in the mode of that moment, with the switches yet to come."""
-    config, position = copy.deepcopy(chain.last.config), Position.read(chain.last.position)
+    config, position = copy.deepcopy(chain.last.config), JobPosition.read(chain.last.position)
     mode = dict(position.mode)
     config["cluster"]["workers"] = mode.pop("workers", config["cluster"]["workers"])
     config["mode"], switch = mode, config["switch"]
@@ -106,7 +106,7 @@ def config_at(chain: Chain) -> dict[str, Any]:
 
 
 @dataclass
-class Checkpoints:
+class CheckpointState:
     """Checkpoints made so far: how many, how many failed, their bytes and seconds.
 
     `tick`: number of the next interval."""
@@ -120,7 +120,7 @@ class Checkpoints:
 
 
 @dataclass
-class DensePlacement:
+class DensePlacementState:
     """Placement of the dense parameters.
 
     Of a move in progress its target `to`, its `source` and its number `request`."""
@@ -132,7 +132,7 @@ class DensePlacement:
 
 
 @dataclass
-class LostSums:
+class LostGradientState:
     """Dense gradients lost with workers.
 
     `phases`: the last one that trained and the one before, as (samples, local batch, global batch, first step);
@@ -143,17 +143,17 @@ class LostSums:
 
 
 @dataclass
-class Ongoing:
+class PhaseState:
     """State that changes within a phase and is not part of a step.
 
     `unequal`: the workers' dense parameters may differ in their last bits; `acted`: faults of the plan that were active
     on workers."""
 
-    lives: Lives = field(default_factory=Lives)
-    failures: Failures = field(default_factory=Failures)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    placement: DensePlacement = field(default_factory=DensePlacement)
-    sums: LostSums = field(default_factory=LostSums)
+    lives: Incarnations = field(default_factory=Incarnations)
+    failures: FailureRecords = field(default_factory=FailureRecords)
+    checkpoints: CheckpointState = field(default_factory=CheckpointState)
+    placement: DensePlacementState = field(default_factory=DensePlacementState)
+    sums: LostGradientState = field(default_factory=LostGradientState)
     unequal: bool = False
     acted: list[dict[str, Any]] = field(default_factory=list)
 
@@ -167,7 +167,7 @@ class LastSwitch:
 
 
 @dataclass
-class Replicas:
+class ReplicaState:
     """Notes of phases with replicas.
 
     `last`: the settings of the current or last phase; `settings`: of the last one that had replicas."""
@@ -193,7 +193,7 @@ class Standstill:
     phase: int = 0
     at: float = 0.0
     began: float = 0.0
-    position: Position | None = None
+    position: JobPosition | None = None
 
     @property
     def ranges(self) -> Ranges:
@@ -207,8 +207,8 @@ class RunState:
 
     stood: Standstill = field(default_factory=Standstill)
     switch: LastSwitch = field(default_factory=LastSwitch)
-    replicas: Replicas = field(default_factory=Replicas)
-    ongoing: Ongoing = field(default_factory=Ongoing)
+    replicas: ReplicaState = field(default_factory=ReplicaState)
+    ongoing: PhaseState = field(default_factory=PhaseState)
 
 
 def encoded(branch: Any) -> dict[str, Any]:

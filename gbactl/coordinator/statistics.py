@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.faults.observed import Observed
+from gbactl.faults.observed_effects import ObservedBatches
 from gbactl.policies import Member, Step
 
 POINTS = 20
@@ -82,7 +82,7 @@ class WorkerRate:
 
 
 @dataclass
-class Counts:
+class StatisticsCounts:
     """Counts that a checkpoint keeps of the statistics. Staleness is k_apply - k_pull, in steps and in samples."""
 
     staleness: dict[int, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Counts:
 
 
 @dataclass
-class Statistics(Counts):
+class Statistics(StatisticsCounts):
     """Statistics of a run: the counts, and what only the running process needs."""
 
     staleness: Counter[int] = field(default_factory=Counter)
@@ -104,16 +104,16 @@ class Statistics(Counts):
     loss_sum: float = 0.0
     loss_samples: int = 0
     pulled: dict[int, int] = field(default_factory=dict)
-    observed: Observed | None = None
+    observed: ObservedBatches | None = None
     heard: Callable[[int, int, float], None] | None = None  # called with worker, samples, seconds of every gradient
     last_rates: tuple[dict[int, int], float] = field(default_factory=lambda: ({}, 0.0))
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> StatisticsCounts:
         """Copy of the counts for a checkpoint."""
-        return copy.deepcopy(Counts(*(getattr(self, each.name) for each in fields(Counts))))
+        return copy.deepcopy(StatisticsCounts(*(getattr(self, each.name) for each in fields(StatisticsCounts))))
 
-    def restore(self, counts: Counts, step: int, finished: int) -> None:
+    def restore(self, counts: StatisticsCounts, step: int, finished: int) -> None:
         """Continue from a checkpoint's counts at a global step, when `finished` samples had a fate."""
         vars(self).update(vars(counts))
         self.staleness, self.token_staleness = Counter(counts.staleness), Counter(counts.token_staleness)

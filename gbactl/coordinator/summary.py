@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.handout import LivePhase
 from gbactl.coordinator.schedule import EarlyStopping, Round
-from gbactl.coordinator.state import Position
+from gbactl.coordinator.state import JobPosition
 from gbactl.coordinator.statistics import Statistics, quantiles
 from gbactl.errors import ClusterError
 from gbactl.policies import Ledger
@@ -57,7 +57,7 @@ def _added_up(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {**told, "modes": modes, **sums, "eps": eps(sums["samples"], sums["seconds"])}
 
 
-class RunRecord:
+class RunSummary:
     """Record that the coordinator fills during the run. Times are seconds since `start`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, patience: int = 0) -> None:
@@ -106,7 +106,7 @@ class RunRecord:
         """Record that the optimizer's state is reset with the next phase."""
         self._fresh = True
 
-    def close_phase(self, part: Round, mode: str, training: Training, first_sample: int) -> None:
+    def close_phase(self, part: Round, mode: str, training: LivePhase, first_sample: int) -> None:
         """Record a phase whose last gradient is applied.
 
         EPS covers first hand-out to last announced gradient; the time from there to the last applied step is
@@ -144,7 +144,7 @@ class RunRecord:
         self.phases[-1].update(evaluated[last], evaluated_on=last, judged_on=judged_on, **judged)
         return by_round(self.phases)[-1]
 
-    def progress(self, training: Training | None, step: int) -> dict[str, Any]:
+    def progress(self, training: LivePhase | None, step: int) -> dict[str, Any]:
         """Progress of the run; adds a point to the curve if there is a new loss."""
         ledger = training.policy.ledger if training else Ledger()
         loss, now = self.statistics.take_loss(), self.seconds
@@ -170,7 +170,7 @@ class RunRecord:
             "round_samples": samples,
         }
 
-    def _of_round(self, label: str, training: Training | None) -> dict[str, Any]:
+    def _of_round(self, label: str, training: LivePhase | None) -> dict[str, Any]:
         """Samples of a round that have a fate, and its EPS so far."""
         parts = [phase for phase in self.phases if phase["day"] == label]
         ledger = training.policy.ledger if training else Ledger()
@@ -181,14 +181,14 @@ class RunRecord:
         return {"round_finished": finished, "round_eps": eps(trained, seconds)}
 
     def position(
-        self, training: Training | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
-    ) -> Position:
+        self, training: LivePhase | None, step: int, mode: dict[str, Any], switches: int, ended: bool = False
+    ) -> JobPosition:
         """Position of the job in its data and schedule.
 
         `training`: the current phase, whose steps below `step` are ordered; `mode`: its keys; `switches`: entries of
         the schedule that were taken."""
         parts = [self.ledger] if training is None else [self.ledger, training.finished.ledger]
-        return Position(
+        return JobPosition(
             step=step, round=len(self.results), label=self.label, seconds=self.seconds, ended=ended,
             unread=None if training is None else list(training.unread), ledger=_sum_of(parts), mode=mode,
             switches=switches, stopping=replace(self.stopping) if self.results else None,
@@ -197,7 +197,7 @@ class RunRecord:
             curve=_thinned(self.curve), statistics=self.statistics.counts,
         )  # fmt: skip
 
-    def _open_phase(self, training: Training | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
+    def _open_phase(self, training: LivePhase | None, step: int, mode: dict[str, Any]) -> list[dict[str, Any]]:
         """Finished part of the current phase, as a phase of its own."""
         if training is None or step == training.policy.phase.first_step:
             return []
@@ -211,7 +211,7 @@ class RunRecord:
             }
         ]  # fmt: skip
 
-    def restore(self, position: Position) -> None:
+    def restore(self, position: JobPosition) -> None:
         """Continue from a position, replacing what was recorded so far."""
         patience, stopping = self.stopping.patience, position.stopping
         self.stopping = EarlyStopping(patience) if stopping is None else replace(stopping, patience=patience)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from gbactl.config import RunConfig
 from gbactl.policies import Policy
-from gbactl.switching.schedule import Entry, located
+from gbactl.switching.mode_switches import ScheduleEntry, located
 
 
 @dataclass(frozen=True)
-class Position:
+class RunProgress:
     """Progress of a run: its round (day or epoch), samples handed out, global step, seconds since its start."""
 
     round: int
@@ -23,7 +23,7 @@ class Position:
     seconds: float
 
 
-class Plan:
+class SwitchPlan:
     """Plan of mode switches. `rows`: samples of each round. Raises ConfigError for an entry that is never reached."""
 
     def __init__(self, cfg: RunConfig, rows: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class Plan:
         self._next = 0
 
     @property
-    def next(self) -> Entry | None:
+    def next(self) -> ScheduleEntry | None:
         """Entry that comes next; None after the last."""
         return self.entries[self._next] if self._next < len(self.entries) else None
 
@@ -55,7 +55,7 @@ class Plan:
             return self.asked.mode.name
         return "" if self.next is None else self.next.to
 
-    def take(self, at: Position) -> RunConfig | None:
+    def take(self, at: RunProgress) -> RunConfig | None:
         """Configuration from here on, if a switch is due: the last due entry, or the request."""
         found, self.fresh, self.point = None, False, ""
         while (entry := self.next) is not None and self._due(entry, at):
@@ -65,7 +65,7 @@ class Plan:
             found, self.asked, self.point = self.asked, None, ""
         return found
 
-    def _due(self, entry: Entry, at: Position) -> bool:
+    def _due(self, entry: ScheduleEntry, at: RunProgress) -> bool:
         if entry.unit in ("day", "epoch"):
             return entry.value <= at.round
         if entry.unit == "step":
@@ -80,7 +80,7 @@ class Plan:
         entry = self.next
         return self.asked is not None or (entry is not None and entry.unit == "seconds" and entry.value <= seconds)
 
-    def last_batch(self, policy: Policy, at: Position) -> int | None:
+    def last_batch(self, policy: Policy, at: RunProgress) -> int | None:
         """Batch before which a phase that begins at `at` reaches the next entry; None if unknown."""
         entry, point = self.next, None if self.next is None else self.points[self._next]
         if entry is None or entry.unit in ("day", "epoch"):

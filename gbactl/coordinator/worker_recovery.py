@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from gbactl.collective import fault_tolerant
+from gbactl.collective.base import SHARED_MEMORY
 from gbactl.collective.shared_memory import available
 from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.heartbeat import Heartbeat
 from gbactl.errors import ClusterError
-from gbactl.faults.injector import Injection, Injector
-from gbactl.faults.spec import Hang
+from gbactl.faults.fault_kinds import Hang
+from gbactl.faults.fault_plan import FaultInjector, Injection
 from gbactl.wire.channel import Channel
 from gbactl.wire.messages import BeginPhase, Inspected, MoveDense, Pong, Stop
 
@@ -33,7 +33,7 @@ class WorkerRecovery:
     def __init__(self, run: RunContext) -> None:
         self.run = run
         cfg, plan = run.cfg, run.cfg.fault_plan()
-        self.injector = Injector(plan)
+        self.injector = FaultInjector(plan)
         self.injector.due(*run.state.ongoing.failures.struck)
         self.heartbeat = Heartbeat(cfg.cluster.hang_seconds, run.hub.now)
         self.begun: BeginPhase | None = None  # last phase announced to workers
@@ -123,7 +123,7 @@ class WorkerRecovery:
     def lost(self) -> None:
         """Mark the workers' dense parameters as unequal where a failed worker took part in a ring all-reduce."""
         cfg = self.run.cfg
-        ring = cfg.collective.name != fault_tolerant.NAME and cfg.place.real
+        ring = cfg.collective.name != SHARED_MEMORY and cfg.place.real
         self.run.state.ongoing.unequal |= ring and self.run.home == "workers"
 
     def early(self, channel: Channel, worker: int) -> bool:

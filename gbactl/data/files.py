@@ -23,7 +23,7 @@ LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Block:
+class LineBlock:
     """Block of whole lines of one file, each ended by a newline; `first_line` counts from 1."""
 
     path: Path
@@ -55,9 +55,7 @@ def find(path: str | list[str] | None, patterns: list[str], key: str = "data.pat
     if target.is_dir():
         matches = {f for pattern in patterns for f in target.glob(pattern) if f.is_file()}
         if not matches:
-            raise DataError(
-                f"{target} has no file that matches {' '.join(patterns)}; set {key} to the file itself."
-            )
+            raise DataError(f"{target} has no file that matches {' '.join(patterns)}; set {key} to the file itself.")
     elif target.exists():
         return [target]
     else:
@@ -114,7 +112,7 @@ def _pieces(raw: BinaryIO) -> Iterator[bytes]:
             yield piece
 
 
-def _cut(path: Path, raw: BinaryIO) -> Iterator[Block]:
+def _cut(path: Path, raw: BinaryIO) -> Iterator[LineBlock]:
     line, parts, size = 1, list[bytes](), 0
     try:
         for piece in _pieces(raw):
@@ -126,7 +124,7 @@ def _cut(path: Path, raw: BinaryIO) -> Iterator[Block]:
             if len(rest) > LONGEST_LINE:
                 number = line + whole.count(b"\n") + (1 if newline else 0)
                 raise DataError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB; is this text?")
-            block = Block(path, line, whole + newline)
+            block = LineBlock(path, line, whole + newline)
             parts, size, line = [rest], len(rest), line + block.lines
             yield block
     except _Damaged as error:
@@ -134,12 +132,12 @@ def _cut(path: Path, raw: BinaryIO) -> Iterator[Block]:
         raise DataError(f"{path}, line {reached}: {error}; fetch the file again.") from None
     last = b"".join(parts)
     if last:
-        yield Block(path, line, last if last.endswith(b"\n") else last + b"\n")
+        yield LineBlock(path, line, last if last.endswith(b"\n") else last + b"\n")
     elif line == 1:
         raise DataError(f"{path}, line 1: the file is empty.")
 
 
-def read_blocks(path: Path) -> Iterator[tuple[int, Block]]:
+def read_blocks(path: Path) -> Iterator[tuple[int, LineBlock]]:
     """Iterate over (bytes of the file read so far, block of whole lines). Raises DataError."""
     try:
         with path.open("rb") as raw:
@@ -149,7 +147,7 @@ def read_blocks(path: Path) -> Iterator[tuple[int, Block]]:
         raise DataError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, Block]]:
+def read_all(paths: list[Path], progress: Progress) -> Iterator[tuple[int, LineBlock]]:
     """Iterate over (number of the file, block) of all files in order; progress is one fraction over all of them."""
     sizes = [path.stat().st_size for path in paths]
     total = max(1, sum(sizes))

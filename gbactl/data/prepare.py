@@ -22,7 +22,7 @@ from gbactl.data.dataset import ARRAYS, FORMAT, META, open_dataset, read_meta
 from gbactl.data.files import Progress
 from gbactl.data.integrity import describe_file, fingerprint
 from gbactl.data.sources import Source, make_source
-from gbactl.data.writer import Built, sync_folder
+from gbactl.data.writer import WrittenArrays, sync_folder
 from gbactl.errors import DataError
 
 READ_ALL = 4 << 30
@@ -56,7 +56,7 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _meta(name: str, key: str, built: Built, folder: Path) -> dict[str, Any]:
+def _meta(name: str, key: str, built: WrittenArrays, folder: Path) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "name": name,

@@ -13,10 +13,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar, get_type_hints
 
+from gbactl.config_types import default_of, expect
 from gbactl.data.files import Progress
-from gbactl.data.writer import Built
+from gbactl.data.writer import WrittenArrays
 from gbactl.errors import ConfigError
-from gbactl.typed import default_of, expect
 
 T = TypeVar("T")
 COMMON = ("name", "cache")
@@ -28,7 +28,7 @@ class Source(Protocol):
     def sources(self) -> list[Path]:
         """Find the source files. Raises ConfigError, DataError."""
 
-    def build(self, folder: Path, progress: Progress) -> Built:
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """Write labels.npy, numeric.npy and ids.npy into the folder. Raises DataError."""
 
 
@@ -63,9 +63,7 @@ def fill(cls: type[T], values: Mapping[str, Any]) -> T:
     given = {key: value for key, value in values.items() if key not in COMMON}
     for key, value in given.items():
         if key not in fields:
-            raise ConfigError(
-                f"data={values.get('name')} has no option data.{key}; it has: {', '.join(fields)}."
-            )
+            raise ConfigError(f"data={values.get('name')} has no option data.{key}; it has: {', '.join(fields)}.")
         expect(f"data.{key}", value, hints[key], default_of(fields[key]))
     return cls(**given)
 

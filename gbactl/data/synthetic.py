@@ -19,11 +19,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.config_types import Bounds, Days, Seed
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Progress
-from gbactl.data.writer import Built, allocate
+from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
-from gbactl.typed import Days, Seed, Within
 
 CHUNK = 1 << 16
 BINS = 1 << 14
@@ -38,16 +38,16 @@ Floats = NDArray[np.float32]
 class Synthetic:
     """Options of data=synthetic."""
 
-    rows_per_day: Annotated[int, Within(at_least=1, at_most=10**10)] = 200_000
+    rows_per_day: Annotated[int, Bounds(at_least=1, at_most=10**10)] = 200_000
     days: Days = 5
-    numeric: Annotated[int, Within(at_least=0, at_most=10_000)] = 13
-    fields: Annotated[int, Within(at_least=1, at_most=10_000)] = 26
-    max_cardinality: Annotated[int, Within(at_least=SMALLEST, at_most=2**31 - 1)] = 100_000
-    skew: Annotated[float, Within(at_least=0, at_most=10)] = 1.05
-    signal: Annotated[float, Within(at_least=0, at_most=100)] = 1.6
-    noise: Annotated[float, Within(at_least=0, at_most=100)] = 0.3
-    drift: Annotated[float, Within(at_least=0, at_most=100)] = 0.1
-    ctr: Annotated[float, Within(at_least=1e-6, at_most=0.999999)] = 0.25
+    numeric: Annotated[int, Bounds(at_least=0, at_most=10_000)] = 13
+    fields: Annotated[int, Bounds(at_least=1, at_most=10_000)] = 26
+    max_cardinality: Annotated[int, Bounds(at_least=SMALLEST, at_most=2**31 - 1)] = 100_000
+    skew: Annotated[float, Bounds(at_least=0, at_most=10)] = 1.05
+    signal: Annotated[float, Bounds(at_least=0, at_most=100)] = 1.6
+    noise: Annotated[float, Bounds(at_least=0, at_most=100)] = 0.3
+    drift: Annotated[float, Bounds(at_least=0, at_most=100)] = 0.1
+    ctr: Annotated[float, Bounds(at_least=1e-6, at_most=0.999999)] = 0.25
     seed: Seed = 1
 
     def sources(self) -> list[Path]:
@@ -59,7 +59,7 @@ class Synthetic:
         """Ids of each field: from 10 to `max_cardinality`, evenly spaced on a logarithmic scale."""
         return tuple(int(c) for c in np.geomspace(SMALLEST, self.max_cardinality, self.fields).round())
 
-    def build(self, folder: Path, progress: Progress) -> Built:
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """See Source.build."""
         maps = allocate(folder, self.rows_per_day * self.days, self.numeric, self.fields)
         seen = Generator(self).fill(maps, progress)
@@ -67,7 +67,7 @@ class Synthetic:
         splits = [(name, d * self.rows_per_day, (d + 1) * self.rows_per_day) for d, name in enumerate(names)]
         numeric, fields = _names("I", self.numeric), _names("C", self.fields)
         best = {name: best_auc(seen[d]) for d, name in enumerate(names)}
-        return Built("days", Schema(self.numeric, self.cardinalities), splits, numeric, fields, best_auc=best)
+        return WrittenArrays("days", Schema(self.numeric, self.cardinalities), splits, numeric, fields, best_auc=best)
 
 
 def _names(letter: str, count: int) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from gbactl.data.files import Block
+from gbactl.data.files import LineBlock
 from gbactl.errors import DataError
 from gbactl.hashing import bucket, text_value
 
@@ -22,7 +22,7 @@ C_co = TypeVar("C_co", covariant=True)
 C = TypeVar("C")
 
 
-class Mismatch(Exception):
+class FastPathMismatch(Exception):
     """Signal that a block holds text that the fast path does not read."""
 
 
@@ -43,7 +43,7 @@ class BadLines:
         self.limit = limit
         self.count = 0
 
-    def add(self, block: Block, offset: int, reason: str) -> None:
+    def add(self, block: LineBlock, offset: int, reason: str) -> None:
         """Count one unreadable line. Raises DataError past the limit."""
         self.count += 1
         if self.count > self.limit:
@@ -62,7 +62,7 @@ def _explain(form: LineFormat[C], line: bytes) -> str | None:
     return form.explain(text)
 
 
-def _scan(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
+def _scan(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
     good = []
     for offset, line in enumerate(block.data.split(b"\n")[:-1]):
         line = line.removesuffix(b"\r")
@@ -75,14 +75,12 @@ def _scan(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
         return None
     try:
         return form.fast(b"\n".join([*good, b""]), len(good))
-    except (Mismatch, pl.exceptions.PolarsError) as error:
+    except (FastPathMismatch, pl.exceptions.PolarsError) as error:
         last = block.first_line + block.lines - 1
-        raise DataError(
-            f"{block.path}, lines {block.first_line} to {last} cannot be read: {error}."
-        ) from None
+        raise DataError(f"{block.path}, lines {block.first_line} to {last} cannot be read: {error}.") from None
 
 
-def parse(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
+def parse(form: LineFormat[C], block: LineBlock, bad: BadLines) -> C | None:
     """Parse the readable lines of a block into arrays; None if there are none.
 
     Raises DataError past the bad-line limit.
@@ -90,16 +88,16 @@ def parse(form: LineFormat[C], block: Block, bad: BadLines) -> C | None:
     data = block.data.replace(b"\r\n", b"\n") if b"\r" in block.data else block.data
     try:
         if b"\0" in data or b"\r" in data:
-            raise Mismatch("control characters")
+            raise FastPathMismatch("control characters")
         return form.fast(data, block.lines)
-    except (Mismatch, pl.exceptions.PolarsError):
+    except (FastPathMismatch, pl.exceptions.PolarsError):
         return _scan(form, block, bad)
 
 
 def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     """Read delimited text with exactly these columns. Raises Mismatch unless every line has all of them."""
     if data.count(separator.encode()) != lines * (len(schema) - 1):
-        raise Mismatch("a line with another number of columns")
+        raise FastPathMismatch("a line with another number of columns")
     frame = pl.read_csv(
         data,
         has_header=False,
@@ -109,7 +107,7 @@ def table(data: bytes, lines: int, separator: str, schema: Mapping[str, type[pl.
         truncate_ragged_lines=False,
     )
     if frame.height != lines:
-        raise Mismatch("a line that is not a row")
+        raise FastPathMismatch("a line that is not a row")
     return frame
 
 

@@ -30,7 +30,7 @@ DEFAULT_DAYS = 7
 
 
 @dataclass(frozen=True)
-class Built:
+class WrittenArrays:
     """Description of the arrays that a source wrote; `splits` are (name, first row, end row)."""
 
     kind: str
@@ -105,8 +105,7 @@ def allocate(folder: Path, rows: int, numeric: int, fields: int) -> Batch:
         )
     make = np.lib.format.open_memmap
     labels, values, ids = (
-        make(folder / f"{name}.npy", "w+", DTYPES[name], _shape(name, rows, numeric, fields))
-        for name in ARRAYS
+        make(folder / f"{name}.npy", "w+", DTYPES[name], _shape(name, rows, numeric, fields)) for name in ARRAYS
     )
     return Batch(labels, values, ids)
 
@@ -134,9 +133,7 @@ def equal_days(rows: int, days: int | None) -> list[tuple[str, int, int]]:
     """Cut rows into `days` (default 7) equal days: (name, first, end). Raises DataError with fewer rows than days."""
     count = days or DEFAULT_DAYS
     if rows < count:
-        raise DataError(
-            f"The data has {rows} rows, which cannot be cut into data.days={count}; set fewer days."
-        )
+        raise DataError(f"The data has {rows} rows, which cannot be cut into data.days={count}; set fewer days.")
     return days_between([rows * (i + 1) // count for i in range(count)])
 
 

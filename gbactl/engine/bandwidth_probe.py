@@ -27,7 +27,7 @@ _COUNT = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkMeasurement:
     """Connection from one host to another: one-way latency in microseconds and Gbit/s, or the error."""
 
     latency_us: float = 0.0
@@ -39,7 +39,7 @@ class Line:
         return asdict(self)
 
 
-class Probe:
+class ReachabilityProbe:
     """Listener for reachability tests on one address, until `close`."""
 
     def __init__(self, address: str, token: bytes) -> None:
@@ -98,7 +98,7 @@ def _answer(sock: socket.socket) -> None:
     sock.sendall(b"+")
 
 
-def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> Line:
+def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) -> LinkMeasurement:
     """Test the connection to another host's probe, and measure it if asked to."""
     host, _, port = address.rpartition(":")
     try:
@@ -108,11 +108,11 @@ def dial(address: str, token: bytes, measure: bool, seconds: float = SECONDS) ->
             sock.sendall(token)
             _exactly(sock, 1)
             if not measure:
-                return Line()
+                return LinkMeasurement()
             sock.settimeout(None)
-            return Line(_latency(sock), _bandwidth(sock))
+            return LinkMeasurement(_latency(sock), _bandwidth(sock))
     except OSError as error:
-        return Line(error=error.strerror or str(error) or type(error).__name__)
+        return LinkMeasurement(error=error.strerror or str(error) or type(error).__name__)
 
 
 def _latency(sock: socket.socket) -> float:

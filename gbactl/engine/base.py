@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from gbactl.collective.rendezvous_base import Seat
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
 from gbactl.coordinator.journal import NAME as JOURNAL
 from gbactl.coordinator.journal import kept
@@ -24,16 +24,16 @@ from gbactl.engine.fork_server import await_fork_server, start_node, tell, threa
 from gbactl.engine.signals import whole
 from gbactl.nodes.process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
-from gbactl.wire.addresses import address_of, listen, local
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
+from gbactl.wire.startup import Bootstrap
 from gbactl.worker.core_sharing import open_board, places
 
 GRACE_SECONDS = 3.0
 MOST_LIVES = 3  # replacement coordinators in a row that may be killed before they continue the run
 
 
-class Launch(Protocol):
+class LaunchContext(Protocol):
     """Launcher's side of a run (launch/run.py), as an engine needs it.
 
     `config`: the run's configuration as its processes get it; `key`: the run's key for authentication."""
@@ -45,7 +45,7 @@ class Launch(Protocol):
     key: bytes
     show: Any
 
-    def follow(self, children: Children) -> None:
+    def follow(self, children: RunProcesses) -> None:
         """Run real processes until there is a result. Raises GbactlError where one fails."""
 
     def on_event(self, event: Event) -> None:
@@ -58,7 +58,7 @@ class Launch(Protocol):
 class Engine(Protocol):
     """Engine of a run's processes, as the launcher uses it."""
 
-    def train(self, launch: Launch) -> None:
+    def train(self, launch: LaunchContext) -> None:
         """Train a run. Raises GbactlError."""
 
 
@@ -67,7 +67,7 @@ def engine_of(cfg: RunConfig) -> Engine:
     return cast(Engine, cfg.place)
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """Process on this host (subprocess.Popen) or on another host."""
 
     @property
@@ -91,11 +91,11 @@ class Process(Protocol):
 
 
 @dataclass
-class Child:
+class ChildProcess:
     """Started child process and its name (W3, S0, C)."""
 
     name: str
-    process: Process
+    process: ProcessHandle
     log: Path
 
     def exit_sentence(self) -> str | None:
@@ -131,13 +131,13 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-class Children:
+class RunProcesses:
     """Processes of one local run: started, watched, replaced and stopped."""
 
     def __init__(self, cfg: RunConfig, run_dir: Path, key: bytes, dataset: Path, config: Mapping[str, object]) -> None:
         self.cfg, self.run_dir, self.key, self.dataset, self.config = cfg, run_dir, key, dataset, config
-        self.running: list[Child] = []
-        self.buried: list[Child] = []  # failed or taken as failed; not awaited any more
+        self.running: list[ChildProcess] = []
+        self.buried: list[ChildProcess] = []  # failed or taken as failed; not awaited any more
         self.settled = False  # all are ready: from now on the coordinator decides which failures the run survives
         self.coordinator = ""
         self._environments: list[dict[str, str]] = []
@@ -153,7 +153,7 @@ class Children:
         return self.cfg.cluster.bind
 
     @property
-    def seats(self) -> list[Seat] | None:
+    def seats(self) -> list[RankSlot] | None:
         """Seat of each rank in an all-reduce over several hosts; None where all are on this host."""
         return None
 
@@ -249,7 +249,7 @@ class Children:
         fds = [fd for fd in (boot.listener, *(boot.place or ())[:1]) if fd >= 0]
         with whole():  # else a signal could leave the started process without an owner
             process = start_node(environment, log, fds)
-            self.running.append(Child(str(boot.peer), process, log))
+            self.running.append(ChildProcess(str(boot.peer), process, log))
         tell(process, boot.dumps())
 
     def failure(self) -> tuple[str, bool] | None:

@@ -40,7 +40,7 @@ def thread_environment(threads: int) -> dict[str, str]:
     }
 
 
-class Forked:
+class ForkedProcess:
     """Child that the fork server has forked, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, stdin: BinaryIO) -> None:
@@ -108,7 +108,7 @@ class ForkServer:
             raise OSError("The fork server has ended.")
         self._ready = True
 
-    def fork(self, environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> Forked:
+    def fork(self, environment: Mapping[str, str], log: Path, fds: Sequence[int]) -> ForkedProcess:
         """Fork a node (see start_node). Raises OSError, also if the fork server has ended."""
         self.ready()
         read, write = os.pipe()
@@ -124,7 +124,7 @@ class ForkServer:
         except OSError:
             stdin.close()
             raise
-        return Forked(int(answer), stdin)
+        return ForkedProcess(int(answer), stdin)
 
     def close(self) -> None:
         """End the fork server; the nodes continue."""
@@ -133,7 +133,7 @@ class ForkServer:
         self.process.wait()
 
 
-Started = subprocess.Popen[bytes] | Forked
+Started = subprocess.Popen[bytes] | ForkedProcess
 _server: ForkServer | None = None
 
 

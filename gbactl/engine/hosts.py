@@ -11,10 +11,10 @@ from gbactl.config.place import Place
 from gbactl.config.placement import hosts_of, place, slots
 
 if TYPE_CHECKING:
-    from gbactl.engine.base import Launch
+    from gbactl.engine.base import LaunchContext
 
 
-class Hosts(Place):
+class HostsEngine(Place):
     """Engine that has agents start processes (see engine/__init__.py); the coordinator runs beside the launcher."""
 
     one_host: ClassVar[bool] = False
@@ -34,14 +34,14 @@ class Hosts(Place):
         """See Place.threads: the launcher decides when the hosts have reported their cores."""
         return cluster.threads or 1
 
-    def train(self, launch: Launch) -> None:
+    def train(self, launch: LaunchContext) -> None:
         """See Engine.train."""
-        from gbactl.engine.ssh import HostChildren
+        from gbactl.engine.ssh import RemoteRunProcesses
 
-        children = HostChildren(
+        children = RemoteRunProcesses(
             launch.cfg, launch.run_dir, launch.key, launch.dataset, launch.config, launch.show
         )  # fmt: skip
         launch.follow(children)
 
 
-PLACE = Hosts()
+PLACE = HostsEngine()

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from gbactl.config.place import Place
 
 if TYPE_CHECKING:
-    from gbactl.engine.base import Launch
+    from gbactl.engine.base import LaunchContext
 
 
-class Local(Place):
+class LocalEngine(Place):
     """Engine that starts processes as children of the launcher."""
 
-    def train(self, launch: Launch) -> None:
+    def train(self, launch: LaunchContext) -> None:
         """See Engine.train."""
-        from gbactl.engine.base import Children
+        from gbactl.engine.base import RunProcesses
 
-        launch.follow(Children(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
+        launch.follow(RunProcesses(launch.cfg, launch.run_dir, launch.key, launch.dataset.path, launch.config))
 
 
-PLACE = Local()
+PLACE = LocalEngine()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint.folder import NAME, Folder
+from gbactl.checkpoint.folder import NAME, CheckpointFolder
 from gbactl.errors import GbactlError, Stopped
 from gbactl.wire.messages import Event
 
@@ -92,7 +92,7 @@ def leave_terminal() -> None:
                 os.dup2(nowhere.fileno(), fd)
 
 
-class Stop:
+class StopRequest:
     """Stop of a run at a signal: the coordinator is asked to save a checkpoint within `seconds`.
 
     `trains`: whether training has begun; `found`: the coordinator's answer."""
@@ -150,7 +150,7 @@ class Stop:
             return f"step {self.found['step']} is saved in {path} ({size:,.1f} MB); {command}"
         if state == "nothing" or not self.trains:
             return NOTHING
-        names = Folder(run_dir / NAME).names()
+        names = CheckpointFolder(run_dir / NAME).names()
         older = f"; the newest checkpoint is {names[-1]}, {command}" if names else ""
         return f"where it stood is not saved ({self._why}){older}"
 

@@ -8,10 +8,10 @@ from gbactl.config.groups import ClusterConfig
 from gbactl.config.place import Place
 
 if TYPE_CHECKING:
-    from gbactl.engine.base import Launch
+    from gbactl.engine.base import LaunchContext
 
 
-class Virtual(Place):
+class VirtualEngine(Place):
     """Engine that runs a simulated cluster within the launcher."""
 
     real: ClassVar[bool] = False
@@ -20,7 +20,7 @@ class Virtual(Place):
         """See Place.threads: gradients are computed one after the other."""
         return 1
 
-    def train(self, launch: Launch) -> None:
+    def train(self, launch: LaunchContext) -> None:
         """See Engine.train."""
         from gbactl.engine.signals import patient
         from gbactl.simulation.cluster import run_virtual
@@ -29,4 +29,4 @@ class Virtual(Place):
             run_virtual(launch.cfg, launch.dataset, launch.run_dir, launch.on_event, launch.look_at_signals)
 
 
-PLACE = Virtual()
+PLACE = VirtualEngine()

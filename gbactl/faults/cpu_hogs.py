@@ -11,13 +11,13 @@ import sys
 from typing import NamedTuple
 
 from gbactl.errors import ConfigError
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.processor import available_cores, sharing
 
 GRACE_SECONDS = 2.0
 
 
-class Placed(NamedTuple):
+class HogPlacement(NamedTuple):
     """Placement of a competing process: its core, and its busy period.
 
     The period is in seconds since training began (end None: to the end)."""
@@ -32,14 +32,14 @@ def worker_cores(plan: FaultPlan, pinned: bool) -> list[int]:
     return sharing(plan.worker_count, available_cores()) if pinned else []
 
 
-def place(plan: FaultPlan, pinned: bool) -> list[Placed]:
+def place(plan: FaultPlan, pinned: bool) -> list[HogPlacement]:
     """Place every competing process of a plan, with workers `pinned` or not.
 
     Raises ConfigError for a core that does not exist, or workers that are not pinned."""
     placed = []
     for hog, workers in plan.hogs:
         cores = _cores_of(worker_cores(plan, pinned), workers) if hog.cores is None else _there(hog.cores)
-        placed += [Placed(core, hog.from_, hog.until) for core in cores for _ in range(hog.processes)]
+        placed += [HogPlacement(core, hog.from_, hog.until) for core in cores for _ in range(hog.processes)]
     return placed
 
 
@@ -69,7 +69,7 @@ def hogged(plan: FaultPlan, pinned: bool) -> frozenset[int]:
     return frozenset(w for w in range(plan.worker_count) if not cores or cores[w] in taken)
 
 
-class Hogs:
+class CpuHogs:
     """Competing processes of one run. Raises ConfigError at once for those that cannot be placed."""
 
     def __init__(self, plan: FaultPlan, pinned: bool) -> None:
@@ -96,7 +96,7 @@ class Hogs:
         self.running = []
 
 
-def _start(hog: Placed) -> subprocess.Popen[bytes]:
+def _start(hog: HogPlacement) -> subprocess.Popen[bytes]:
     """Start a competing process in a session of its own, where the kernel gives it a full share beside each worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(

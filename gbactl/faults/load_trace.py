@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from gbactl.config_types import Bounds, Interval, Seconds, expect
 from gbactl.errors import ConfigError
 from gbactl.faults import random_streams
-from gbactl.faults.base import Fault, Shape, Sigma, Slower, drawn, kind, require
-from gbactl.typed import Interval, Seconds, Within, expect
+from gbactl.faults.fault_kinds import Fault, Shape, Sigma, Slower, drawn, kind, require
 
 COLUMNS = ("seconds", "factor", "worker")
 
 
 @kind("trace")
 @dataclass(frozen=True, kw_only=True)
-class Trace(Fault):
+class LoadTrace(Fault):
     """Fault that slows workers by the factors of a trace.
 
     `points`: [seconds, factor], or [seconds, factor, worker] where workers differ, in order of time. A factor holds
@@ -35,7 +35,7 @@ class Trace(Fault):
 
     file: str | None = None
     points: list[list[float]] | None = None
-    scale: Annotated[float, Within(at_least=1e-6, at_most=1e6)] = 1.0
+    scale: Annotated[float, Bounds(at_least=1e-6, at_most=1e6)] = 1.0
     period: Interval | None = None
     distribution: str | None = None
     sigma: Sigma | None = None

@@ -13,19 +13,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
+from gbactl.config_types import Bounds, Interval
 from gbactl.errors import ConfigError
-from gbactl.faults.base import Due, Timed, kind, require
+from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
 from gbactl.faults.random_streams import exponential, key_of, uniform
-from gbactl.typed import Interval, Within
 
 _DIRECTIONS = 4  # separates these random numbers from the plan's others
 _OVERTAKEN = 0.002  # seconds
-Probability = Annotated[float, Within(at_least=0, at_most=0.5)]
+Probability = Annotated[float, Bounds(at_least=0, at_most=0.5)]
 
 
 @kind("messages")
 @dataclass(frozen=True, kw_only=True)
-class Messages(Timed):
+class MessageFaults(TimedFault):
     """Fault probabilities of a worker's messages, in either direction; `delay_seconds`: mean of an exponential delay.
 
     Active from each occurrence on for `seconds` (null: to the end); without step, time and mtbf, in the whole run."""
@@ -35,7 +35,7 @@ class Messages(Timed):
     duplicate: Probability = 0.0
     reorder: Probability = 0.0
     delay: Probability = 0.0
-    delay_seconds: Annotated[float, Within(above=0, at_most=3600)] = 0.02
+    delay_seconds: Annotated[float, Bounds(above=0, at_most=3600)] = 0.02
     seconds: Interval | None = None
 
     def check(self, where: str) -> None:
@@ -49,11 +49,11 @@ class Messages(Timed):
         require(self.seconds is not None or self.mtbf is None, f"{where}.mtbf needs seconds: how long a storm lasts.")
 
 
-class Storm:
+class ActivePeriods:
     """Storm of one plan: the periods in which its message faults are active. Stateful: time must not go back."""
 
-    def __init__(self, fault: Messages, key: int) -> None:
-        self._due, self._lasts = Due(fault, key), math.inf if fault.seconds is None else fault.seconds
+    def __init__(self, fault: MessageFaults, key: int) -> None:
+        self._due, self._lasts = NextOccurrence(fault, key), math.inf if fault.seconds is None else fault.seconds
         self._until = -math.inf if fault.given else math.inf
         self._now = -math.inf
 
@@ -66,33 +66,33 @@ class Storm:
         return self._now < self._until
 
 
-class Storms:
+class AllActivePeriods:
     """Storms (periods of message faults) of all plans, by index in the fault plan."""
 
-    def __init__(self, storms: Mapping[int, Storm]) -> None:
+    def __init__(self, storms: Mapping[int, ActivePeriods]) -> None:
         self._storms = storms
 
     def on(self, step: int, seconds: float) -> frozenset[int]:
-        """Return the indexes of the storms that are active (see Storm.on)."""
+        """Return the indexes of the storms that are active (see ActivePeriods.on)."""
         return frozenset(place for place, storm in self._storms.items() if storm.on(step, seconds))
 
 
-class Fate(NamedTuple):
+class TransmissionOutcome(NamedTuple):
     """Outcome of one transmission: delays in seconds of the copies that arrive, none if it is lost."""
 
     delays: tuple[float, ...]
     names: tuple[str, ...] = ()
 
 
-class Weather:
+class MessageFaultStream:
     """Random message faults of one direction of a worker's connection. `plans`: (index, plan, the worker's key)."""
 
-    def __init__(self, plans: Sequence[tuple[int, Messages, int]], peer: str, outward: bool) -> None:
+    def __init__(self, plans: Sequence[tuple[int, MessageFaults, int]], peer: str, outward: bool) -> None:
         direction = (ord(peer[0]), int(peer[1:] or 0), int(outward))
         self._plans = [(place, plan, key_of(_DIRECTIONS, key, *direction)) for place, plan, key in plans]
         self._turn = 0
 
-    def draw(self, on: Collection[int]) -> Fate:
+    def draw(self, on: Collection[int]) -> TransmissionOutcome:
         """Draw the outcome of the next transmission, while the storms `on` are active."""
         self._turn += 1
         delay, copies, names = 0.0, 1, list[str]()
@@ -101,11 +101,11 @@ class Weather:
                 continue
             fates = [uniform(key, 8 * self._turn + n) for n in range(5)]
             if fates[0] < plan.drop:
-                return Fate((), ("dropped",))
+                return TransmissionOutcome((), ("dropped",))
             if fates[1] < plan.duplicate:
                 copies, names = copies + 1, [*names, "duplicated"]
             if fates[2] < plan.reorder:
                 delay, names = delay + _OVERTAKEN, [*names, "reordered"]
             if fates[3] < plan.delay:
                 delay, names = delay + plan.delay_seconds * exponential(fates[4]), [*names, "delayed"]
-        return Fate((delay,) * copies, tuple(names))
+        return TransmissionOutcome((delay,) * copies, tuple(names))

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from gbactl.faults.acted import Acted
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 
 MOST_LATE = 0.1  # seconds of lateness that are corrected at most
 ADAPTING, SHORTEST = 0.1, 5e-5
@@ -26,14 +25,38 @@ COUNTERS = ("served", "busy_us", "asked_us", "spent_us")
 SPAN = ("from_s", "until_s", "factor")  # suffixes of the counters acted_<index>_, in millionths
 
 
-class Timed(Protocol):
+class FaultRecord:
+    """Record of each fault plan's time span and largest factor on each process."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str], tuple[float, float, float]] = {}
+
+    def note(self, place: int, process: str, begin: float, end: float, factor: float = 1.0) -> None:
+        """Record that the plan at index `place` acted on a process, in seconds since training began."""
+        first, last, largest = self._found.get((place, process), (begin, end, factor))
+        self._found[place, process] = min(first, begin), max(last, end), max(largest, factor)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Encode the record as plain containers."""
+        return [
+            {"plan": place, "process": process, "from_s": begin, "until_s": end, "factor": factor}
+            for (place, process), (begin, end, factor) in sorted(self._found.items())
+        ]
+
+    def restore(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Add an encoded record of an earlier process to this one."""
+        for each in told:
+            self.note(each["plan"], each["process"], each["from_s"], each["until_s"], each["factor"])
+
+
+class TimedComputation(Protocol):
     """Computation to stretch: its `seconds`, and the factor that it was stretched by."""
 
     seconds: float
     slowdown: float
 
 
-class Delay:
+class WorkerSlowdown:
     """Slow-down of one worker by the plan. `clock` and `sleep` in seconds."""
 
     def __init__(
@@ -45,7 +68,7 @@ class Delay:
         self._began: float | None = None
         self._late = 0.0
 
-    def stretch(self, item: Timed, usual: float = 0.0) -> None:
+    def stretch(self, item: TimedComputation, usual: float = 0.0) -> None:
         """Wait after a gradient is computed, so that its time is multiplied by the plan's factor.
 
         `item.seconds` is the computing time before the call and the whole time afterwards; `item.slowdown` becomes the
@@ -69,7 +92,7 @@ class Delay:
             self.sleep(left)
 
 
-class Slowness:
+class ServerSlowdown:
     """Slow-down of one server by the plan. `clock` and `sleep` in seconds."""
 
     def __init__(
@@ -79,13 +102,13 @@ class Slowness:
         self.plan, self.name, self.clock, self.sleep = plan, f"S{server}", clock, sleep
         self.served = 0
         self.busy = self.asked = self.spent = 0.0
-        self.acted = Acted()
+        self.acted = FaultRecord()
         self._usual: dict[int, float] = {}
         self._began: float | None = None
         self._owed = 0.0
 
     @classmethod
-    def of(cls, plan: FaultPlan, server: int, **more: Any) -> Slowness | None:
+    def of(cls, plan: FaultPlan, server: int, **more: Any) -> ServerSlowdown | None:
         """Create a server's slow-down; None where no server is slowed.
 
         Servers that are not slowed are measured too, for comparison."""
@@ -131,13 +154,11 @@ class Slowness:
     def counters(self) -> dict[str, int]:
         """Counters of handled messages and slow-downs for messages.Inspected; whole numbers, times in microseconds."""
         seconds = (round(1e6 * value) for value in (self.busy, self.asked, self.spent))
-        acted = {
-            f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN
-        }
+        acted = {f"acted_{each['plan']}_{name}": round(1e6 * each[name]) for each in self.acted.told() for name in SPAN}
         return {**dict(zip(COUNTERS, (self.served, *seconds), strict=True)), **acted}
 
 
-def add_acted(acted: Acted, counters: Mapping[str, Mapping[str, int]]) -> None:
+def add_acted(acted: FaultRecord, counters: Mapping[str, Mapping[str, int]]) -> None:
     """Add the slow-downs that servers have counted to the record of faults that acted."""
     for server, each in counters.items():
         for place in (int(name.split("_")[1]) for name in each if name.startswith("acted_") and name.endswith(SPAN[0])):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.kernels.halves import Codec
+from gbactl.kernels.half_precision import Codec
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -27,7 +27,7 @@ LONG = np.dtype(np.int64)
 COUNT = np.dtype(np.uint32)
 
 
-class Unique(NamedTuple):
+class DistinctRows(NamedTuple):
     """Distinct rows of a batch, grouped by shard.
 
     `index` int32[U]: local rows, in first-seen order within a shard. `counts` int64[shards]. `inverse` int32[n]:
@@ -46,7 +46,7 @@ class Unique(NamedTuple):
             low += count
 
 
-class Aggregate(NamedTuple):
+class RowSums(NamedTuple):
     """Weighted gradient sums per distinct row.
 
     `index` int32[U] in first-seen order, `total` f32[U, W], `contributors` f32[U]: the sum of the shares of the slices
@@ -58,7 +58,7 @@ class Aggregate(NamedTuple):
     contributors: Floats
 
 
-class Rule(NamedTuple):
+class OptimizerRule(NamedTuple):
     """Optimizer rule: its name and every constant, already rounded to fp32.
 
     `bias` f32[T, 2] holds 1/(1-beta1^t) and 1/sqrt(1-beta2^t); from T - 1 on both are 1.
@@ -116,9 +116,7 @@ class RowStep(Protocol):
 class DenseStep(Protocol):
     """Optimizer step of one bound dense slice."""
 
-    def __call__(
-        self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float
-    ) -> None:
+    def __call__(self, parts: Sequence[DensePart], divisor: float, step: float, root: float, decay: float) -> None:
         """Step with (sum of weight * grad over parts, in order) / divisor + decay * value.
 
         `step` is the learning rate (times the first bias correction for adam), `root` the second correction.
@@ -130,7 +128,7 @@ class Kernels(Protocol):
 
     name: str
 
-    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> Unique:
+    def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
         """Find the distinct fused rows of ids int32[B, F].
 
         Row offsets[f] + id lives on shard row % shards at local index row // shards. Raises ValueError on a negative id
@@ -145,7 +143,7 @@ class Kernels(Protocol):
 
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
-    ) -> Aggregate:
+    ) -> RowSums:
         """Sum weight * grad per row over `parts` in list order; parts of weight 0 are skipped.
 
         `shares`: what each part adds to `contributors` (none: 1). The result lies in the workspace, if one is given,
@@ -161,18 +159,16 @@ class Kernels(Protocol):
         Values are uniform in [-scale, scale), a hash of (seed, row, column), so they do not depend on the sharding.
         """
 
-    def average(
-        self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float
-    ) -> None:
+    def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
         """Update running statistics: running += momentum * (sum of weight * part / weight_sum - running)."""
 
     def codec(self, name: str) -> Codec:
-        """Codec of the two-byte float type `name`: fp16 or bf16 (see halves.py)."""
+        """Codec of the two-byte float type `name`: fp16 or bf16 (see half_precision.py)."""
 
-    def bind_rows(self, rule: Rule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
+    def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
         """Prepare optimizer steps of table f32[R, W]; the arrays are held, and updated in place."""
 
-    def bind_dense(self, rule: Rule, value: Floats, moments: Sequence[Floats]) -> DenseStep:
+    def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> DenseStep:
         """Prepare optimizer steps of value f32[n]; the arrays are held, and updated in place."""
 
 
@@ -181,9 +177,7 @@ def require(array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], w
     got = array.shape
     if array.dtype != dtype or not array.flags.c_contiguous or not array.flags.aligned:
         raise ValueError(f"{what} must be an aligned, contiguous {dtype} array, not {array.dtype}.")
-    if got != shape and (
-        len(got) != len(shape) or any(w not in (-1, g) for g, w in zip(got, shape, strict=True))
-    ):
+    if got != shape and (len(got) != len(shape) or any(w not in (-1, g) for g, w in zip(got, shape, strict=True))):
         raise ValueError(f"{what} has shape {got}, expected {shape} (-1: any).")
 
 

@@ -39,9 +39,7 @@ def compile_library(target: Path | None = None) -> Path:
         command = [*compiler.split(), *FLAGS, "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise MissingDependencyError(
-                f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[:400]}"
-            )
+            raise MissingDependencyError(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[:400]}")
         made.replace(target)
     return target
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from gbactl.checkpoint import folder as folders
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Chain, Folder, number_of
+from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, number_of
 from gbactl.checkpoint.manifest import CUT
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.groups import ClusterConfig
-from gbactl.coordinator.state import Position, config_at
+from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
-from gbactl.launch import rundir
+from gbactl.launch import run_dir as run_dirs
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
@@ -30,27 +30,27 @@ COMMANDS = ("cluster.ssh", "cluster.python", "cluster.forward")  # they run here
 EXPECTED = ("interval", "full_overhead", "partial_overhead", "expected_pls")  # logged fields of the estimate
 
 
-def run_of(chain: Chain) -> Path:
+def run_of(chain: CheckpointChain) -> Path:
     """Return the run directory of a checkpoint."""
     return chain.folder.parent.resolve()
 
 
 @functools.lru_cache(maxsize=4)
-def find(name: str) -> Chain:
+def find(name: str) -> CheckpointChain:
     """Return the newest valid checkpoint of a run, or the one at a path.
 
     `name`: a checkpoint's path, a run's path, or the start of a run's name or MLflow id. Invalid checkpoints are
     reported on standard error. Raises CheckpointError where none is valid, UsageError for an unknown run."""
     path = Path(name)
     if CUT.fullmatch(path.name) and path.is_dir():
-        return Folder(path.parent.resolve()).verified(path.name)
+        return CheckpointFolder(path.parent.resolve()).verified(path.name)
     return own(name).newest(lambda why: print(f"gbactl: {why}", file=sys.stderr))
 
 
-def own(name: str) -> Folder:
+def own(name: str) -> CheckpointFolder:
     """Return the checkpoints of a run, without those of another run in the same folder. Raises UsageError."""
     path = folder_of(name)
-    return Folder(path, identity_of(path.parent))
+    return CheckpointFolder(path, identity_of(path.parent))
 
 
 def identity_of(run: Path) -> str:
@@ -71,12 +71,10 @@ def identity_of(run: Path) -> str:
 
 def folder_of(name: str) -> Path:
     """Return the checkpoint folder of a run. Raises UsageError."""
-    from gbactl.launch import find_run as runs
-
     path = Path(name)
     if path.name == folders.NAME and path.is_dir():
         return path.resolve()
-    return runs.find(name, holding=rundir.CONFIG).resolve() / folders.NAME
+    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / folders.NAME
 
 
 def named(arguments: Iterable[str]) -> str | None:
@@ -151,7 +149,7 @@ def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence
         stored[path[-1]] = copy.deepcopy(values[path[-1]])
 
 
-def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> None:
+def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: int) -> None:
     """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of `rounds` rounds, can resume."""
     name, last = chain.folder / chain.last.name, chain.last
     now, then = manifests.shared(config, data), manifests.shared(last.config, data)
@@ -159,24 +157,24 @@ def check(chain: Chain, config: Mapping[str, Any], data: str, rounds: int) -> No
     if manifests.identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
-    position = Position.read(last.position)
+    position = JobPosition.read(last.position)
     if position.round >= rounds or (position.ended and position.stopped_early):
         raise CheckpointError(f"{name} is the end of a finished run: nothing is left to train.")
 
 
 @dataclass
-class Continued:
+class StartingPoint:
     """Checkpoint and directory that a run starts from.
 
     `chain`: the checkpoint, None for a new run. `same_run`: it continues in its own directory. `tracked`: the MLflow
     run that it continues, "" if unknown (yet)."""
 
-    chain: Chain | None = None
+    chain: CheckpointChain | None = None
     same_run: bool = False
     tracked: str = ""
 
     @classmethod
-    def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> Continued:
+    def of(cls, cfg: RunConfig, dataset: Dataset, rounds: int) -> StartingPoint:
         """Find the starting point of a configuration. Raises CheckpointError where the run cannot resume from it."""
         if cfg.resume is None:
             return cls()
@@ -184,23 +182,23 @@ class Continued:
         check(chain, to_dict(cfg), dataset.fingerprint, rounds)
         own = run_of(chain)
         same = cfg.run_dir is None or Path(cfg.run_dir).resolve() == own
-        return cls(chain, same, (rundir.tracked_as(own) or "") if same else "")
+        return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the directory to work in: the run's own, or a new one if run_dir= names one."""
-        return run_of(self.chain) if self.chain is not None and self.same_run else rundir.create(cfg)
+        return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:
         """Return the modes of the run so far, including the one that it starts in now."""
         mode = cfg.mode.name
-        return mode if self.chain is None else Position.read(self.chain.last.position).modes_with(mode)
+        return mode if self.chain is None else JobPosition.read(self.chain.last.position).modes_with(mode)
 
     def begin(self, path: Path, cfg: RunConfig) -> None:
         """Take over the directory: rename the earlier files, and remove checkpoints newer than the resumed one."""
         if self.chain is None or not self.same_run:
             return
-        rundir.reopen(path, cfg)
-        folder = Folder(self.chain.folder)
+        run_dirs.reopen(path, cfg)
+        folder = CheckpointFolder(self.chain.folder)
         folder.sweep()
         for name in folder.names():
             if number_of(name) > self.chain.last.number:

@@ -12,36 +12,39 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import NAME as CHECKPOINTS
-from gbactl.checkpoint.folder import Folder
-from gbactl.collective.rendezvous_base import Meeting
+from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.coordinator.auto_switch import NAME as AUTO
 from gbactl.coordinator.schedule import rounds
 from gbactl.coordinator.summary import METRICS, by_round
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.engine.base import Children, engine_of
+from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
-from gbactl.engine.signals import NOTHING, Stop, asked, look, patient, stoppable, whole
-from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
-from gbactl.faults import acted
-from gbactl.faults.cpu_hogs import Hogs
-from gbactl.faults.observed import fault_metrics
-from gbactl.launch import rundir
-from gbactl.launch.control import Control
-from gbactl.launch.coordinator_link import Coordinators
-from gbactl.launch.failures import Injuries, Successors, loss_known, switch_known, told
-from gbactl.launch.memory_check import check_collective, check_memory, too_few
-from gbactl.launch.orphans import end_orphans
-from gbactl.launch.progress import Show, unit_of
-from gbactl.launch.resume import EXPECTED, Continued, saying
+from gbactl.engine.preflight import check_collective, check_memory, too_few
+from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
+from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
+from gbactl.faults.cpu_hogs import CpuHogs
+from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.control import ControlSocket
+from gbactl.launch.progress import ProgressDisplay, unit_of
+from gbactl.launch.resume import EXPECTED, StartingPoint, saying
+from gbactl.launch.run_dir import end_orphans
+from gbactl.launch.supervision import (
+    CoordinatorConnection,
+    FaultInjection,
+    Replacements,
+    loss_known,
+    switch_known,
+    told,
+)
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
-from gbactl.switching.history import legend, listed, mode_id
-from gbactl.switching.messages import answer
-from gbactl.switching.schedule import located
+from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
@@ -67,30 +70,45 @@ def train(cfg: RunConfig) -> dict[str, Any]:
         raise
 
 
+def train_switching(overrides: list[str]) -> None:
+    """Train like `gbactl train`, but require a switch schedule. Raises UsageError without one."""
+    from gbactl.launch.compose import run_hydra
+
+    def job(cfg: RunConfig) -> Any:
+        if not cfg.switch.schedule and not cfg.candidates:
+            raise UsageError(
+                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
+                "--run RUN --to MODE for a run that goes on already."
+            )
+        return train(cfg)
+
+    run_hydra(overrides, job)
+
+
 def _train(cfg: RunConfig) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.place.real:
         open_fork_server()
     else:
         close_fork_server()
-    show = Show(unit_of(cfg.place.clock))
-    hogs = Hogs(cfg.fault_plan(), cfg.pinned)
+    show = ProgressDisplay(unit_of(cfg.place.clock))
+    hogs = CpuHogs(cfg.fault_plan(), cfg.pinned)
     path = prepare(cfg.data, show.step)
     show.clear()
     dataset = open_dataset(path)
     plan = rounds(dataset, cfg.train)
     located(cfg.entries, [dataset.splits[part.split].rows for part in plan])  # raises for an unreachable switch
     check_memory(cfg, dataset)
-    job = Continued.of(cfg, dataset, len(plan))
+    job = StartingPoint.of(cfg, dataset, len(plan))
     run_dir = job.run_dir(cfg)
     show.say(_headline(cfg, dataset))
     if warning := too_few(cfg, {part.label: dataset.splits[part.split].rows for part in plan}):
         show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.place.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
-    with rundir.lock(run_dir):
+    with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
-        result = Run(cfg, dataset, run_dir, show, hogs, job).go()
+        result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
         show.result(result)
     else:
@@ -109,13 +127,19 @@ def _headline(cfg: RunConfig, dataset: Dataset) -> str:
     )
 
 
-class Run:
+class LaunchedRun:
     """Launcher's side of one run."""
 
     def __init__(
-        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, show: Show, hogs: Hogs, job: Continued | None = None
+        self,
+        cfg: RunConfig,
+        dataset: Dataset,
+        run_dir: Path,
+        show: ProgressDisplay,
+        hogs: CpuHogs,
+        job: StartingPoint | None = None,
     ) -> None:
-        self.job = job or Continued()
+        self.job = job or StartingPoint()
         self.cfg, self.dataset, self.run_dir, self.show, self.hogs = cfg, dataset, run_dir, show, hogs
         self.config = to_dict(cfg)
         self.key = new_key()
@@ -124,20 +148,20 @@ class Run:
         self.phases: list[dict[str, Any]] = []
         self.lost: list[dict[str, Any]] = []
         self.injected: list[dict[str, Any]] = []
-        self.injuries: Injuries | None = None
-        self.successors: Successors | None = None
+        self.injuries: FaultInjection | None = None
+        self.successors: Replacements | None = None
         self.switches: list[dict[str, Any]] = []
         self.modes = self.job.modes(cfg)
         self.tracked: TrackedRun | None = None
-        self.control: Control | None = None
-        self.coordinators: Coordinators | None = None
-        self.meeting: Meeting | None = None
-        self.stop = Stop(cfg.cluster.stop_seconds, self._say_below)
+        self.control: ControlSocket | None = None
+        self.coordinators: CoordinatorConnection | None = None
+        self.meeting: Rendezvous | None = None
+        self.stop = StopRequest(cfg.cluster.stop_seconds, self._say_below)
 
     def go(self) -> dict[str, Any]:
         """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
-        shared_names.sweep()
-        rundir.write_faults(self.run_dir, self.cfg)
+        shared_memory_names.sweep()
+        run_dirs.write_faults(self.run_dir, self.cfg)
         try:
             with whole():  # a signal could leave the run unended
                 self._begin_tracking()
@@ -178,12 +202,12 @@ class Run:
             engine_of(self.cfg).train(self)
         finally:
             self.show.clear()
-            Folder(self.run_dir / CHECKPOINTS).sweep()
+            CheckpointFolder(self.run_dir / CHECKPOINTS).sweep()
 
-    def follow(self, children: Children) -> None:
+    def follow(self, children: RunProcesses) -> None:
         """See Launch.follow."""
         try:
-            self.injuries, self.successors = Injuries(children), Successors(children, self.show.say)
+            self.injuries, self.successors = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
             with self._collective(children) as environments:
                 self.show.say(f"  starting {self.cfg.processes} workers, {self.cfg.cluster.servers} servers")
@@ -193,16 +217,16 @@ class Run:
             self.show.clear()
             self.hogs.stop()
             children.stop()
-            shared_names.sweep()
+            shared_memory_names.sweep()
 
     @contextlib.contextmanager
-    def _collective(self, children: Children) -> Iterator[list[dict[str, str]]]:
+    def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
         """Provide the workers' environments, with a rendezvous for the all-reduce where the mode has one."""
         workers, c = self.cfg.processes, self.cfg.collective
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
             return
-        from gbactl.collective.factory import open_rendezvous
+        from gbactl.collective import open_rendezvous
 
         bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"
@@ -210,13 +234,13 @@ class Run:
             self.meeting = meeting
             yield [meeting.environment(rank) for rank in range(workers)]
 
-    def _talk_with(self, children: Children) -> None:
+    def _talk_with(self, children: RunProcesses) -> None:
         """Listen to the coordinator until the result arrives; raise as soon as a child fails."""
         hub = SocketHub(self.key, Peer("launcher", 0), encrypt=self.cfg.transport.encrypt)
         try:
-            self.coordinators = Coordinators(children, hub, self.show.say)
+            self.coordinators = CoordinatorConnection(children, hub, self.show.say)
             self.coordinators.meet(self._check)
-            self.control = Control(self.run_dir, self.coordinators.tell)
+            self.control = ControlSocket(self.run_dir, self.coordinators.tell)
             with patient():
                 self._listen(hub, children, self.coordinators)
         finally:
@@ -224,7 +248,7 @@ class Run:
                 self.control.close()
             hub.close()
 
-    def _listen(self, hub: SocketHub, children: Children, coordinators: Coordinators) -> None:
+    def _listen(self, hub: SocketHub, children: RunProcesses, coordinators: CoordinatorConnection) -> None:
         while not (self.result is not None and (children.ended() or coordinators.gone)):
             look()
             self.look_at_signals(coordinators.tell)
@@ -242,7 +266,7 @@ class Run:
             if frame.kind != 0:
                 self.on_event(unpack(frame.kind, frame.descriptor))
 
-    def _replace(self, coordinators: Coordinators) -> None:
+    def _replace(self, coordinators: CoordinatorConnection) -> None:
         """Replace a failed coordinator."""
         if self.result is None:
             coordinators.replace(self._check)
@@ -255,7 +279,7 @@ class Run:
             if each is not None:
                 each.look()
 
-    def _check(self, children: Children, failure: tuple[str, bool] | None, over: bool) -> None:
+    def _check(self, children: RunProcesses, failure: tuple[str, bool] | None, over: bool) -> None:
         if failure is not None and self.result is None:
             sentence, _ = self._cause(children, failure)
             raise ClusterError(f"{sentence} Logs: {self.run_dir / 'logs'}")
@@ -264,7 +288,7 @@ class Run:
         if self.result is not None and time.monotonic() - self._result_at > EXIT_SECONDS:
             raise ClusterError("The processes did not end after the result; they were killed.")
 
-    def _cause(self, children: Children, failure: tuple[str, bool]) -> tuple[str, bool]:
+    def _cause(self, children: RunProcesses, failure: tuple[str, bool]) -> tuple[str, bool]:
         """Wait briefly until the process that really failed has ended, before blaming one that only noticed."""
         deadline = time.monotonic() + CAUSE_SECONDS
         while not failure[1] and time.monotonic() < deadline:
@@ -333,7 +357,7 @@ class Run:
         pid = None if self.injuries is None else self.injuries.inflict(fields)
         done = self.injuries is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
-        rundir.write_faults(self.run_dir, self.cfg, self.injected)
+        run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """Show and log a switch that was done or failed."""
@@ -402,8 +426,8 @@ class Run:
         if "refused" in result:
             self._count_refused(result)
         if "faults" in result:
-            result["faults"] = acted.with_injected(result["faults"], self.injected)
-            for line in acted.lines(result):
+            result["faults"] = with_injected(result["faults"], self.injected)
+            for line in fault_lines(result):
                 self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
@@ -412,9 +436,9 @@ class Run:
             self.show.say(f"Warning: {warning}")
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
-        result = dict(rundir.plain(result))
+        result = dict(run_dirs.plain(result))
         try:
-            rundir.write_result(self.run_dir, result)
+            run_dirs.write_result(self.run_dir, result)
         except NoRoomError as error:
             if status == "FINISHED":
                 self._end("FAILED", {"error": str(error)})
@@ -425,7 +449,7 @@ class Run:
             if result["run_id"] != self.tracked.run_id:  # the store answered only now
                 result["run_id"] = self.tracked.run_id
                 with contextlib.suppress(NoRoomError):
-                    rundir.write_result(self.run_dir, result)
+                    run_dirs.write_result(self.run_dir, result)
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
@@ -467,8 +491,8 @@ class Run:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
-        more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
-        own = [path for name in (rundir.RESULT, rundir.CONFIG) if (path := self.run_dir / name).exists()]
+        more = [path for name in (run_dirs.FAULTS, AUTO) for path in self.run_dir.glob(name)]
+        own = [path for name in (run_dirs.RESULT, run_dirs.CONFIG) if (path := self.run_dir / name).exists()]
         for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)

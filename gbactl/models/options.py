@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
-from gbactl.typed import Count, ShareBelowOne, SomeShare, Within
+from gbactl.config_types import Bounds, Count, ShareBelowOne, SomeShare
 
 
 @dataclass
@@ -14,12 +14,12 @@ class ModelConfig:
     """Configuration of a click model over looked-up rows."""
 
     name: str = "deepfm"
-    dim: Annotated[int, Within(at_least=1, at_most=65_536)] = 16
+    dim: Annotated[int, Bounds(at_least=1, at_most=65_536)] = 16
     hidden: list[Count] = field(default_factory=lambda: [400, 400, 400])
     dropout: ShareBelowOne = 0.0
     batch_norm: bool = False
     batch_norm_momentum: SomeShare = 0.1
-    init_scale: Annotated[float, Within(at_least=0, at_most=1000)] = 0.01
+    init_scale: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.01
 
 
 def row_width(cfg: ModelConfig) -> int:

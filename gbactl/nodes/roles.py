@@ -14,24 +14,23 @@ from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.shards import shard_spec
 from gbactl.coordinator.heartbeat import BEAT_SECONDS, beat
-from gbactl.coordinator.journal import Found, kept
+from gbactl.coordinator.journal import JournalState, kept
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset, open_dataset
-from gbactl.faults.slowdown import Slowness
-from gbactl.kernels.library import flush
+from gbactl.faults.slowdown import ServerSlowdown
+from gbactl.kernels.native import flush
 from gbactl.processor import vectors
 from gbactl.server.checkpoint_writer import saver_of
 from gbactl.server.recovery import load_last
 from gbactl.store.shard import Shard
-from gbactl.wire.addresses import local
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.compression import narrowed
-from gbactl.wire.messages import Hello, Loaded, Ready
-from gbactl.wire.reconnecting import LastingHub
+from gbactl.wire.listener import local
+from gbactl.wire.messages import CheckpointLoaded, Hello, Ready
+from gbactl.wire.reconnecting import ReconnectingHub
 from gbactl.wire.reliable import exposed
-from gbactl.wire.startup import await_dense
+from gbactl.wire.startup import Bootstrap, await_dense
 
 
 def header(cfg: RunConfig, dataset: Dataset) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def run_coordinator(boot: Bootstrap) -> None:
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
     run_dir = Path(boot.run_dir)
-    found = Found.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
+    found = JournalState.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
     if coordinator.context.journal.on:
         beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
@@ -87,7 +86,7 @@ def of_hub(cfg: RunConfig) -> dict[str, Any]:
 
 def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
     """Wrap a node's hub so that it reconnects after a coordinator failover, where one is possible."""
-    return LastingHub(hub, first=epoch == 0) if kept(cfg) else hub
+    return ReconnectingHub(hub, first=epoch == 0) if kept(cfg) else hub
 
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
@@ -124,13 +123,13 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     coordinator.send(ready)
     server = server_class(hub, coordinator, shard, cfg.train.norms_every, saver)
     server.served_dense = cfg.home != "workers"  # a resumed run may switch before its first phase
-    server.slowness = Slowness.of(cfg.fault_plan(), boot.index)
+    server.slowness = ServerSlowdown.of(cfg.fault_plan(), boot.index)
     server.run()
 
 
 def _first_shard(
     hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset
-) -> tuple[Shard, Ready | Loaded] | None:
+) -> tuple[Shard, Ready | CheckpointLoaded] | None:
     """Shard at the start of a run, or as a checkpoint to resume from has it. None when the run ends before."""
     cfg = boot.cfg
     momentum = cfg.model.batch_norm_momentum
@@ -145,14 +144,14 @@ def _first_shard(
     return shard, Ready("server", boot.index)
 
 
-def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Loaded]:
+def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | CheckpointLoaded]:
     """Shard of a failed server's successor, loaded from its newest checkpoint."""
     cfg, run_dir = boot.cfg, Path(boot.run_dir)
     spec = shard_spec(cfg, dataset, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
     resumed = None if cfg.resume is None else Path(cfg.resume)
-    own = folders.Folder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
-    return shard, Loaded(boot.index, load_last(shard, own, resumed))
+    own = folders.CheckpointFolder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
+    return shard, CheckpointLoaded(boot.index, load_last(shard, own, resumed))
 
 
 def run_worker(boot: Bootstrap) -> None:

@@ -11,39 +11,42 @@ import numpy as np
 import torch
 
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense
-from gbactl.collective import fault_tolerant
-from gbactl.collective.base import ring_item
-from gbactl.collective.factory import connect
-from gbactl.collective.fallback import FallingCollective
+from gbactl.collective import connect
+from gbactl.collective.base import FaultTolerantCollective, ring_item
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
 from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, segment_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.slowdown import Delay
+from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.library import flush
+from gbactl.kernels.native import flush
 from gbactl.models import build, row_width
-from gbactl.models.compute import GradientComputer
-from gbactl.models.flat import FlatModel
+from gbactl.models.flat_parameters import FlatModel
+from gbactl.models.gradient_computer import GradientComputer
+from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
-from gbactl.store.memory import copied
-from gbactl.trainer.dense_params import TrainerDense
-from gbactl.trainer.hogwild import ComputeThread, start
-from gbactl.wire.addresses import near
+from gbactl.trainer.replica_placement import ComputeThread, TrainerDense, start
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, Hub
+from gbactl.wire.listener import near
 from gbactl.wire.messages import Hello, Ready
 from gbactl.wire.startup import await_setup, install_dense
-from gbactl.worker.client import Exchange
+from gbactl.worker.all_reduce_on_server import ServerSums
+from gbactl.worker.client import WorkerClient
 from gbactl.worker.core import ReplicatedSteps
-from gbactl.worker.core_sharing import Place, join
-from gbactl.worker.dense_params import DensePlacement, Placements, ReplicatedDense, ServedDense
-from gbactl.worker.dense_slices import Slices
-from gbactl.worker.loop import DataSource, Worker
-from gbactl.worker.sum_fallback import ServedSums
-from gbactl.worker.sync_recovery import Survival
+from gbactl.worker.core_sharing import CoreAssignment, join
+from gbactl.worker.dense_placement import (
+    DensePlacement,
+    Placements,
+    ReplicatedDense,
+    ServedDense,
+    ShardSlices,
+    SyncRecovery,
+)
+from gbactl.worker.loop import MappedBatchSource, WorkerLoop
 
 if TYPE_CHECKING:
-    from gbactl.wire.bootstrap import Bootstrap
+    from gbactl.wire.startup import Bootstrap
 
 
 def work(
@@ -52,9 +55,9 @@ def work(
     """Run a worker from hello to stop. `collective` replaces the one that the environment names."""
     _settle(cfg)
     coordinator.send(Hello("worker", boot.index, "", os.getpid()))
-    life = Life(hub, coordinator, boot, cfg, dataset)
+    life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
-        sums = functools.partial(ServedSums, life.exchange)
+        sums = functools.partial(ServerSums, life.exchange)
         collective = collective or connect(boot.epoch > 0, sums, life.ring_item)
     placements, trainer = life.placements(collective)
     if boot.epoch > 0:
@@ -84,7 +87,7 @@ def _settle(cfg: RunConfig) -> None:
     flush()
 
 
-class Life:
+class WorkerProcess:
     """Parts of a worker process, built once it has said hello. Raises PeerGoneError when the run ends before."""
 
     def __init__(self, hub: Hub, coordinator: Channel, boot: Bootstrap, cfg: RunConfig, dataset: Dataset) -> None:
@@ -103,9 +106,9 @@ class Life:
         servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
         if served and boot.index == 0 and boot.epoch == 0:
             install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
-        source = DataSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
-        self.exchange = Exchange(hub, coordinator, servers, boot.index, source)
-        self.slices = Slices(self.exchange, cuts)
+        source = MappedBatchSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
+        self.exchange = WorkerClient(hub, coordinator, servers, boot.index, source)
+        self.slices = ShardSlices(self.exchange, cuts)
         if cfg.server_returns:
             self.exchange.dial = dial
             self.exchange.patience = 2 * cfg.cluster.start_timeout  # the coordinator gives up a missing server before
@@ -128,9 +131,9 @@ class Life:
         flat = self.flat
         if collective is not None:
             collective.moved = self.exchange.hub.traffic.summed
-        if isinstance(collective, fault_tolerant.Surviving):
+        if isinstance(collective, FaultTolerantCollective):
             self.exchange.on_absent = collective.leave_out
-        if isinstance(collective, FallingCollective):
+        if isinstance(collective, CollectiveWithFallback):
             self.exchange.on_ring_broken = collective.fall
         served = ServedDense(flat, self.slices)
         trainer = TrainerDense(
@@ -153,9 +156,9 @@ class Life:
         """Make the replicated placement, with the parameters of the checkpoint that the run resumes from."""
         cfg, flat, exchange = self.cfg, self.flat, self.exchange
         block = self._block(flat.initial() if flat.buffers else flat.vector)
-        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, fault_tolerant.Surviving)
+        survives = cfg.cluster.lost_worker != "end" and isinstance(collective, FaultTolerantCollective)
         steps, norms_every = ReplicatedSteps(cfg.train.global_batch), cfg.train.norms_every
-        survival = Survival(collective, exchange, flat, block.value, steps) if survives else None
+        survival = SyncRecovery(collective, exchange, flat, block.value, steps) if survives else None
         placement = ReplicatedDense(
             flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, survival, self.codec
         )
@@ -167,13 +170,15 @@ class Life:
     def share_turns(self) -> None:
         """Share the core with other workers by time slots, unless a thread could wait for another within its slot."""
         place = self.boot.place
-        self.turns = join(None if place is None or self.cfg.lanes > 1 else Place(*place))
+        self.turns = join(None if place is None or self.cfg.lanes > 1 else CoreAssignment(*place))
 
-    def worker(self, computer: GradientComputer, dense: Placements) -> Worker:
+    def worker(self, computer: GradientComputer, dense: Placements) -> WorkerLoop:
         """Make a compute loop on `computer`."""
         cfg = self.cfg
-        delay = Delay(cfg.fault_plan(), self.boot.index)
-        return Worker(self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay)
+        delay = WorkerSlowdown(cfg.fault_plan(), self.boot.index)
+        return WorkerLoop(
+            self.exchange, computer, dense, self.kernels, row_width(cfg.model), cfg.seed, self.turns, delay
+        )
 
     def compute_thread(self, thread: int, trainer: TrainerDense) -> ComputeThread:
         """Start another compute thread on the trainer's replica."""

@@ -16,7 +16,7 @@ import numpy as np
 from gbactl.kernels.base import Floats
 
 
-class Rule(ABC):
+class AveragingRule(ABC):
     """Averaging rule on one trainer.
 
     `params`: how many of a vector's first values are parameters; the rest are batch-norm statistics, which are only
@@ -48,20 +48,20 @@ class Rule(ABC):
             np.multiply(replica, self.alpha, out=replica)
 
 
-_RULES: dict[str, type[Rule]] = {}
+_RULES: dict[str, type[AveragingRule]] = {}
 
 
-def register(name: str) -> Callable[[type[Rule]], type[Rule]]:
+def register(name: str) -> Callable[[type[AveragingRule]], type[AveragingRule]]:
     """Register a rule under a name, as a class decorator."""
 
-    def wrap(cls: type[Rule]) -> type[Rule]:
+    def wrap(cls: type[AveragingRule]) -> type[AveragingRule]:
         _RULES[name] = cls
         return cls
 
     return wrap
 
 
-def make(name: str, params: int, values: Mapping[str, Any]) -> Rule:
+def make(name: str, params: int, values: Mapping[str, Any]) -> AveragingRule:
     """Make the rule of a name. Raises ValueError for an unknown one."""
     if name not in _RULES:
         package = importlib.import_module(__package__)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.replicas.base import Rule, register
+from gbactl.replicas.base import AveragingRule, register
 
 
 @register("bmuf")
-class Bmuf(Rule):
+class Bmuf(AveragingRule):
     """Rule of BMUF: d = g - m; v <- mu v + eta d; g <- g - v; w <- (1 - alpha) w + alpha g (nesterov: g - mu v).
 
     g starts as the common initial value of all replicas, or, where that is not known, as the first mean."""
@@ -30,12 +30,10 @@ class Bmuf(Rule):
         self._step: Floats = np.empty(params, np.float32)
 
     def start(self, common: Floats) -> None:
-        """See Rule.start."""
         self.model = common[: self.params].copy()
         self.velocity[:] = 0.0
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See Rule.exchange."""
         if self.model is None:
             self.start(other)
         assert self.model is not None

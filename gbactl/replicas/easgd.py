@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.replicas.base import Rule, register
+from gbactl.replicas.base import AveragingRule, register
 
 
 @register("easgd")
-class Easgd(Rule):
+class Easgd(AveragingRule):
     """Rule of EASGD: w <- (1 - alpha) w + alpha c; c <- (1 - alpha) c + alpha w before.
 
     Trainer and server compute the same bits."""
@@ -22,6 +22,5 @@ class Easgd(Rule):
     centralised: ClassVar[bool] = True
 
     def exchange(self, replica: Floats, other: Floats) -> None:
-        """See Rule.exchange."""
         self.towards(replica, other)
         np.subtract(other, replica, out=other)

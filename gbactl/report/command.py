@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """Options of the command line."""
 
     uri: str | None
@@ -42,7 +42,7 @@ class Options:
     plots: Path | None
 
 
-def report(options: Options, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
+def report(options: ReportOptions, out: Say, aside: Say, opened: Callable[[str], None]) -> None:
     """Print the comparison to `out` and everything else to `aside`; call `opened` with the store before it is read."""
     uri = tracking_uri(uri=options.uri)
     path = sqlite_path(uri)

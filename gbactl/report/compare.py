@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gbactl.errors import UsageError
-from gbactl.policies.base import names
+from gbactl.policies.policy import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
-from gbactl.report.failures import Failure, Slowdown, failures, slowdowns
+from gbactl.report.failures import FailureLine, SlowdownLine, failures, slowdowns
 from gbactl.report.pairs import (
     Key,
     Pairing,
@@ -60,7 +60,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedRun:
     """Run that is not in the table, and the reason."""
 
     run: str
@@ -75,12 +75,12 @@ class Report:
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
     baseline: str | None
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedRun, ...] = ()
     notes: tuple[str, ...] = ()
-    slowdowns: tuple[Slowdown, ...] = ()
+    slowdowns: tuple[SlowdownLine, ...] = ()
     on: str = "auc"
     varied: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailureLine, ...] = ()
 
 
 def compare(
@@ -100,7 +100,12 @@ def compare(
     keys, lines = _lines(usable) if by is None else _lines_by(usable, by)
     chosen, columns = _baseline(lines, baseline), _columns(usable, on, metrics)
     rule = pairing(on, ("mode",) if by is None else keys, {line.key: line.runs for line in lines})
-    groups, notes, slowed, failed = [], [] if by is None else _mixtures(lines, keys), list[Slowdown](), list[Failure]()
+    groups, notes, slowed, failed = (
+        [],
+        [] if by is None else _mixtures(lines, keys),
+        list[SlowdownLine](),
+        list[FailureLine](),
+    )
     for line in sorted(lines, key=lambda line: _order(line, chosen, by is None)):
         group, said = _group(line, _reference(line, lines, chosen), columns, rule)
         groups.append(group)
@@ -187,20 +192,20 @@ def _is_short(run: Run) -> bool:
     return bool(rate) and trained is not None and trained < SHORT_SECONDS * (rate or 0.0)
 
 
-def _usable(runs: Sequence[Run], on: str) -> tuple[list[Run], list[LeftOut]]:
+def _usable(runs: Sequence[Run], on: str) -> tuple[list[Run], list[ExcludedRun]]:
     """Select the newest finished run with a compared value of every configuration (seed included); list the others."""
-    left_out: list[LeftOut] = []
+    left_out: list[ExcludedRun] = []
     newest: dict[tuple[str, Configuration], Run] = {}
     for run in sorted(runs, key=lambda run: run.start_ms):
         if run.status != "FINISHED":
-            left_out.append(LeftOut(run.label, run.status))
+            left_out.append(ExcludedRun(run.label, run.status))
         elif not math.isfinite(run.metrics.get(on, math.nan)):
-            left_out.append(LeftOut(run.label, f"no {'AUC' if on == 'auc' else on}"))
+            left_out.append(ExcludedRun(run.label, f"no {'AUC' if on == 'auc' else on}"))
         else:
             same = value_of(run, "mode"), configuration(run, ("mode", "mode.name"))
             older = newest.pop(same, None)
             if older is not None:
-                left_out.append(LeftOut(older.label, f"repeated by {run.label}, which is newer"))
+                left_out.append(ExcludedRun(older.label, f"repeated by {run.label}, which is newer"))
             newest[same] = run
     return list(newest.values()), left_out
 

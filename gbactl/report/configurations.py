@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.place import place_of
 from gbactl.errors import ConfigError
-from gbactl.policies.base import names, policy_class
-from gbactl.switching.history import each_mode, from_listed
+from gbactl.policies.policy import names, policy_class
+from gbactl.switching.mode_switches import each_mode, from_listed
 from gbactl.tracking.runs import Run
 
 TAGS = "tags."
@@ -33,7 +33,7 @@ Configuration = frozenset[tuple[str, str]]
 Settings = Mapping[str, str]
 
 
-class Differing(NamedTuple):
+class DifferingKeys(NamedTuple):
     """Values of the keys in which a run differs from others, beyond the mode and within it, and all as key=value."""
 
     beyond: tuple[str, ...]
@@ -119,7 +119,7 @@ def _within(found: Settings) -> Settings:
     return without(found, ("mode", "mode.name", *_beyond(found)))
 
 
-def differing(runs: Sequence[Run]) -> list[Differing]:
+def differing(runs: Sequence[Run]) -> list[DifferingKeys]:
     """Find how each run's configuration differs from others.
 
     Keys beyond the mode are compared with all runs, the mode's own keys with the runs of the same mode.
@@ -134,7 +134,7 @@ def differing(runs: Sequence[Run]) -> list[Differing]:
         plain = [key for key in (*beyond, *own[mode]) if key.split(".")[0] not in LABELLED and key in each]
         told += [f"{key.removesuffix('.name')}={short(each[key])}" for key in plain]
         values = [tuple(each.get(key, "") for key in keys) for keys in (beyond, own[mode])]
-        made.append(Differing(values[0], values[1], tuple(told)))
+        made.append(DifferingKeys(values[0], values[1], tuple(told)))
     return made
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-class Stretch(NamedTuple):
+class ModeSegment(NamedTuple):
     """Consecutive phases of a run in one mode, as ranges of samples and seconds."""
 
     mode: str
@@ -29,7 +29,7 @@ class Curves:
     auc: tuple[float, ...]
     eps: float | None
     staleness: Mapping[int, int]
-    modes: tuple[Stretch, ...] = ()
+    modes: tuple[ModeSegment, ...] = ()
 
     @property
     def switched(self) -> bool:
@@ -41,7 +41,7 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
     """Extract the curves; phases add up, and one without an evaluation adds samples and time but no point."""
     samples = seconds = 0.0
     points: list[tuple[float, float, float]] = []
-    modes: list[Stretch] = []
+    modes: list[ModeSegment] = []
     for phase in result.get("phases") or []:
         before = samples, seconds
         samples += phase.get("samples") or 0
@@ -64,7 +64,7 @@ def curves_of(group: str, seed: str, result: Mapping[str, Any]) -> Curves:
 
 
 def _stretch(
-    modes: list[Stretch], mode: str | None, before: tuple[float, float], after: tuple[float, float]
+    modes: list[ModeSegment], mode: str | None, before: tuple[float, float], after: tuple[float, float]
 ) -> None:
     """Add a phase, merged into the previous stretch if the mode is the same."""
     if mode is None:
@@ -72,7 +72,7 @@ def _stretch(
     if modes and modes[-1].mode == mode:
         last = modes.pop()
         before = last.samples[0], last.seconds[0]
-    modes.append(Stretch(mode, (before[0], after[0]), (before[1], after[1])))
+    modes.append(ModeSegment(mode, (before[0], after[0]), (before[1], after[1])))
 
 
 def shares(runs: Sequence[Curves]) -> dict[int, float]:

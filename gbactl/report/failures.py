@@ -32,7 +32,7 @@ _FACTOR = re.compile(rf"fault_({'|'.join(SLOWDOWN_KINDS)})/([WS]\d+)")
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureLine:
     """Line of the failure table: one kind of failure of one process of a group, in `n` runs.
 
     Seconds count from the failure, or from the last sign of life where it was not injected.
@@ -45,7 +45,7 @@ class Failure:
     stats: Mapping[str, Stat | None]
 
 
-def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[Failure]:
+def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[FailureLine]:
     """Failure lines of one group; none where nothing failed."""
     values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
@@ -54,7 +54,7 @@ def failures(key: tuple[str, ...], runs: Sequence[Run]) -> list[Failure]:
             if matched is not None:
                 values[matched[2], matched[3]][matched[1]].append(value)
     return [
-        Failure(key, process, failure, len(found["count"]), {kind: stat(found[kind]) for kind in FAILURE_KINDS})
+        FailureLine(key, process, failure, len(found["count"]), {kind: stat(found[kind]) for kind in FAILURE_KINDS})
         for (process, failure), found in sorted(values.items(), key=lambda item: _order(item[0]))
     ]
 
@@ -65,7 +65,7 @@ def _order(line: tuple[str, str]) -> tuple[str, int, str]:
 
 
 @dataclass(frozen=True)
-class Slowdown:
+class SlowdownLine:
     """Line of the slow-down table: one worker or server of a group, or all its faulty ones, in `n` runs.
 
     Slow-down factors, None where not known.
@@ -85,7 +85,7 @@ class Slowdown:
         return 100.0 * (self.observed.mean / self.injected.mean - 1.0)
 
 
-def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[Slowdown]:
+def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[SlowdownLine]:
     """Slow-down lines of one group; none where no run has faults."""
     found = [_of(run.metrics) for run in runs]
     names = sorted({name for each in found for name in each}, key=lambda name: (name[0] != "W", int(name[1:])))
@@ -95,7 +95,7 @@ def slowdowns(key: tuple[str, ...], runs: Sequence[Run]) -> list[Slowdown]:
 
 def _lines(
     key: tuple[str, ...], what: str, names: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
-) -> list[Slowdown]:
+) -> list[SlowdownLine]:
     if len(names) > MOST_LINES:
         return [_line(key, f"{len(names)} {what}", names, found)]
     return [_line(key, name, [name], found) for name in names]
@@ -112,11 +112,11 @@ def _of(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 def _line(
     key: tuple[str, ...], name: str, workers: Sequence[str], found: Sequence[Mapping[str, Mapping[str, float]]]
-) -> Slowdown:
+) -> SlowdownLine:
     """Make one slow-down line; a run's value is the mean over the line's workers."""
     stats = []
     for kind in SLOWDOWN_KINDS:
         values = [[each[w][kind] for w in workers if kind in each.get(w, {})] for each in found]
         stats.append(stat([sum(one) / len(one) for one in values if one]))
     n = sum(any(worker in each for worker in workers) for each in found)
-    return Slowdown(key, name, n, *stats)
+    return SlowdownLine(key, name, n, *stats)

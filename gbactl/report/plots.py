@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gbactl.errors import GbactlError
-from gbactl.report.curves import Curves, Stretch, shares
+from gbactl.report.curves import Curves, ModeSegment, shares
 from gbactl.report.stats import stat
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def plot(runs: Sequence[Curves], folder: Path, advice: str = "type --plots with 
 
     Raises GbactlError, with `advice` at its end, if the folder cannot be written.
     """
-    groups = {
-        name: [run for run in runs if run.group == name] for name in dict.fromkeys(r.group for r in runs)
-    }
+    groups = {name: [run for run in runs if run.group == name] for name in dict.fromkeys(r.group for r in runs)}
     curved, counted = any(run.auc for run in runs), any(run.staleness for run in runs)
     figures: list[tuple[str, bool, Callable[[Axes, dict[str, list[Curves]]], None]]] = [
         ("auc_over_samples.png", curved, _auc_over_samples),
@@ -81,7 +79,7 @@ def _switches(
     axes: Axes,
     groups: dict[str, list[Curves]],
     along: Callable[[Curves], Sequence[float]],
-    begins: Callable[[Stretch], float],
+    begins: Callable[[ModeSegment], float],
 ) -> None:
     """Mark the switches of mode on a run's own line; each mode is named once a group."""
     for place, runs in enumerate(groups.values()):

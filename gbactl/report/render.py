@@ -113,9 +113,7 @@ def _table(columns: list[GridColumn]) -> Table:
 
     table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(
-            _title(column), justify="left" if column.key else "right", no_wrap=True, overflow="fold"
-        )
+        table.add_column(_title(column), justify="left" if column.key else "right", no_wrap=True, overflow="fold")
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*("\n".join(_stacked(cell, column.key)) for cell, column in zip(row, columns, strict=True)))
     return table

@@ -21,9 +21,9 @@ from gbactl.checkpoint import priority
 from gbactl.checkpoint.ledger import RowUpdates
 from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.plan import rhythm_of
-from gbactl.checkpoint.priority import Priority
+from gbactl.checkpoint.priority import RowPriority
 from gbactl.checkpoint.restore import arrays_of
-from gbactl.checkpoint.tensor_file import Layout, Writing, halved, layout_of
+from gbactl.checkpoint.tensor_file import FileWriter, Layout, halved, layout_of
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
 from gbactl.errors import WireError
@@ -39,13 +39,13 @@ PIECES_AHEAD = 4  # pieces that may wait for the disk in any case
 KINDS = ("whole", "rest", "chosen")
 
 
-class Chooser:
+class RowChooser:
     """Choice of the rows of a save.
 
     A `share` (r) of the rows of the large tables, whose local rows are `spans`, is chosen by priority. 4 bytes per row
     count the updates that a failure would undo. Without a priority every save is whole."""
 
-    def __init__(self, shard: Shard, order: Priority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
+    def __init__(self, shard: Shard, order: RowPriority | None, spans: Sequence[tuple[int, int]], share: float) -> None:
         self.table, self.order, self.spans, self.share = shard.rows.table, order, spans, share
         self.updates = None if order is None else RowUpdates(len(self.table))
 
@@ -86,21 +86,21 @@ class Chooser:
         return np.flatnonzero(small).astype(np.int32)
 
 
-class Saver:
+class ShardSaver:
     """Saver of one shard's checkpoints.
 
     `folder`: the checkpoints of the run; `tell` sends a message to the coordinator; `dtype` of rows and moments in
     files: fp32 or bf16; `spare`: bytes that a save leaves free on the disk."""
 
     def __init__(
-        self, shard: Shard, folder: Path, chooser: Chooser, most_kept: int, tell: Callable[[Saved], None],
+        self, shard: Shard, folder: Path, chooser: RowChooser, most_kept: int, tell: Callable[[Saved], None],
         inline: bool = False, dtype: str = "fp32", spare: int = 0,
     ) -> None:  # fmt: skip
         self.shard, self.folder, self.chooser, self.most_kept = shard, folder, chooser, most_kept
         self.tell, self.inline, self.dtype, self.spare = tell, inline, dtype, spare
         self._save: Save | None = None
         self._snapshot: Snapshot | None = None
-        self._writing: Writing | None = None
+        self._writing: FileWriter | None = None
         self._rows = self._safe = 0
         self._watch()
 
@@ -140,7 +140,7 @@ class Saver:
         layout: Layout = {name: (a.dtype, (self._rows, *a.shape[1:])) for name, a in arrays.items()}
         layout = {**(halved(layout, arrays) if self.dtype == "bf16" else layout), **layout_of(whole)}
         path = self.folder / save.name / f"S{self.shard.spec.shard}.safetensors"
-        self._writing = Writing(path, layout, self._told(save), save.pace, self.inline, self.spare)
+        self._writing = FileWriter(path, layout, self._told(save), save.pace, self.inline, self.spare)
         self._watch()
         self._writing.add(whole)
         if self.inline:
@@ -192,7 +192,7 @@ class Saver:
             self._copy(self._snapshot, self._writing)
             self._writing.wait(PIECES_AHEAD)
 
-    def _copy(self, snapshot: Snapshot, writing: Writing) -> None:
+    def _copy(self, snapshot: Snapshot, writing: FileWriter) -> None:
         if not snapshot.done:
             writing.add(snapshot.piece(COPY // snapshot.row_bytes))
         if snapshot.done:
@@ -200,7 +200,7 @@ class Saver:
             self._watch()
             writing.end()
 
-    def _over(self, writing: Writing) -> None:
+    def _over(self, writing: FileWriter) -> None:
         save, self._writing, self._snapshot = self._save, None, None
         self._watch()
         assert save is not None
@@ -220,19 +220,19 @@ class Saver:
 def saver_of(
     cfg: RunConfig, schema: Schema, run_dir: Path, shard: Shard, tell: Callable[[Saved], None], spare: int,
     inline: bool = False,
-) -> Saver:  # fmt: skip
+) -> ShardSaver:  # fmt: skip
     """Make the saver of a shard, also where the run saves only when it is stopped by a signal.
 
     `spare`: bytes that a save leaves free on the disk; `inline`: write within the calls, without a thread."""
     c = cfg.checkpoint
-    chooser = Chooser(shard, None, (), c.share)
+    chooser = RowChooser(shard, None, (), c.share)
     if rhythm_of(c, cfg.cluster.servers).parts > 1:
         large = priority.largest_tables(tables(schema), c.large_tables)
         spans = priority.local_spans(large, shard.spec.shard, shard.spec.shards)
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
         order = priority.make(name, shard.rows.table, spans, c.share, seed)
-        chooser = Chooser(shard, order, spans, c.share)
-    return Saver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
+        chooser = RowChooser(shard, order, spans, c.share)
+    return ShardSaver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
 
 
 def tables(schema: Schema) -> list[tuple[int, int]]:

@@ -15,47 +15,47 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.faults.slowdown import Slowness
+from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.processor import settle_garbage
-from gbactl.server.checkpoint_writer import Saver
-from gbactl.server.easgd_center import CentreSide
-from gbactl.server.gradient_sums import SumSide
-from gbactl.server.recovery import RecoverySide
-from gbactl.store.gradient_slice import Order, Part
-from gbactl.store.schedule import due
+from gbactl.server.checkpoint_writer import ShardSaver
+from gbactl.server.easgd_center import EasgdHandlers
+from gbactl.server.gradient_sums import SumHandlers
+from gbactl.server.recovery import RecoveryHandlers
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.optimizers import due
 from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
-from gbactl.wire.failover_memory import Waiting
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
     KIND,
     Ack,
-    Afresh,
     Barrier,
     BeginPhase,
-    Checked,
     DenseState,
-    DropPart,
+    DropSlice,
     Fence,
     Fenced,
     GetDense,
+    GradientNorms,
     Inspect,
     Inspected,
-    Norms,
     OrderStep,
     Pull,
     Push,
     PutDense,
     Reached,
-    Revive,
+    ResetOptimizer,
     Rows,
     Save,
+    ServerState,
     Staged,
-    Standing,
+    StepChecksum,
     Stop,
+    Takeover,
     decode,
 )
+from gbactl.wire.reconnecting import StagedGradients
 
 HELD_SLOTS = 2  # slices of one worker left in its shared memory before the oldest is copied out
 FROM_WORKERS = (Pull, Push, GetDense, PutDense)
@@ -67,7 +67,7 @@ class Server:
     """Server of one shard, until the coordinator stops it or is gone."""
 
     def __init__(
-        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: Saver | None = None
+        self, hub: Hub, coordinator: Channel, shard: Shard, norms_every: int = 0, saver: ShardSaver | None = None
     ) -> None:
         self.norms_every, self.saver = norms_every, saver
         self.hub, self.coordinator, self.shard = hub, coordinator, shard
@@ -78,21 +78,21 @@ class Server:
         self.refused: Counter[str] = Counter()
         self.stopped = False
         self.fenced_frames = 0
-        self.slowness: Slowness | None = None
+        self.slowness: ServerSlowdown | None = None
         self._waiting: list[tuple[Channel, Pull, Frame]] = []
         self._barriers: list[int] = []
-        self._held: dict[int, deque[Part]] = {}
-        self._parts = Waiting()
+        self._held: dict[int, deque[GradientSlice]] = {}
+        self._parts = StagedGradients()
         self._fenced: dict[int, int] = {}  # worker -> its last incarnation that has ended
-        centre, self._sums = CentreSide(shard), SumSide(shard, coordinator)
-        recovery = RecoverySide(shard, self.stepped, self._give_up_saving)
+        centre, self._sums = EasgdHandlers(shard), SumHandlers(shard, coordinator)
+        recovery = RecoveryHandlers(shard, self.stepped, self._give_up_saving)
         self._from_workers = (*FROM_WORKERS, *centre.from_workers, *self._sums.from_workers)
         self._handlers: dict[type[Any], Any] = {
             **centre.handlers, **self._sums.from_workers, **recovery.handlers,
             Pull: self._pull, Push: self._push, OrderStep: self._order, Barrier: self._barrier,
-            DropPart: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, Afresh: self._afresh,
+            DropSlice: self._drop, GetDense: self._get_dense, PutDense: self._put_dense, ResetOptimizer: self._afresh,
             BeginPhase: self._begin_phase, Inspect: self._inspect, Stop: self._stop, Fence: self._fence,
-            Save: self._save, Revive: self._revive,
+            Save: self._save, Takeover: self._revive,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -182,11 +182,11 @@ class Server:
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
         if push.rows < 0:
             frame.release()
-            self.shard.stage(push.batch, Part.missing(self.shard.spec.width))
+            self.shard.stage(push.batch, GradientSlice.missing(self.shard.spec.width))
             return
         values, n = frame.payload.view(np.float32), push.rows
         cut = n + n * self.shard.spec.width
-        part = Part(
+        part = GradientSlice(
             frame.payload[: 4 * n].view(np.int32),
             values[n:cut].reshape(n, self.shard.spec.width),
             values[cut:] if push.dense else None,
@@ -202,16 +202,16 @@ class Server:
 
     def _order(self, _: Channel, message: OrderStep, frame: Frame) -> None:
         members = tuple(zip(message.batches, message.weights, strict=True))
-        order = Order(
+        order = StepOrder(
             message.step, members, message.divisor, message.weight_sum, message.lr_scale, _row_weights(message),
             message.accepted, tuple(message.shares),
         )  # fmt: skip
         if due(self.norms_every, order.step):
-            self.coordinator.send(Norms(order.step, *self.shard.gradient_norms(order)))
+            self.coordinator.send(GradientNorms(order.step, *self.shard.gradient_norms(order)))
         if message.checksum:
             touched = self.shard.touched(order)
             self.shard.apply(order)
-            self.coordinator.send(Checked(self.index, order.step, self.shard.step_digest(touched)))
+            self.coordinator.send(StepChecksum(self.index, order.step, self.shard.step_digest(touched)))
         else:
             self.shard.apply(order)
         self.stepped()
@@ -230,10 +230,10 @@ class Server:
         frame.release()
         channel.send(Ack(0, 0))
 
-    def _afresh(self, _: Channel, __: Afresh, frame: Frame) -> None:
+    def _afresh(self, _: Channel, __: ResetOptimizer, frame: Frame) -> None:
         self.shard.reset_optimizer()
 
-    def _drop(self, _: Channel, drop: DropPart, frame: Frame) -> None:
+    def _drop(self, _: Channel, drop: DropSlice, frame: Frame) -> None:
         if drop.phase == self.phase:
             self.shard.drop(drop.batch)
 
@@ -295,10 +295,10 @@ class Server:
         if self.saver is not None:
             self.saver.give_up()
 
-    def _revive(self, _: Channel, revive: Revive, frame: Frame) -> None:
+    def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
         """Answer a new coordinator with the server's state; questions of its predecessor are dropped."""
         self._barriers.clear()
-        self.coordinator.send(Standing(self.index, revive.epoch, self.shard.version, self.phase))
+        self.coordinator.send(ServerState(self.index, revive.epoch, self.shard.version, self.phase))
         self._sums.revive()
         for part in self._parts.waiting(self.shard):
             self.coordinator.send(part)

@@ -16,10 +16,10 @@ from gbactl.replicas import make
 from gbactl.store.shard import Shard
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import Ack, Centre, Elastic, GiveReplica, SettleReplicas
+from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate
 
 
-class CentreSide:
+class EasgdHandlers:
     """Handlers of replica messages; they change only the shard's dense slice. Raise WireError for wrong sizes."""
 
     def __init__(self, shard: Shard) -> None:
@@ -28,10 +28,10 @@ class CentreSide:
         self._count = self._step = 0
         self._turn = -1
         #: message -> its handler, called by the server; first those of workers
-        self.from_workers: dict[type[Any], Any] = {Elastic: self._elastic, GiveReplica: self._give}
-        self.handlers = {**self.from_workers, SettleReplicas: self._settle}
+        self.from_workers: dict[type[Any], Any] = {EasgdUpdate: self._elastic, AddReplica: self._give}
+        self.handlers = {**self.from_workers, AverageReplicas: self._settle}
 
-    def _elastic(self, channel: Channel, message: Elastic, frame: Frame) -> None:
+    def _elastic(self, channel: Channel, message: EasgdUpdate, frame: Frame) -> None:
         """Send the centre, then move it towards the replica, bit for bit as the replica moves towards it."""
         value = self.shard.dense_block().value
         if frame.payload.size != value.nbytes or not 0.0 <= message.alpha <= 1.0:
@@ -42,9 +42,9 @@ class CentreSide:
             sent = frame.payload.view(np.float32).copy()  # a worker could still write to its memory
             make("easgd", len(value), {"alpha": message.alpha}).exchange(sent, value)
         frame.release()
-        channel.send(Centre(message.ticket), out)
+        channel.send(EasgdCentre(message.ticket), out)
 
-    def _give(self, channel: Channel, message: GiveReplica, frame: Frame) -> None:
+    def _give(self, channel: Channel, message: AddReplica, frame: Frame) -> None:
         block = self.shard.dense_block()
         expected = block.value.nbytes + sum(moment.nbytes for moment in block.moments.values())
         if frame.payload.size != expected or message.step < 0:
@@ -63,7 +63,7 @@ class CentreSide:
     def _begin(self, turn: int) -> None:
         self._sum, self._count, self._step, self._turn = None, 0, 0, turn
 
-    def _settle(self, _: Channel, message: SettleReplicas, frame: Frame) -> None:
+    def _settle(self, _: Channel, message: AverageReplicas, frame: Frame) -> None:
         if self._sum is not None:
             block = self.shard.dense_block()
             mean = (self._sum / self._count).astype(np.float32)

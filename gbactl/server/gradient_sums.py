@@ -25,7 +25,7 @@ from gbactl.kernels.base import Floats
 from gbactl.store.shard import Shard
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import PartsLost, RingBroken, Sum, SumPart
+from gbactl.wire.messages import RingBroken, Sum, Summand, SummandsLost
 
 KEPT = 2  # sums: the newest one, and the one before, which a rank may still need
 OPEN = 8  # maximum of rounds of one name that a server keeps
@@ -34,7 +34,7 @@ RANKS = 1 << 16  # limit of ranks, and of parts
 log = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
+class SumAnswer(NamedTuple):
     """Answer to one rank: the sum of a round."""
 
     rank: int
@@ -77,7 +77,7 @@ class _Name:
             del self.rounds[old]
 
 
-class Sums:
+class GenerationSums:
     """Sums of one generation of the workers. Pure: messages in, answers out."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Sums:
         self._absent: set[int] = set()
         self._names: dict[str, _Name] = {}
 
-    def part(self, rank: int, message: SumPart, values: Floats | None) -> Iterator[Answer]:
+    def part(self, rank: int, message: Summand, values: Floats | None) -> Iterator[SumAnswer]:
         """Take a part f32[n] from a rank, or only its request (part -1). Raises WireError for an invalid one."""
         parts = message.parts or message.ranks
         if not 0 <= rank < message.ranks <= RANKS or not -1 <= message.part < parts <= RANKS:
@@ -107,7 +107,7 @@ class Sums:
                 each.parts[message.part] = values
         return self._settle()
 
-    def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[Answer]:
+    def brought(self, rank: int, message: Sum, total: Floats) -> Iterator[SumAnswer]:
         """Take a sum that a rank got from the ring. Raises WireError for an invalid one."""
         if self._of_now(message.generation):
             each = self._round(rank, message, len(total))
@@ -115,7 +115,7 @@ class Sums:
                 each.total = total
         return self._settle()
 
-    def reached(self, version: int) -> Iterator[Answer]:
+    def reached(self, version: int) -> Iterator[SumAnswer]:
         """Record the new version of the rows."""
         self.version = version
         return self._settle()
@@ -128,7 +128,7 @@ class Sums:
             self._names.clear()
         return generation == self.generation
 
-    def _round(self, rank: int, message: SumPart | Sum, length: int) -> _Round | None:
+    def _round(self, rank: int, message: Summand | Sum, length: int) -> _Round | None:
         """Find or make a round; None for one that every rank has had."""
         name = self._names.get(message.name)
         if name is None:
@@ -144,7 +144,7 @@ class Sums:
         name.come[rank] = max(name.come.get(rank, 0), message.number)
         return name.rounds.setdefault(message.number, _Round())
 
-    def _settle(self) -> Iterator[Answer]:
+    def _settle(self) -> Iterator[SumAnswer]:
         for label, name in self._names.items():
             for number, each in sorted(name.rounds.items()):
                 if each.total is None and each.complete(self._ranks, self._absent, self.version):
@@ -154,7 +154,7 @@ class Sums:
                 each.parts.clear()
                 if each.wanting and self._all_have_come(name, number - 1):
                     message = Sum(self.generation, label, number)
-                    yield from (Answer(rank, message, each.total) for rank in sorted(each.wanting))
+                    yield from (SumAnswer(rank, message, each.total) for rank in sorted(each.wanting))
                     each.wanting.clear()
                     name.forget(number - KEPT)
 
@@ -170,18 +170,18 @@ class Sums:
         return all(name.come.get(rank, 0) >= number for rank in living)
 
 
-class SumSide:
+class SumHandlers:
     """Handlers of the all-reduce fallback on a server's channels."""
 
     def __init__(self, shard: Shard, coordinator: Channel) -> None:
-        self.sums, self.shard, self.coordinator = Sums(), shard, coordinator
+        self.sums, self.shard, self.coordinator = GenerationSums(), shard, coordinator
         self._channels: dict[int, Channel] = {}
         self._told: dict[int, int] = {}  # step -> number of its lost parts that the coordinator knows
         self._broken = False  # whether a ring is broken, which was reported
         #: message -> its handler, called by the server
-        self.from_workers: dict[type[Any], Any] = {SumPart: self._part, Sum: self._brought}
+        self.from_workers: dict[type[Any], Any] = {Summand: self._part, Sum: self._brought}
 
-    def _part(self, channel: Channel, message: SumPart, frame: Frame) -> None:
+    def _part(self, channel: Channel, message: Summand, frame: Frame) -> None:
         self._heard_of(channel)
         size = 0 if message.part < 0 else message.length
         if message.length < 0 or frame.payload.size != 4 * size:
@@ -219,9 +219,9 @@ class SumSide:
             if self._told.get(step) != len(parts):
                 self._told[step] = len(parts)
                 log.warning("parts %s of the dense gradient of step %d are gone with a worker", sorted(parts), step)
-                self.coordinator.send(PartsLost(step, sorted(parts)))
+                self.coordinator.send(SummandsLost(step, sorted(parts)))
 
-    def _tell(self, answers: Iterator[Answer]) -> None:
+    def _tell(self, answers: Iterator[SumAnswer]) -> None:
         for rank, message, total in answers:
             channel = self._channels[rank]
             out = channel.reserve(total.nbytes)

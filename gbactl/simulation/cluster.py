@@ -18,37 +18,33 @@ from gbactl.config import RunConfig
 from gbactl.config.shards import dense_cuts, optimizer, shard_spec
 from gbactl.coordinator.schedule import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
-from gbactl.faults.slowdown import Slowness
+from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of, load
-from gbactl.kernels.library import flushed
+from gbactl.kernels.native import flushed
 from gbactl.models import build, row_width
 from gbactl.nodes.roles import header
-from gbactl.server.checkpoint_writer import Saver, saver_of
-from gbactl.simulation.clock import Events
-from gbactl.simulation.compute import Compute
-from gbactl.simulation.coordinator import VirtualCoordinator
+from gbactl.server.checkpoint_writer import ShardSaver, saver_of
+from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
+from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_params import ReplicatedDense, ServedDense
-from gbactl.simulation.failures import Before, EverybodyBack, Failures
-from gbactl.simulation.message_faults import LossyNetwork
-from gbactl.simulation.network import Host, Network, VirtualHub
-from gbactl.simulation.replica_rounds import TICK, Rounds
-from gbactl.simulation.ring import Ring
+from gbactl.simulation.dense_placements import Placements, ReplicatedDense, ServedDense, TrainerDense
+from gbactl.simulation.discrete_events import EventQueue
+from gbactl.simulation.network import Host, LossyNetwork, Network
+from gbactl.simulation.process_failures import ClusterHandover, FailureInjection, RollbackAll
 from gbactl.simulation.server import VirtualServer
-from gbactl.simulation.trainer_params import Placements, TrainerDense
-from gbactl.simulation.worker import Shared, VirtualWorker
+from gbactl.simulation.shared_compute import SharedCompute
+from gbactl.simulation.worker import ClusterShared, VirtualWorker
+from gbactl.store.aligned_memory import copied
 from gbactl.store.dense import DenseBlock
-from gbactl.store.memory import copied
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.messages import Event, Hello, Ready
-from gbactl.worker.loop import DataSource
+from gbactl.worker.loop import MappedBatchSource
 
 Listen = Callable[[Event], None]
 
 
-class Launcher:
+class LauncherChannel:
     """Stand-in for the coordinator's channel to the launcher."""
 
     peer = Peer("launcher", 0)
@@ -70,7 +66,7 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Hosts:
+class NodeHosts:
     """Hosts of all nodes."""
 
     workers: list[Host]
@@ -78,7 +74,7 @@ class Hosts:
     coordinator: Host
 
 
-def place(cfg: RunConfig, events: Events) -> Hosts:
+def place(cfg: RunConfig, events: EventQueue) -> NodeHosts:
     """Assign nodes to hosts: workers fill the hosts in order.
 
     Servers and coordinator have hosts of their own, or share the workers'."""
@@ -88,19 +84,19 @@ def place(cfg: RunConfig, events: Events) -> Hosts:
     of_workers = [hosts[worker // each] for worker in range(workers)]
     if cost.servers_on == "own":
         own = [Host(events, cost.cores) for _ in range(servers + 1)]
-        return Hosts(of_workers, own[:servers], own[servers])
-    return Hosts(of_workers, [hosts[shard * len(hosts) // servers] for shard in range(servers)], hosts[0])
+        return NodeHosts(of_workers, own[:servers], own[servers])
+    return NodeHosts(of_workers, [hosts[shard * len(hosts) // servers] for shard in range(servers)], hosts[0])
 
 
 class VirtualCluster:
     """Nodes of one run. `run()` returns when the result has been sent to the launcher."""
 
     def __init__(
-        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: Before | None = None
+        self, cfg: RunConfig, dataset: Dataset, run_dir: Path, listen: Listen, before: ClusterHandover | None = None
     ) -> None:
         """Build the nodes. `before`: the state of the cluster that this one replaces."""
         self.cfg, self.dataset, self.run_dir = cfg, dataset, run_dir
-        self.events = Events() if before is None else Events(before.now, before.stalled)
+        self.events = EventQueue() if before is None else EventQueue(before.now, before.stalled)
         self.cost = CostModel(cfg.cost, cfg.seed)
         self.hosts = place(cfg, self.events)
         self.compute = self._compute()
@@ -115,9 +111,9 @@ class VirtualCluster:
         else:
             self.network = Network(self.events, self.cost, **wire)
         self.coordinator = VirtualCoordinator(self.hub, cfg, dataset, run_dir, header(cfg, dataset))
-        self.failures = Failures(self, before)
+        self.failures = FailureInjection(self, before)
         self.coordinator.spent(self.failures.servers.told)
-        self.coordinator.context.launcher = Launcher(lambda event: self._heard(listen, event))
+        self.coordinator.context.launcher = LauncherChannel(lambda event: self._heard(listen, event))
         self.servers = [self._server(shard) for shard in range(cfg.cluster.servers)]
         self.workers = self._workers()
         self.failures.servers.begin()
@@ -160,13 +156,13 @@ class VirtualCluster:
         servers = [self.network.connect(worker, server) for server in self.servers]
         worker.connect(self.network.connect(worker, self.hub), servers)
 
-    def _compute(self) -> Compute:
-        from gbactl.models.compute import GradientComputer
+    def _compute(self) -> SharedCompute:
+        from gbactl.models.gradient_computer import GradientComputer
 
         cfg, schema = self.cfg, self.dataset.schema
         model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
         computer = GradientComputer(model, precision=cfg.precision)
-        return Compute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
+        return SharedCompute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every
@@ -174,7 +170,7 @@ class VirtualCluster:
         if self.cfg.resume is not None:
             load_shard(made, chain_at(Path(self.cfg.resume)), self.cfg.home != "workers")
 
-        def saver(tell: Callable[[Any], None]) -> Saver:
+        def saver(tell: Callable[[Any], None]) -> ShardSaver:
             spare = spare_bytes(self.cfg, samples_of(self.dataset, self.cfg.train))
             return saver_of(self.cfg, self.dataset.schema, self.run_dir, made, tell, spare, inline=True)
 
@@ -182,7 +178,7 @@ class VirtualCluster:
             self.hub, made, host, self.network, norms, saver, self.failures.servers.saves
         )  # fmt: skip
         server.served_dense = self.cfg.home != "workers"
-        server.slow(Slowness.of(self.cfg.fault_plan(), shard))
+        server.slow(ServerSlowdown.of(self.cfg.fault_plan(), shard))
         return server
 
     def new_shard(self, shard: int) -> Shard:
@@ -198,9 +194,9 @@ class VirtualCluster:
 
     def _workers(self) -> list[VirtualWorker]:
         cfg = self.cfg
-        source = DataSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
+        source = MappedBatchSource(self.dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.sides = self._sides()
-        shared = Shared(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
+        shared = ClusterShared(self.events, self.cost, cfg.fault_plan(), self.compute, source, self.sides, self.codec)
         workers = [VirtualWorker(index, host, shared) for index, host in enumerate(self.hosts.workers)]
         for worker in workers:
             self._connect(worker)
@@ -217,14 +213,14 @@ class VirtualCluster:
             replicated = ReplicatedDense(
                 self.compute, block, ring, cfg.train.global_batch, cfg.train.norms_every, self.codec
             )
-        trainers = TrainerDense(self.compute, self._replicas(), Rounds(self._ring(1, TICK)))
+        trainers = TrainerDense(self.compute, self._replicas(), RingRounds(self._ring(1, TICK)))
         return Placements(ServedDense(self.compute), replicated, trainers, cfg.home)
 
-    def _ring(self, buckets: int, least: float = 0.0) -> Ring:
+    def _ring(self, buckets: int, least: float = 0.0) -> SimulatedRing:
         """Make the ring of all workers; with Horovod ranks agree on every bucket."""
         name = self.cfg.collective.name
         item, agreed = ring_item(name, self.cfg.transport.wire_dtype), buckets if name == "horovod" else 0
-        return Ring(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
+        return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
         """Return a function that makes a trainer's replica: see Life._replica in nodes/worker.py."""
@@ -257,7 +253,7 @@ def run_virtual(
     from gbactl.processor import settle_garbage
 
     torch.set_num_threads(cfg.threads)
-    before: Before | None = None
+    before: ClusterHandover | None = None
     with flushed():
         while True:
             cluster = VirtualCluster(cfg if before is None else before.cfg, dataset, run_dir, listen, before)
@@ -266,5 +262,5 @@ def run_virtual(
             try:
                 cluster.run()
                 return
-            except EverybodyBack:
+            except RollbackAll:
                 before = cluster.failures.servers.leave()

@@ -2,30 +2,35 @@
 
 Nothing is serialized: a frame carries its message, and its payload is passed on, not copied; a sent payload must
 not be written to afterwards. A message costs one event, or four between hosts if it exceeds a packet: 5 or 20 us.
+
+Connections may lose, delay, duplicate and reorder messages, as a fault plan says, below wire/reliable.py: a lost
+transmission is repeated after RETRY_SECONDS; the receiver takes each message once, in order. Duplicates are sent twice.
+Not modelled: the acknowledgements, and repetitions of messages that are only delayed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from gbactl.errors import ClusterError, WireError
+from gbactl.faults.fault_plan import FaultPlan
+from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec, rounded
-from gbactl.simulation.clock import Events
+from gbactl.kernels.half_precision import Codec, rounded
 from gbactl.simulation.cost_model import MESSAGE_BYTES, CostModel
-from gbactl.simulation.resources import Fifo, Line, Process, SharedCores
+from gbactl.simulation.discrete_events import EventQueue, Fifo, InterfaceDirection, SerialProcess, SharedCores
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
+from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.compression import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import kind_of
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.reliable import RETRY_SECONDS, weather_of
+from gbactl.wire.traffic import TrafficCounter
 
 PACKET_BYTES = 1500
 
@@ -33,12 +38,12 @@ PACKET_BYTES = 1500
 class Host:
     """Host: its cores, and the two directions of its network interface."""
 
-    def __init__(self, events: Events, cores: int) -> None:
+    def __init__(self, events: EventQueue, cores: int) -> None:
         self.cores = SharedCores(events, cores)
-        self.outward, self.inward = Line(events), Line(events)
+        self.outward, self.inward = InterfaceDirection(events), InterfaceDirection(events)
 
 
-class Node(Protocol):
+class Endpoint(Protocol):
     """Endpoint of a channel."""
 
     peer: Peer
@@ -48,41 +53,41 @@ class Node(Protocol):
         """Take a frame that has arrived."""
 
 
-class Wire(Protocol):
+class LinkDirection(Protocol):
     """Direction of a connection."""
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
         """Send `nbytes` after those already under way, then call `arrive`."""
 
 
-class Within:
+class HostLocalLink:
     """Connection within a host: each has its own pipe."""
 
-    def __init__(self, events: Events, cost: CostModel) -> None:
+    def __init__(self, events: EventQueue, cost: CostModel) -> None:
         self.cost, self._pipe = cost, Fifo(events)
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See Wire.carry."""
+        """See LinkDirection.carry."""
         pipe = self._pipe
         pipe.reserve(nbytes / self.cost.local_bandwidth)
         pipe.events.at(pipe.free + self.cost.local_latency, arrive)
 
 
-class Between:
+class HostToHostLink:
     """Connection between hosts: through both network interfaces, shared with their other traffic.
 
     A message flows through without being stored: it arrives when all of it has left and all of it is in. One of at most
     a packet waits only for other packets, and for earlier messages of this connection."""
 
-    def __init__(self, events: Events, cost: CostModel, source: Host, target: Host) -> None:
+    def __init__(self, events: EventQueue, cost: CostModel, source: Host, target: Host) -> None:
         self.events, self.latency, self.bandwidth = events, cost.latency, cost.bandwidth
-        self.leaving, self.entering = Process(source.outward), Process(target.inward)
+        self.leaving, self.entering = SerialProcess(source.outward), SerialProcess(target.inward)
         self._ends = source.outward, target.inward
         self.under_way = 0  # messages of more than a packet, and those behind them
         self.packets_until = 0.0  # arrival of the last packet before them
 
     def carry(self, nbytes: int, arrive: Callable[[], None]) -> None:
-        """See Wire.carry."""
+        """See LinkDirection.carry."""
         seconds = nbytes / self.bandwidth
         if nbytes <= PACKET_BYTES and not self.under_way:
             self.packets_until = max(end.slip_in(seconds) for end in self._ends) + self.latency
@@ -98,7 +103,7 @@ class _Passing:
 
     __slots__ = ("arrive", "last", "seconds", "there", "wire")
 
-    def __init__(self, wire: Between, seconds: float, arrive: Callable[[], None]) -> None:
+    def __init__(self, wire: HostToHostLink, seconds: float, arrive: Callable[[], None]) -> None:
         self.wire, self.seconds, self.arrive = wire, seconds, arrive
         self.there = math.inf  # when its last bytes are at the target
         self.last = False  # whether it passed the target's interface completely before that
@@ -140,10 +145,10 @@ class _Passing:
 class Network:
     """Network of a cluster: what all its channels share."""
 
-    events: Events
+    events: EventQueue
     cost: CostModel
     codec: Codec | None = field(default=None, kw_only=True)  # see wire/compression.py
-    traffic: Traffic = field(default_factory=Traffic, kw_only=True)
+    traffic: TrafficCounter = field(default_factory=TrafficCounter, kw_only=True)
 
     def __post_init__(self) -> None:
         self.traffic.item = 4 if self.codec is None else 2
@@ -158,21 +163,25 @@ class Network:
         self.traffic.sent(frame.message, MESSAGE_BYTES, nbytes, within)
         return MESSAGE_BYTES + nbytes
 
-    def connect(self, near: Node, far: Node) -> VirtualChannel:
+    def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Connect two nodes; returns the near end."""
         here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
         here.other, there.other = there, here
         return here
 
-    def wire(self, source: Host, target: Host) -> Wire:
+    def wire(self, source: Host, target: Host) -> LinkDirection:
         """Make one direction of a new connection, which keeps the order of messages."""
-        return Within(self.events, self.cost) if source is target else Between(self.events, self.cost, source, target)
+        return (
+            HostLocalLink(self.events, self.cost)
+            if source is target
+            else HostToHostLink(self.events, self.cost, source, target)
+        )
 
 
 class VirtualChannel:
     """End of a connection."""
 
-    def __init__(self, network: Network, near: Node, far: Node) -> None:
+    def __init__(self, network: Network, near: Endpoint, far: Endpoint) -> None:
         self.network, self.near, self.far = network, near, far
         self.peer = far.peer
         self.other: VirtualChannel | None = None
@@ -207,81 +216,69 @@ class VirtualChannel:
             self.carry(Frame(CLOSED, b"", NO_BYTES), 0)
 
 
-class VirtualHub:
-    """Hub of the coordinator: its `poll` advances virtual time."""
+class LossyChannel(VirtualChannel):
+    """End of a lossy connection. `weather` decides its transmissions' faults; `on`: the active message faults."""
 
-    address = "C"
+    def __init__(
+        self, network: Network, near: Endpoint, far: Endpoint, weather: MessageFaultStream,
+        on: Callable[[], frozenset[int]],
+        counts: Counter[str],
+    ) -> None:  # fmt: skip
+        super().__init__(network, near, far)
+        self.weather, self.on, self.counts = weather, on, counts
+        self._next = self._expected = 0
+        self._early: dict[int, Frame] = {}
 
-    def __init__(self, events: Events, host: Host, seconds: float) -> None:
-        """Make the hub. `seconds`: process time for every message."""
-        self.events, self.host, self.peer = events, host, COORDINATOR
-        self.process = Process(host.cores)
-        self.refused: Counter[str] = Counter()
-        self.traffic = Traffic()  # of the whole cluster
-        self.counts: Counter[str] = Counter()  # message faults that the fault plan caused
-        self.waits = 0.0  # seconds without events to wait for, where a node may hang
-        self._waited = 0.0
-        self.away = 0.0  # seconds for which the coordinator was absent
-        self._left: float | None = None
-        self._seconds = seconds
-        self._inbox: deque[tuple[Channel, Frame]] = deque()
+    def carry(self, frame: Frame, nbytes: int) -> None:
+        """See VirtualChannel.carry; a closed connection is reported without faults."""
+        if frame.kind == CLOSED:
+            super().carry(frame, nbytes)
+            return
+        number, self._next = self._next, self._next + 1
+        self._transmit(number, frame, nbytes)
 
-    def receive(self, channel: VirtualChannel, frame: Frame) -> None:
-        """See Node.receive."""
-        self.process.submit(self._cost, self._inbox.append, (channel, frame))
+    def _transmit(self, number: int, frame: Frame, nbytes: int) -> None:
+        if self.other is None:
+            return
+        fate = self.weather.draw(self.on())
+        self.counts.update(fate.names)
+        for delay in fate.delays:
+            self.network.events.after(delay, self._send_copy, number, frame, nbytes)
+        if not fate.delays:
+            self.counts["retried"] += 1
+            self.network.events.after(RETRY_SECONDS, self._transmit, number, frame, nbytes)
 
-    def _cost(self) -> float:
-        return self._seconds
+    def _send_copy(self, number: int, frame: Frame, nbytes: int) -> None:
+        nbytes = self.network.wire_bytes(frame, nbytes, self.near.host is self.far.host)
+        self.wire.carry(nbytes, lambda: self._come(number, frame))
 
-    def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll; one frame at a time. Raises ClusterError when no event is left."""
-        events = self.events
-        if self.absent:
-            while self.absent:
-                events.step()
-            return []
-        deadline = float("inf") if timeout is None else events.now + timeout
-        if timeout and deadline == events.now:  # shorter than the clock's resolution: the clock would never advance
-            deadline = math.nextafter(deadline, math.inf)
-        while not self._inbox:
-            if not len(events) and self._waited < self.waits and deadline < float("inf"):
-                self._waited += deadline - events.now
-                events.wait(deadline)
-                return []
-            if not len(events):
-                raise ClusterError("Nothing is left to happen in the virtual cluster; this is a bug, please report it.")
-            if events.next_time > deadline:
-                events.wait(deadline)
-                return []
-            events.step()
-        self._waited = 0.0
-        return [self._inbox.popleft()]
+    def _come(self, number: int, frame: Frame) -> None:
+        if number < self._expected or number in self._early:
+            return
+        self._early[number] = frame
+        while self._expected in self._early:
+            self._arrive(self._early.pop(self._expected))
+            self._expected += 1
 
-    @property
-    def absent(self) -> bool:
-        """Whether the coordinator is absent."""
-        return self._left is not None
 
-    def leave(self) -> None:
-        """Make the coordinator absent: messages wait from now on."""
-        self._left = self.now()
-        self.process.hold()
+@dataclass(frozen=True)
+class LossyNetwork(Network):
+    """Network whose connections have a fault plan's message faults.
 
-    def come_back(self) -> None:
-        """Make the coordinator present again."""
-        assert self._left is not None
-        self.away, self._left = self.away + self.now() - self._left, None
-        self.process.release()
+    `on`: the message faults that are active; `counts`: what happened to transmissions."""
 
-    def now(self) -> float:
-        """Virtual wall-clock time in seconds."""
-        return self.events.clock
+    plan: FaultPlan
+    on: Callable[[], frozenset[int]]
+    counts: Counter[str]
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> Channel:
-        """Raise WireError: nodes connect to the coordinator, it does not connect."""
-        raise WireError(f"The virtual coordinator cannot connect to {address}.")
+    def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """See Network.connect."""
+        here, there = self._end(near, far), self._end(far, near)
+        here.other, there.other = there, here
+        return here
 
-    def close(self) -> None:
-        """Do nothing."""
+    def _end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        weather = weather_of(self.plan, near.peer, far.peer)
+        if weather is None:
+            return VirtualChannel(self, near, far)
+        return LossyChannel(self, near, far, weather, self.on, self.counts)

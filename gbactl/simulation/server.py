@@ -14,28 +14,29 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint.restore import take_over
-from gbactl.faults.slowdown import Slowness
+from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels.base import Floats
-from gbactl.server.checkpoint_writer import Saver
+from gbactl.server.checkpoint_writer import ShardSaver
 from gbactl.server.core import Server
-from gbactl.simulation.network import Host, Network, VirtualChannel, VirtualHub
-from gbactl.simulation.resources import Process
+from gbactl.simulation.coordinator import VirtualHub
+from gbactl.simulation.discrete_events import SerialProcess
+from gbactl.simulation.network import Host, Network, VirtualChannel
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
-    Afresh,
+    AddReplica,
     BeginPhase,
     DenseState,
-    DropPart,
-    Elastic,
+    DropSlice,
+    EasgdUpdate,
     GetDense,
-    GiveReplica,
     OrderStep,
     Pull,
     Push,
     PutDense,
+    ResetOptimizer,
     Rows,
     Save,
     kind_of,
@@ -45,7 +46,7 @@ ALIGNMENT = 64
 
 
 @dataclass(slots=True)
-class Answer(Frame):
+class PullAnswer(Frame):
     """Answer to a pull: `rows` float32[n, width], and `dense`, the slice of that version.
 
     The slice is there even where the message says that it is not sent: all pulls of one version share it."""
@@ -66,7 +67,7 @@ class VirtualServer(Server):
 
     def __init__(
         self, hub: VirtualHub, shard: Shard, host: Host, network: Network, norms_every: int,
-        saver_of: Callable[[Callable[[Any], None]], Saver | None] = lambda tell: None,
+        saver_of: Callable[[Callable[[Any], None]], ShardSaver | None] = lambda tell: None,
         saves: Callable[[Save, float], None] = lambda save, part: None,
     ) -> None:  # fmt: skip
         """Make a server. `saves` is called with each save, and the fraction of all rows that it has."""
@@ -77,14 +78,14 @@ class VirtualServer(Server):
         channel = network.connect(self, hub)
         self._make_saver = partial(saver_of, channel.send)
         super().__init__(hub, channel, shard, norms_every, self._make_saver())
-        self.process = Process(host.cores)
+        self.process = SerialProcess(host.cores)
         self._sizes: dict[int, tuple[int, int]] = {}
         self._paid: Pull | None = None
         self._dense: tuple[int, Floats] | None = None
         self._packed: tuple[int, Floats] | None = None
         self._stretched = False
 
-    def slow(self, slowness: Slowness | None) -> None:
+    def slow(self, slowness: ServerSlowdown | None) -> None:
         """Slow pulls, pushes and orders down as a fault plan says; the added time takes no core."""
         self.slowness = slowness
         self.process.stretch = None if slowness is None else self._stretch
@@ -111,12 +112,12 @@ class VirtualServer(Server):
                 seconds += self.cost.pull(message.rows, self._dense_floats(message))
         elif isinstance(message, Push) and message.phase == self.phase:
             self._sizes[message.batch] = (message.rows, message.dense)
-        elif isinstance(message, Elastic):
+        elif isinstance(message, EasgdUpdate):
             seconds += self.cost.elastic(self.dense_size)
-        elif isinstance(message, GetDense | PutDense | GiveReplica):
+        elif isinstance(message, GetDense | PutDense | AddReplica):
             moments = 0 if self.shard.dense is None else len(self.shard.dense.moments)
             seconds += self.cost.pull(0, self.dense_size * (1 + moments))
-        elif isinstance(message, DropPart):
+        elif isinstance(message, DropSlice):
             self._sizes.pop(message.batch, None)
         elif isinstance(message, OrderStep):
             found = [self._sizes.pop(b, (0, 0)) for b in message.batches]
@@ -131,7 +132,7 @@ class VirtualServer(Server):
         self._sizes.clear()
         self._dense = self._packed = None  # the dense slice may have been moved
 
-    def _afresh(self, channel: Any, afresh: Afresh, frame: Frame) -> None:
+    def _afresh(self, channel: Any, afresh: ResetOptimizer, frame: Frame) -> None:
         super()._afresh(channel, afresh, frame)
         self._packed = None
 
@@ -190,7 +191,7 @@ class VirtualServer(Server):
         rows = self.network.arrived(rows)
         message = Rows(pull.ticket, self.shard.version, pull.rows, dense)
         held = self._snapshot() if pull.dense else None
-        channel.carry(Answer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
+        channel.carry(PullAnswer(kind_of(message), b"", NO_BYTES, None, message, rows, held), rows.nbytes + 4 * dense)
 
     def _snapshot(self) -> Floats:
         """Copy of the dense slice as it is now, made once per version."""

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import Floats
-from gbactl.simulation.replica_rounds import Rounds
+from gbactl.simulation.all_reduce import RingRounds
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.store.dense import Cut, DenseBlock
-from gbactl.trainer.core import CentreSlices, TrainerCore
-from gbactl.trainer.exchange import Encounter, RoundEncounter
-from gbactl.trainer.exchange_schedule import IDLE_SECONDS, Pace
+from gbactl.trainer.core import TrainerCore
+from gbactl.trainer.exchange import AveragingRound, CentreSlices, ReplicaExchange
+from gbactl.trainer.exchange_schedule import IDLE_SECONDS, ExchangePace
 from gbactl.trainer.replica import Replica
 from gbactl.wire.frames import Frame
 from gbactl.wire.messages import (
-    Centre,
+    AddReplica,
     CloseReplicas,
-    GiveReplica,
+    EasgdCentre,
     OpenReplicas,
     SaveReplica,
 )
@@ -37,12 +37,12 @@ Done = Callable[[bool], None]
 class VirtualTrainer:
     """Trainer of one worker; `cuts` are the non-empty slices of the servers."""
 
-    def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: Rounds) -> None:
+    def __init__(self, worker: VirtualWorker, block: DenseBlock, cuts: dict[int, Cut], rounds: RingRounds) -> None:
         self.worker, self.cuts, self.rounds = worker, cuts, rounds
         self.core = TrainerCore(worker.index, lambda: block)
         self._slices = CentreSlices(cuts, len(block.value))
-        self._encounter: Encounter
-        self._pace, self._next = Pace(), math.inf
+        self._encounter: ReplicaExchange
+        self._pace, self._next = ExchangePace(), math.inf
         self._begun = self._leaving = self._pausing = self._due = False
         self._generation = self._turn = 0
         self._arrived: Callable[[], None] = lambda: None
@@ -78,10 +78,10 @@ class VirtualTrainer:
         codec, ring, notes = self.worker.shared.codec, self.rounds.ring, self.core.notes
         self._pace, self._next = self.core.pace, self.core.pace.k
         if rule.centralised:
-            self._encounter = Encounter(self.replica, rule, notes, now, codec, ring.traffic.item)
+            self._encounter = ReplicaExchange(self.replica, rule, notes, now, codec, ring.traffic.item)
         else:
             weight = float(self.core.trains)
-            self._encounter = RoundEncounter(self.replica, rule, notes, weight, now, codec, ring.item)
+            self._encounter = AveragingRound(self.replica, rule, notes, weight, now, codec, ring.item)
         self._begun = True
         if self._pace.shadow:
             self._pause(self._pace.part)
@@ -100,7 +100,7 @@ class VirtualTrainer:
         """See Foreground.idle in trainer/exchange_schedule.py; the worker is free at once."""
         if not self._pace.shadow and not math.isinf(self._pace.k):
             self.core.notes.idle = True
-            self._pace, self._next = Pace(True, IDLE_SECONDS), math.inf
+            self._pace, self._next = ExchangePace(True, IDLE_SECONDS), math.inf
             self._pause()
         self.worker.answered()
 
@@ -123,7 +123,7 @@ class VirtualTrainer:
         """Give the servers this trainer's replica."""
         block = self.replica.block
         states = [(block.step, block.packed(*cut)) for cut in self.cuts.values()] if self.core.trains else []
-        self.worker.moves.give(states, self._told, lambda step: GiveReplica(step, self._turn))
+        self.worker.moves.give(states, self._told, lambda step: AddReplica(step, self._turn))
 
     def _told(self) -> None:
         self.worker.coordinator.send(self.core.closed(self._turn))
@@ -188,7 +188,7 @@ class VirtualTrainer:
     def _exchange(self, done: Done) -> None:
         """Begin an exchange now; calls `done(whether it was the last)`."""
         began = self.worker.shared.events.now
-        if self._leaving and not isinstance(self._encounter, RoundEncounter):
+        if self._leaving and not isinstance(self._encounter, AveragingRound):
             done(True)
         else:
             self._work(self._offer, began, done)
@@ -199,7 +199,7 @@ class VirtualTrainer:
 
     def _own_work(self) -> float:
         cost, floats = self.worker.shared.cost, len(self.replica.value)
-        ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, RoundEncounter) else 0.0
+        ring = cost.ring_work(floats, self.rounds.ranks) if isinstance(self._encounter, AveragingRound) else 0.0
         return cost.meet(floats) + ring
 
     def _worked(self, call: Callable[..., None], *args: Any) -> None:
@@ -208,7 +208,7 @@ class VirtualTrainer:
 
     def _offer(self, began: float, done: Done) -> None:
         met = self._encounter
-        if isinstance(met, RoundEncounter):
+        if isinstance(met, AveragingRound):
             vector = met.offer(self._leaving)
             self.rounds.meet(self.worker.index, vector, lambda: self._work(self._summed, began, done))
             return
@@ -216,7 +216,7 @@ class VirtualTrainer:
         for shard, told, values in self._slices.ask(met.send(), float(met.rule.alpha), self.cuts):
             self.worker.servers[shard].send(told, values.copy().view(np.uint8))
 
-    def centre(self, shard: int, message: Centre, frame: Frame) -> None:
+    def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Take a server's slice of the centre."""
         self._slices.arrived(shard, message, frame.payload)
         if not self._slices.missing:
@@ -228,5 +228,5 @@ class VirtualTrainer:
 
     def _summed(self, began: float, done: Done) -> None:
         met = self._encounter
-        assert isinstance(met, RoundEncounter)
+        assert isinstance(met, AveragingRound)
         done(met.accept(began))

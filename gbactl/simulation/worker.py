@@ -2,60 +2,162 @@
 
 The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
 cores, and the fault plan's slowdown is a delay after it; DensePlacement hides what is computed, and where dense
-gradients go. Costs about 0.1 ms a batch beside the gradient.
+gradients go. A worker can die or hang: its events are dropped, or deferred until it wakes up. Costs about 0.1 ms a
+batch beside the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec
-from gbactl.simulation.clock import Events
-from gbactl.simulation.compute import Compute
+from gbactl.kernels.half_precision import Codec
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_transfer import Moves
+from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host, VirtualChannel
-from gbactl.simulation.process import VirtualProcess
+from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.wire.auth import Peer
-from gbactl.wire.frames import CLOSED, Frame
+from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import (
     Ack,
+    AddReplica,
     BeginPhase,
-    Centre,
     CloseReplicas,
+    DenseMoved,
     DenseSaved,
     DenseState,
+    EasgdCentre,
+    GetDense,
     Granted,
     Inspect,
     Inspected,
-    Moved,
     MoveDense,
     OpenReplicas,
     Predictions,
+    PutDense,
     Rows,
     SaveDense,
     SaveReplica,
     Stop,
 )
-from gbactl.worker.client import Source
-from gbactl.worker.core import Ahead, Ask, Command, Complete, Drop, Item, Question, Tell, Told, WorkerCore
+from gbactl.worker.client import BatchSource
+from gbactl.worker.core import (
+    BatchComplete,
+    BatchInProgress,
+    Command,
+    ComputeNext,
+    DenseTransfer,
+    PullRows,
+    Question,
+    ReleaseFrames,
+    TellCoordinator,
+    Told,
+    WorkerCore,
+)
+
+
+class VirtualProcess:
+    """Virtual process. `connections`: its channels, which break when it dies."""
+
+    def __init__(self) -> None:
+        self.connections: list[VirtualChannel] = []
+        self._stopped = self._frozen = False
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process is dead."""
+        return self._stopped
+
+    def die(self) -> None:
+        """Kill the process: its pending events are dropped; what it has sent arrives."""
+        self._stopped = True
+        for each in self.connections:
+            each.close()
+
+    def freeze(self) -> None:
+        """Stop the process: its events wait for `wake`."""
+        self._frozen = True
+
+    def wake(self) -> None:
+        """Resume the process with its deferred events."""
+        self._frozen = False
+        held, self._held = self._held, []
+        for call, args in held:
+            call(*args)
+
+    def holds(self, call: Callable[..., None], *args: Any) -> bool:
+        """Whether a call must not be made now: the process is dead, or makes it when it wakes up."""
+        if self._frozen:
+            self._held.append((call, args))
+        return self._frozen or self._stopped
+
+
+State = tuple[int, Floats]
+
+
+class DenseTransfers:
+    """Transfer of (optimizer steps, float32) of every shard that has a slice, in shard order.
+
+    `servers`: their channels."""
+
+    def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
+        self.servers = servers
+        self._transfer = DenseTransfer()
+        self._then: Callable[[], None] = lambda: None
+
+    def fetch(self, then: Callable[[list[State]], None]) -> None:
+        """Fetch the state of all shards; call `then` with it."""
+
+        def all_here() -> None:
+            found = self._transfer.taken().values()
+            then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
+
+        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
+
+    def give(
+        self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
+    ) -> None:
+        """Give each shard its state (or nothing, if empty); call `then` when all have it."""
+        each = zip(self.servers, states, strict=False)
+        self._begin({shard: (how(step), values.view(np.uint8)) for shard, (step, values) in each}, then)
+        if not states:
+            then()
+
+    def _begin(self, asked: dict[int, tuple[Any, Bytes | None]], then: Callable[[], None]) -> None:
+        self._then = then
+        self._transfer.begin(asked)
+        for shard, told in asked.items():
+            self.servers[shard].send(*told)
+
+    def came(self, shard: int, message: DenseState, frame: Frame) -> None:
+        """Take a server's state."""
+        self._answered(shard, (message, frame))
+
+    def acked(self, shard: int) -> None:
+        """Record that a server has what it was given."""
+        self._answered(shard, None)
+
+    def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
+        self._transfer.answered(shard, state)
+        if self._transfer.done:
+            self._then()
 
 
 @dataclass(frozen=True)
-class Shared:
+class ClusterShared:
     """Objects that all workers of a cluster share."""
 
-    events: Events
+    events: EventQueue
     cost: CostModel
     plan: FaultPlan
-    compute: Compute
-    source: Source
+    compute: SharedCompute
+    source: BatchSource
     placements: Placements
     codec: Codec | None = None
 
@@ -63,10 +165,10 @@ class Shared:
 class DensePlacement(Protocol):
     """Compute backend for one placement of the dense parameters (see dense_params.py)."""
 
-    def begin(self, worker: VirtualWorker, item: Item) -> None:
+    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Begin a worker's computation of a batch."""
 
-    def finish(self, worker: VirtualWorker, item: Item) -> None:
+    def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push a computed gradient, and free the worker when it may go on."""
 
     def resume(self, worker: VirtualWorker) -> None:
@@ -76,7 +178,7 @@ class DensePlacement(Protocol):
         """Compute (checksum, model sum) of the parameters that a worker holds."""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacement.packed in worker/dense_params.py."""
+        """See DensePlacementState.packed in worker/dense_placement.py."""
 
     def leave(self) -> None:
         """Release the dense vector, which moves elsewhere."""
@@ -121,7 +223,7 @@ class Trainer(Protocol):
     def save(self, message: SaveReplica) -> None:
         """Send the coordinator the replica as it is now."""
 
-    def centre(self, shard: int, message: Centre, frame: Frame) -> None:
+    def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Take a server's slice of the centre."""
 
     def take_over(self, states: list[tuple[int, Floats]]) -> None:
@@ -131,13 +233,13 @@ class Trainer(Protocol):
 class VirtualWorker(VirtualProcess):
     """Virtual worker; a Node of the network."""
 
-    def __init__(self, index: int, host: Host, shared: Shared, epoch: int = 0) -> None:
+    def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
         super().__init__()
         self.core = WorkerCore(index, 0)
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
-        self.moves = Moves({})
+        self.moves = DenseTransfers({})
         self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
@@ -146,7 +248,7 @@ class VirtualWorker(VirtualProcess):
         """Set the channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
         self.core = WorkerCore(self.index, len(servers))
-        self.moves = Moves({shard: servers[shard] for shard in self.shared.compute.held})
+        self.moves = DenseTransfers({shard: servers[shard] for shard in self.shared.compute.held})
         self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
@@ -154,7 +256,7 @@ class VirtualWorker(VirtualProcess):
         """Ask for `ahead` batches beyond the one to compute."""
         self._carry_out(self.core.start(ahead))
 
-    def take(self, item: Item) -> None:
+    def take(self, item: BatchInProgress) -> None:
         """Ask for another batch in place of `item`; after a push the announcement does that."""
         self._carry_out(self.core.give_back(item))
 
@@ -178,7 +280,7 @@ class VirtualWorker(VirtualProcess):
             self.die()
         elif isinstance(message, Told):
             self._told(message)
-        elif isinstance(message, Centre):
+        elif isinstance(message, EasgdCentre):
             self.trainer.centre(self._shard[id(channel)], message, frame)
         elif isinstance(message, SaveReplica):
             self.trainer.save(message)
@@ -202,17 +304,17 @@ class VirtualWorker(VirtualProcess):
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if type(command) is Ask:
+            if type(command) is PullRows:
                 self.servers[command.shard].send(command.pull, command.index.view(np.uint8))
-            elif type(command) is Tell:
+            elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
-            elif type(command) is Ahead:
+            elif type(command) is ComputeNext:
                 if not command.item.pulled:  # else when its rows are there
                     self.shared.placements.now.resume(self)
-            elif type(command) is Drop:
+            elif type(command) is ReleaseFrames:
                 command.item.answers.clear()
             else:
-                if type(command) is Complete:
+                if type(command) is BatchComplete:
                     self.shared.placements.now.resume(self)
                 self._go_on()
 
@@ -281,7 +383,7 @@ class VirtualWorker(VirtualProcess):
         placements = self.shared.placements
 
         def moved() -> None:
-            self.coordinator.send(Moved(self.index, question.turn))
+            self.coordinator.send(DenseMoved(self.index, question.turn))
             self.answered()
 
         def taken(states: list[tuple[int, Floats]]) -> None:
@@ -297,7 +399,7 @@ class VirtualWorker(VirtualProcess):
         else:
             self.moves.fetch(taken)
 
-    def _begin(self, item: Item) -> None:
+    def _begin(self, item: BatchInProgress) -> None:
         shared, samples, began = self.shared, item.grant.samples, self.shared.events.now
         if not item.phase.training:
             self.host.cores.run(shared.cost.predict(self.index, samples), self._evaluated, item)
@@ -310,7 +412,7 @@ class VirtualWorker(VirtualProcess):
         seconds = shared.cost.gradient(self.index, self._batches, samples)
         self.host.cores.run(seconds, self._computed, item, began)
 
-    def _evaluated(self, item: Item) -> None:
+    def _evaluated(self, item: BatchInProgress) -> None:
         if self.holds(self._evaluated, item):
             return
         grant, compute = item.grant, self.shared.compute
@@ -321,7 +423,7 @@ class VirtualWorker(VirtualProcess):
         self.take(item)
         self.free()
 
-    def _computed(self, item: Item, began: float) -> None:
+    def _computed(self, item: BatchInProgress, began: float) -> None:
         """Finish a computation, after the delay that the fault plan adds."""
         if self.holds(self._computed, item, began):
             return
@@ -334,7 +436,7 @@ class VirtualWorker(VirtualProcess):
         else:
             self._finish(item, began)
 
-    def _finish(self, item: Item, began: float) -> None:
+    def _finish(self, item: BatchInProgress, began: float) -> None:
         if self.holds(self._finish, item, began):
             return
         item.seconds = self.shared.events.now - began

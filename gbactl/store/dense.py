@@ -15,7 +15,7 @@ import numpy as np
 from gbactl.kernels import load
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
 from gbactl.store.checksum import MODULUS, row_sum
-from gbactl.store.optim import DenseOptimizer, OptimizerSpec
+from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ class DenseBlock:
         """Take one optimizer step from a sum: parameters with total / divisor, buffers with total / weight_sum."""
         self.apply_parts([(total, 1.0)], divisor, weight_sum, lr_scale)
 
-    def apply_parts(
-        self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0
-    ) -> None:
+    def apply_parts(self, parts: Sequence[DensePart], divisor: float, weight_sum: float, lr_scale: float = 1.0) -> None:
         """Take one optimizer step from (gradient f32[n], weight > 0) pairs, summed in their order in the same pass.
 
         Raises ValueError, before anything is changed, on a gradient of another shape.

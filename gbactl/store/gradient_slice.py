@@ -15,7 +15,7 @@ from gbactl.kernels.base import FLOAT, INT, Floats, Ints
 
 
 @dataclass(slots=True)
-class Part:
+class GradientSlice:
     """Gradient slice of one batch for one shard: row gradients and, where the shard holds dense parameters, dense ones.
 
     `index` int32[n]: distinct local rows. `grad` f32[n, W]. `dense`: f32 of the shard's dense slice. `release`, if
@@ -31,7 +31,7 @@ class Part:
     lost: bool = False
 
     @classmethod
-    def missing(cls, width: int) -> Part:
+    def missing(cls, width: int) -> GradientSlice:
         """Make an empty slice, for rows of `width`, that replaces a lost one."""
         return cls(np.empty(0, INT), np.empty((0, width), FLOAT), None, lost=True)
 
@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StepOrder:
     """Coordinator's order for one step: step `step` applies `members` ((batch, weight >= 0), ...) in this order.
 
     Rows and dense parameters are divided by `divisor`, batch-norm statistics by `weight_sum`. `row_weights`, if any,

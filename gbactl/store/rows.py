@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
-from gbactl.store.gradient_slice import Part
-from gbactl.store.memory import zeros
-from gbactl.store.optim import OptimizerSpec, RowOptimizer
+from gbactl.store.aligned_memory import zeros
+from gbactl.store.gradient_slice import GradientSlice
+from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
 
 NORMS_SAMPLED = 32  # rows of a step
 
@@ -65,9 +65,7 @@ class RowBlock:
         """Reset the optimizer to its state before the first step; the rows stay."""
         self._optimizer.reset()
 
-    def apply(
-        self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()
-    ) -> None:
+    def apply(self, parts: Sequence[RowPart], divisor: float, lr_scale: float, shares: Sequence[float] = ()) -> None:
         """Take one step from (index int32[n] distinct, grad f32[n, W], weight > 0) slices, summed in order.
 
         A row's sum is divided by `divisor` plus the `shares`, if any, of the slices that carry the row.
@@ -106,7 +104,7 @@ class RowBlock:
         }
 
 
-class PullNotes:
+class PullCounts:
     """Touch counts of the rows of each outstanding batch, as of its last pull; the base of per-row staleness.
 
     `counts` uint32[rows] is held, not copied.
@@ -126,7 +124,7 @@ class PullNotes:
             raise ValueError("Refused: an index lies outside the table.")
         self._at_pull[batch] = index, self._counts[index]
 
-    def attach(self, batch: int, part: Part) -> None:
+    def attach(self, batch: int, part: GradientSlice) -> None:
         """Move a batch's record into its gradient slice's `touches`; a record of other rows is dropped."""
         index, counts = self._at_pull.pop(batch, (None, None))
         if index is not None and np.array_equal(index, part.index):
@@ -144,7 +142,7 @@ class PullNotes:
         """Bytes of the records."""
         return sum(index.nbytes + counts.nbytes for index, counts in self._at_pull.values())
 
-    def weigh(self, part: Part, weights: Sequence[float]) -> list[RowPart]:
+    def weigh(self, part: GradientSlice, weights: Sequence[float]) -> list[RowPart]:
         """Split a gradient slice by row weight, `weights`[the row's own staleness], into one (index, grad, weight)
         each.
 
@@ -162,9 +160,7 @@ class PullNotes:
         return [(part.index[at], part.grad[at], weight) for weight, at in chosen]
 
 
-def row_norms(
-    parts: Sequence[RowPart], divisor: float, kernels: Kernels, shares: Sequence[float] = ()
-) -> list[float]:
+def row_norms(parts: Sequence[RowPart], divisor: float, kernels: Kernels, shares: Sequence[float] = ()) -> list[float]:
     """L2 norms of at most NORMS_SAMPLED rows' gradients, evenly spread over the rows in ascending order.
 
     A row is divided by `divisor` plus the `shares`, if any, of the slices that carry it. Used by studies of how

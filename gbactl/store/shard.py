@@ -8,18 +8,74 @@ for a batch not staged yet. A step from one gradient is one pass without copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gbactl.errors import ConfigError
 from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import FLOAT, INT, Floats, Ints, RowPart, require
+from gbactl.store.aligned_memory import zeros
 from gbactl.store.checksum import MODULUS, MOST_BYTES, digest, row_sum
-from gbactl.store.dense import DenseBlock, dense_range, dense_square
-from gbactl.store.gradient_slice import Order, Part
-from gbactl.store.memory import zeros
-from gbactl.store.rows import PullNotes, RowBlock, row_norms
-from gbactl.store.spec import ShardSpec
+from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, dense_square
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.rows import PullCounts, RowBlock, row_norms
+
+ROW_L2_SCOPES = ("touched", "all")
+MOST_ROWS_FOR_ALL = 2_000_000
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """Contents of shard `shard` of `shards`: its share of a table of `rows` x `width` and of the dense vector.
+
+    `row_weight_decay` alone decays rows; `row_optimizer.weight_decay` is for dense blocks. `dense_init` is
+    the shard's slice f32[hi - lo] and is copied. The first `dense_shards` shards (None: all) hold a dense slice.
+    """
+
+    shard: int
+    shards: int
+    rows: int
+    width: int
+    seed: int = 0
+    init_scale: float = 0.01
+    row_optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    row_l2: str = "touched"
+    row_weight_decay: float = 0.0
+    dense: DenseSpec | None = None
+    dense_optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    dense_init: Floats | None = None
+    dense_shards: int | None = None
+    sparse_divisor: str = "global"
+    row_staleness: str = "token"
+
+    @property
+    def local_rows(self) -> int:
+        """Number of table rows r with r % shards == shard."""
+        return max(0, (self.rows - self.shard + self.shards - 1) // self.shards)
+
+    @property
+    def dense_holders(self) -> int:
+        """Number of shards that hold a slice of the dense vector."""
+        return self.shards if self.dense_shards is None else self.dense_shards
+
+    def check(self) -> None:
+        """Raise ConfigError on values out of range."""
+        if not (0 <= self.shard < self.shards and self.rows >= 0 and self.width > 0):
+            raise ConfigError(f"Shard {self.shard} of {self.shards} with {self.rows} x {self.width} rows cannot be.")
+        if not 1 <= self.dense_holders <= self.shards:
+            raise ConfigError(f"{self.dense_holders} of {self.shards} shards cannot hold the dense vector.")
+        if self.row_l2 not in ROW_L2_SCOPES or self.sparse_divisor not in ("global", "contributors"):
+            raise ConfigError("optim.row_l2 is touched or all; mode.sparse_divisor is global or contributors.")
+        if self.row_staleness not in ("token", "row"):
+            raise ConfigError("mode.row_staleness is token or row.")
+        if self.row_l2 == "all" and self.local_rows > MOST_ROWS_FOR_ALL:
+            raise ConfigError(
+                f"optim.row_l2=all steps every row every time and a server would hold {self.local_rows:,}; "
+                f"type optim.row_l2=touched, or use servers enough for {MOST_ROWS_FOR_ALL:,} rows each."
+            )
 
 
 class Shard:
@@ -37,8 +93,8 @@ class Shard:
         size = 0 if spec.dense is None else spec.dense.size
         self.dense_range = dense_range(size, spec.shard, spec.dense_holders)
         self.dense = self._make_dense()
-        self._notes = PullNotes(self.rows.touches) if spec.row_staleness == "row" else None
-        self._staged: dict[int, Part] = {}
+        self._notes = PullCounts(self.rows.touches) if spec.row_staleness == "row" else None
+        self._staged: dict[int, GradientSlice] = {}
         self._applied: set[int] = set()
         self.watcher: Callable[[list[RowPart]], None] | None = None  # called with row gradients before rows change
 
@@ -81,7 +137,7 @@ class Shard:
             raise ValueError("This shard holds no dense parameters.")
         return self.dense
 
-    def stage(self, batch: int, part: Part) -> bool:
+    def stage(self, batch: int, part: GradientSlice) -> bool:
         """Keep a gradient slice until it is ordered; the shard owns it from here on. False for a repetition.
 
         The index, which a worker could still write, is copied; the gradients are held. Raises ValueError on a
@@ -123,7 +179,7 @@ class Shard:
         """Batches staged and not yet ordered, in order of arrival."""
         return tuple(self._staged)
 
-    def apply(self, order: Order) -> tuple[int, ...]:
+    def apply(self, order: StepOrder) -> tuple[int, ...]:
         """Take step `order.step` and return the batches applied and freed.
 
         Members of weight 0 touch nothing; if all weights are 0, only the version advances. With the order's
@@ -140,7 +196,7 @@ class Shard:
             self._staged.pop(batch).close()
         return batches
 
-    def _members(self, order: Order) -> list[tuple[Part, float]]:
+    def _members(self, order: StepOrder) -> list[tuple[GradientSlice, float]]:
         if order.step != self.version:
             raise ValueError(f"Step {order.step} was ordered at version {self.version}.")
         batches = [batch for batch, _ in order.members]
@@ -158,13 +214,15 @@ class Shard:
             raise ValueError(f"Step {order.step} has a divisor or weight sum that is not positive.")
         return [(self._staged[batch], weight) for batch, weight in order.members]
 
-    def _check_row_weights(self, order: Order) -> None:
+    def _check_row_weights(self, order: StepOrder) -> None:
         if self._notes is None or len(order.row_weights) != len(order.members):
             raise ValueError(f"Step {order.step} has row weights that this shard did not expect.")
         if not all(weights and all(0 <= w < np.inf for w in weights) for weights in order.row_weights):
             raise ValueError(f"Step {order.step} has a row weight that is missing, negative or not finite.")
 
-    def _row_parts(self, parts: list[tuple[Part, float]], order: Order) -> tuple[list[RowPart], list[float]]:
+    def _row_parts(
+        self, parts: list[tuple[GradientSlice, float]], order: StepOrder
+    ) -> tuple[list[RowPart], list[float]]:
         """Rows of weight > 0 of each slice, and what each slice adds to the divisor of its rows (see `_share`).
 
         A slice is empty where only dense gradients count. The second list is empty where all rows have the same
@@ -178,7 +236,7 @@ class Shard:
         apart = self._by_contributors or (order.accepted and order.row_weights)
         return [rows for rows, _ in kept], [self._share(rows[2], n, order) for rows, n in kept] if apart else []
 
-    def _weighed(self, part: Part, weight: float, member: int, order: Order) -> list[RowPart]:
+    def _weighed(self, part: GradientSlice, weight: float, member: int, order: StepOrder) -> list[RowPart]:
         if self._notes is not None and order.row_weights:
             return self._notes.weigh(part, order.row_weights[member])
         return [(part.index, part.grad, weight)] if weight > 0 and not part.lost else []
@@ -187,11 +245,11 @@ class Shard:
     def _by_contributors(self) -> bool:
         return self.spec.sparse_divisor == "contributors"
 
-    def _divisor(self, order: Order) -> float:
+    def _divisor(self, order: StepOrder) -> float:
         """Common divisor of every row's sum, before the shares of the slices that carry the row."""
         return 0.0 if self._by_contributors else order.divisor
 
-    def _share(self, weight: float, member: int, order: Order) -> float:
+    def _share(self, weight: float, member: int, order: StepOrder) -> float:
         """Amount that a member's slice of this weight adds to the divisor of its rows.
 
         With `contributors` only the slices that carry a row count: by their weights if the order divides by weights,
@@ -203,7 +261,7 @@ class Shard:
         return weight if order.accepted else order.shares[member] if order.shares else 1.0
 
     def _step(
-        self, rows: list[RowPart], shares: list[float], live: list[tuple[Part, float]], order: Order
+        self, rows: list[RowPart], shares: list[float], live: list[tuple[GradientSlice, float]], order: StepOrder
     ) -> None:
         dense = [(part.dense, weight) for part, weight in live if part.dense is not None]
         there = [weight for part, weight in live if not part.lost]
@@ -217,12 +275,12 @@ class Shard:
             weight_sum = order.weight_sum if len(there) == len(live) else sum(there)
             self.dense_block().apply_parts(dense, order.divisor, weight_sum, order.lr_scale)
 
-    def touched(self, order: Order) -> Ints:
+    def touched(self, order: StepOrder) -> Ints:
         """Distinct local rows that a step will touch, int32[n] ascending; call before `apply`."""
         parts = [index for index, _, _ in self._row_parts(self._members(order), order)[0]]
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, INT)
 
-    def gradient_norms(self, order: Order) -> tuple[float, list[float]]:
+    def gradient_norms(self, order: StepOrder) -> tuple[float, list[float]]:
         """Gradient norms of a step: (squared L2 norm of the dense slice's, norms of a sample of rows).
 
         Call before `apply`.
@@ -253,7 +311,7 @@ class Shard:
         """Take a failed shard's place after `version` steps, with empty slices staged for the batches `lost`."""
         self.version = version
         for batch in lost:
-            self.stage(batch, Part.missing(self.spec.width))
+            self.stage(batch, GradientSlice.missing(self.spec.width))
 
     def restart(self) -> None:
         """Reinitialise parameters, optimizer and version in the same memory, and drop all staged slices."""
@@ -317,4 +375,4 @@ class Shard:
         }
 
 
-__all__ = ["Order", "Part", "Shard", "ShardSpec"]
+__all__ = ["GradientSlice", "Shard", "ShardSpec", "StepOrder"]

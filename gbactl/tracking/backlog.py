@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 @dataclass
-class Contents:
+class BacklogContents:
     """Contents of a backlog file: all records, the store's run id if known, the number of records accepted."""
 
     records: list[Record] = field(default_factory=list)
@@ -57,9 +57,9 @@ class Backlog:
         """Remove the file, after everything was accepted."""
         self.path.unlink(missing_ok=True)
 
-    def read(self) -> Contents:
+    def read(self) -> BacklogContents:
         """Read the whole file. A truncated last line is ignored; any other damage raises TrackingError."""
-        contents = Contents()
+        contents = BacklogContents()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
             try:
@@ -72,7 +72,7 @@ class Backlog:
         return contents
 
 
-def _take(contents: Contents, record: Record) -> None:
+def _take(contents: BacklogContents, record: Record) -> None:
     if record["kind"] == "opened":
         if contents.run_id not in (None, record["run_id"]):
             contents.sent = 0

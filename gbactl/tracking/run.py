@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from gbactl.tracking.backlog import Backlog, Contents, Record
+from gbactl.tracking.backlog import Backlog, BacklogContents, Record
 from gbactl.tracking.sender import Delivery, MlflowSender, Sender
 
 LOCK_NAME = ".tracking.lock"
@@ -80,7 +80,7 @@ class TrackedRun:
         self._lock = FileLock(self._run_dir / LOCK_NAME, thread_local=False)
         self._lock.acquire(timeout=5)
         backlog = Backlog(self._run_dir)
-        old = backlog.read() if resumed is not None and backlog.path.exists() else Contents()
+        old = backlog.read() if resumed is not None and backlog.path.exists() else BacklogContents()
         known = None if resumed is None else resumed or old.run_id
         self._delivery = Delivery(sender or MlflowSender(uri), backlog, old.records)
         first = _run_record(self._local_id, experiment, run_name, {} if known else params, tags)

@@ -113,8 +113,7 @@ def ensure_store(uri: str) -> None:
                 _create(path)
     except Timeout as error:
         raise TrackingError(
-            f"Another process has been creating {path} for {_CREATE_SECONDS} s; end it, "
-            "then type the same again."
+            f"Another process has been creating {path} for {_CREATE_SECONDS} s; end it, then type the same again."
         ) from error
     except OSError as error:
         raise TrackingError(

@@ -62,9 +62,7 @@ def _check_port(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise UsageError(
-                f"Port {port} cannot be used ({error.strerror}); type --port with another."
-            ) from error
+            raise UsageError(f"Port {port} cannot be used ({error.strerror}); type --port with another.") from error
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:

@@ -1,26 +1,21 @@
 """Core of a trainer's phases without threads, clock or connections: its replica, its notes, its checkpoint data.
 
-A shell carries it out: threads and connections in a real worker (dense_params.py, easgd_exchange.py), events on a
+A shell carries it out: threads and connections in a real worker (replica_placement.py, exchange.py), events on a
 virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
 what one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
-from gbactl.replicas import Rule, make
-from gbactl.store.dense import Cut, DenseBlock
-from gbactl.trainer.exchange_schedule import Pace
-from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import Notes
-from gbactl.wire.frames import Bytes
-from gbactl.wire.messages import Centre, ClosedReplicas, DenseSaved, Elastic, OpenReplicas
+from gbactl.replicas import AveragingRule, make
+from gbactl.store.dense import DenseBlock
+from gbactl.trainer.exchange_schedule import ExchangePace
+from gbactl.trainer.replica import ExchangeStatistics, Replica
+from gbactl.wire.messages import ClosedReplicas, DenseSaved, OpenReplicas
 
 
 class TrainerCore:
@@ -29,10 +24,10 @@ class TrainerCore:
     def __init__(self, index: int, make_block: Callable[[], DenseBlock]) -> None:
         self.index, self._make_block = index, make_block
         self.trains = False
-        self.notes, self.pace = Notes(), Pace()
+        self.notes, self.pace = ExchangeStatistics(), ExchangePace()
         self.opened = -1  # request number of the last OpenReplicas
         self._replica: Replica | None = None
-        self._rule: tuple[tuple[str, int, dict[str, Any]], Rule] | None = None
+        self._rule: tuple[tuple[str, int, dict[str, Any]], AveragingRule] | None = None
         self._fresh = True  # equal to all others, or trained in the last phase: need not be fetched
         self._common = True  # whether all replicas are equal
         self._first = 0
@@ -55,17 +50,17 @@ class TrainerCore:
         A worker that is no trainer in the phase only answers the others."""
         self.opened, self.trains = message.turn, self.index < message.trainers
         behind, self._fresh = self.trains and not self._fresh, self.trains
-        self.notes, self._first = Notes(), self.replica.iterations
+        self.notes, self._first = ExchangeStatistics(), self.replica.iterations
         return behind
 
-    def begin(self, message: OpenReplicas) -> Rule:
+    def begin(self, message: OpenReplicas) -> AveragingRule:
         """Begin a phase once the replica is there. Returns the phase's rule; `pace` says when exchanges happen."""
         rule = self._rule_of(message)
-        self.pace = Pace.of(rule, message.shadow, message.trainers, self.index, message.values)
+        self.pace = ExchangePace.of(rule, message.shadow, message.trainers, self.index, message.values)
         self._common = False
         return rule
 
-    def _rule_of(self, message: OpenReplicas) -> Rule:
+    def _rule_of(self, message: OpenReplicas) -> AveragingRule:
         """Rule of a phase: the previous phase's if it is the same, since it may have state, equal on all trainers."""
         key = (message.rule, message.trainers, message.values)
         if self._common or self._rule is None or self._rule[0] != key:
@@ -92,42 +87,3 @@ class TrainerCore:
         with self.replica.still():
             step, values = block.step, block.packed(0, len(block.value))
         return DenseSaved(number, step, block.params), values
-
-
-class CentreSlices:
-    """Centre f32[size], assembled from the servers' answers to an exchange: one slice of every shard in `cuts`."""
-
-    def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
-        self.cuts = cuts
-        self.centre: Floats = np.empty(size, np.float32)
-        self.missing: set[int] = set()  # shards that have not answered yet
-        self._sent = self.centre
-        self._request = 0
-
-    def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, Elastic, Floats]]:
-        """Begin an exchange: (shard, message, slice of the replica) for the connected servers.
-
-        Slices of other servers keep the replica's values."""
-        self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
-        for shard in self.cuts.keys() - self.missing:
-            self._keep(shard)
-        told, cuts = Elastic(self._request, alpha), self.cuts.items()
-        return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
-
-    def arrived(self, shard: int, message: Centre, payload: Bytes) -> None:
-        """Store a server's slice. Raises WireError for one that was not requested."""
-        low, high = self.cuts[shard]
-        if message.ticket != self._request or payload.size != 4 * (high - low):
-            raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
-        self.centre[low:high] = payload.view(np.float32)
-        self.missing.discard(shard)
-
-    def lost(self, shard: int) -> None:
-        """Stop waiting for a failed server's slice, which keeps the replica's values."""
-        if shard in self.missing:
-            self._keep(shard)
-            self.missing.discard(shard)
-
-    def _keep(self, shard: int) -> None:
-        low, high = self.cuts[shard]
-        self.centre[low:high] = self._sent[low:high]

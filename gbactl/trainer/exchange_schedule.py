@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gbactl.replicas.base import Rule
-from gbactl.trainer.exchange import Meeting
+from gbactl.replicas.base import AveragingRule
+from gbactl.trainer.exchange import ExchangeKind
 
 IDLE_SECONDS = 0.001  # between two exchanges of a trainer without data
 Stopped = Callable[[], AbstractContextManager[None]]
 
 
-class Drive(Protocol):
+class ExchangeDriver(Protocol):
     """Driver of a phase's exchanges, as the compute loop sees it."""
 
     def stepped(self, iterations: int) -> None:
@@ -36,17 +36,16 @@ class Drive(Protocol):
         """Answer the others until all leave, when the phase is closed. Raises the error that ended the exchanges."""
 
 
-class Foreground:
+class ForegroundDriver:
     """Foreground exchanges every k iterations; within `stopped()` none of the trainer's threads computes."""
 
-    def __init__(self, meeting: Meeting, k: float, stopped: Stopped = nullcontext) -> None:
+    def __init__(self, meeting: ExchangeKind, k: float, stopped: Stopped = nullcontext) -> None:
         self.meeting, self.k, self.stopped = meeting, k, stopped
         self._next = k
         self._lock = threading.Lock()  # threads that arrive during an exchange wait here
-        self._answers: Shadow | None = None
+        self._answers: ShadowDriver | None = None
 
     def stepped(self, iterations: int) -> None:
-        """See Drive.stepped."""
         with self._lock:
             if self._answers is not None:
                 self._answers.stepped(iterations)
@@ -59,13 +58,12 @@ class Foreground:
             self.meeting.notes.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
-        """See Drive.idle; later exchanges do not count as sync gaps."""
+        """See ExchangeDriver.idle; later exchanges do not count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
             self.meeting.notes.idle = True
-            self._answers = Shadow(self.meeting, IDLE_SECONDS)
+            self._answers = ShadowDriver(self.meeting, IDLE_SECONDS)
 
     def close(self) -> None:
-        """See Drive.close."""
         if self._answers is not None:
             self._answers.close()
             return
@@ -73,10 +71,10 @@ class Foreground:
             pass
 
 
-class Shadow:
+class ShadowDriver:
     """Background exchanges, `interval` seconds apart, the first after `part` of that; infinity: never."""
 
-    def __init__(self, meeting: Meeting, interval: float, part: float = 1.0) -> None:
+    def __init__(self, meeting: ExchangeKind, interval: float, part: float = 1.0) -> None:
         self.meeting = meeting
         self._pause = None if math.isinf(interval) else interval
         self._first = None if self._pause is None else part * interval
@@ -94,22 +92,20 @@ class Shadow:
             self._error = error
 
     def stepped(self, iterations: int) -> None:
-        """See Drive.stepped."""
         if self._error is not None:
             raise self._error
 
     def idle(self) -> None:
-        """See Drive.idle: nothing changes."""
+        """See ExchangeDriver.idle: nothing changes."""
 
     def close(self) -> None:
-        """See Drive.close."""
         self._leaving.set()
         self._thread.join()
         self.stepped(0)
 
 
 @dataclass(frozen=True)
-class Pace:
+class ExchangePace:
     """Pace of exchanges: in the background every `interval` seconds, or in the foreground every `k` iterations.
 
     The first one in the background comes after `part` of the interval."""
@@ -120,7 +116,9 @@ class Pace:
     part: float = 1.0
 
     @classmethod
-    def of(cls, rule: Rule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]) -> Pace:
+    def of(
+        cls, rule: AveragingRule, shadow: bool, trainers: int, index: int, values: Mapping[str, Any]
+    ) -> ExchangePace:
         """Pace that a mode's own keys set for worker `index`: one of the trainers, or a worker that only answers them.
 
         Trainers that exchange with a centre in the background are staggered: those that queue together from the
@@ -131,6 +129,10 @@ class Pace:
             return cls(k=values["k"])
         return cls(True, values["shadow_interval"], part=(index + 1) / trainers if rule.centralised else 1.0)
 
-    def drive(self, meeting: Meeting, stopped: Stopped = nullcontext) -> Drive:
+    def drive(self, meeting: ExchangeKind, stopped: Stopped = nullcontext) -> ExchangeDriver:
         """Make the driver of a phase."""
-        return Shadow(meeting, self.interval, self.part) if self.shadow else Foreground(meeting, self.k, stopped)
+        return (
+            ShadowDriver(meeting, self.interval, self.part)
+            if self.shadow
+            else ForegroundDriver(meeting, self.k, stopped)
+        )

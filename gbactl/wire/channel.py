@@ -14,7 +14,7 @@ import numpy as np
 
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.traffic import TrafficCounter
 
 COORDINATOR = Peer("coordinator", 0)
 NO_BYTES: Bytes = np.empty(0, np.uint8)
@@ -43,11 +43,9 @@ class Hub(Protocol):
     #: rejected connections and frames, by reason
     refused: Counter[str]
     #: bytes sent, by kind
-    traffic: Traffic
+    traffic: TrafficCounter
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> Channel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
         """Connect and authenticate, blocking. With `segment_bytes` (out slot, in slot): use shared memory.
 
         Raises WireError when the other end does not answer or does not know the key."""
@@ -86,7 +84,7 @@ class BufferPool:
             self.free.append(buffer)
 
 
-class AroundHub:
+class HubWrapper:
     """Base of hubs that wrap another hub and change some of its methods.
 
     `counts`: messages that the wrapped hub changed on their way, by name of the change."""

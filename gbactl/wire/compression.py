@@ -4,7 +4,7 @@ Rows, gradients, dense slices and replicas are rounded by the sender and widened
 shared memory and virtual time alike, so that the placement of a process changes no bit. An all-reduce among workers
 rounds before and after the sum, with any collective. A ring (Horovod, Gloo) also sends fp16 in two bytes; it sends bf16
 in four, as it has no bf16 sum. Not rounded: ids, evaluations, whole states (switches, checkpoints), parameters and all
-arithmetic. A server applies what arrived. Costs a pass over the values at either end (see kernels/halves.py).
+arithmetic. A server applies what arrived. Costs a pass over the values at either end (see kernels/half_precision.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from gbactl.errors import WireError
 from gbactl.kernels import codec_of
-from gbactl.kernels.halves import Codec
+from gbactl.kernels.half_precision import Codec
 from gbactl.wire import frames
-from gbactl.wire.channel import COORDINATOR, AroundHub, BufferPool, Channel, Hub
+from gbactl.wire.channel import COORDINATOR, BufferPool, Channel, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.messages import KIND, Centre, Elastic, Push, Rows, decode
+from gbactl.wire.messages import KIND, EasgdCentre, EasgdUpdate, Push, Rows, decode
 
-VALUES = (Push, Rows, Elastic, Centre)
+VALUES = (Push, Rows, EasgdUpdate, EasgdCentre)
 _KINDS = frozenset(KIND[message] for message in VALUES)
 
 
@@ -37,7 +37,7 @@ def narrowed_bytes(message: Any, nbytes: int) -> int:
     return ids + (nbytes - ids) // 2 if isinstance(message, VALUES) else nbytes
 
 
-class NarrowChannel:
+class HalfPrecisionChannel:
     """Channel between a worker and a server that sends values in two bytes each over the connection `inner`."""
 
     def __init__(self, inner: Channel, codec: Codec) -> None:
@@ -95,17 +95,15 @@ class NarrowChannel:
         return Frame(frame.kind, frame.descriptor, out[: ids + 2 * values], lambda: pool.give(out), message)
 
 
-class NarrowHub(AroundHub):
+class HalfPrecisionHub(HubWrapper):
     """Hub whose channels between workers and servers send values in two bytes each."""
 
     def __init__(self, hub: Hub, codec: Codec) -> None:
         super().__init__(hub)
         self.codec, self.traffic.item = codec, 2
-        self._channels: dict[int, NarrowChannel] = {}
+        self._channels: dict[int, HalfPrecisionChannel] = {}
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Any = COORDINATOR
-    ) -> Channel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Any = COORDINATOR) -> Channel:
         """See Hub.connect."""
         return self._of(self.hub.connect(address, segment_bytes, peer))
 
@@ -114,7 +112,7 @@ class NarrowHub(AroundHub):
             return inner
         known = self._channels.get(id(inner))
         if known is None:
-            known = self._channels[id(inner)] = NarrowChannel(inner, self.codec)
+            known = self._channels[id(inner)] = HalfPrecisionChannel(inner, self.codec)
         return known
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
@@ -123,7 +121,7 @@ class NarrowHub(AroundHub):
 
     def _received(self, inner: Channel, frame: Frame) -> tuple[Channel, Frame]:
         channel = self._of(inner)
-        if not isinstance(channel, NarrowChannel):
+        if not isinstance(channel, HalfPrecisionChannel):
             return channel, frame
         if frame.kind == frames.CLOSED:
             del self._channels[id(inner)]
@@ -135,4 +133,4 @@ class NarrowHub(AroundHub):
 def narrowed(hub: Hub, wire_dtype: str) -> Hub:
     """Wrap the hub of a server or worker so that transport.wire_dtype applies to it."""
     codec = codec_of(wire_dtype)
-    return hub if codec is None else NarrowHub(hub, codec)
+    return hub if codec is None else HalfPrecisionHub(hub, codec)

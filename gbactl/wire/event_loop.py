@@ -12,18 +12,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
-from gbactl.wire.addresses import address_of, dial, listen
 from gbactl.wire.auth import Peer, SessionKeys
 from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.listener import HANDSHAKE_SECONDS, Door, Refusals, Stranger
-from gbactl.wire.send_queue import Queued
-from gbactl.wire.socket_channel import SILENCE_SECONDS, SocketChannel
-from gbactl.wire.tls import Encryption
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.listener import (
+    HANDSHAKE_SECONDS,
+    Admission,
+    RejectionCounter,
+    UnauthenticatedConnection,
+    address_of,
+    dial,
+    listen,
+)
+from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
+from gbactl.wire.tls import TlsContexts
+from gbactl.wire.traffic import TrafficCounter
 
 AGAIN_SECONDS = (0.0, 0.02, 0.1, 0.5)  # pause before each attempt to connect
 
@@ -41,32 +47,30 @@ class SocketHub:
         self.key = key
         self.me = me
         self.silence = silence
-        self.refused: Counter[str] = Refusals()
+        self.refused: Counter[str] = RejectionCounter()
         self.on_refused: Callable[[str], None] = lambda _: None
         self.address = ""
         self.patience = HANDSHAKE_SECONDS  # the other end may still be importing, or filling its table
-        self.queued = Queued()
-        self.traffic = Traffic()
-        self._tls = Encryption(key) if encrypt else None
+        self.queued = QueuedBytes()
+        self.traffic = TrafficCounter()
+        self._tls = TlsContexts(key) if encrypt else None
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._ready: deque[tuple[Channel, Frame]] = deque()
         self._channels: set[SocketChannel] = set()
         self._unread: list[SocketChannel] = []
-        self.door: Door | None = None
+        self.door: Admission | None = None
         if listener is None and bind is not None:
             listener = listen(bind)
         if listener is not None:
             self.address = address_of(listener)
-            self.door = Door(listener, self._selector, self._tls, self._refuse)
+            self.door = Admission(listener, self._selector, self._tls, self._refuse)
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> SocketChannel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> SocketChannel:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
         sock, keys = self._let_in(address, peer)
         channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
-        if segment_bytes != (0, 0) and shared_names.available():
+        if segment_bytes != (0, 0) and shared_memory_names.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
 
@@ -127,7 +131,7 @@ class SocketHub:
             for entry, mask in events:
                 if isinstance(entry.data, SocketChannel):
                     self._serve(entry.data, mask, found)
-                elif isinstance(entry.data, Stranger):
+                elif isinstance(entry.data, UnauthenticatedConnection):
                     self._hear(entry.data)
                 elif self.door is not None:
                     self.door.knock()
@@ -138,7 +142,7 @@ class SocketHub:
                 self.door.tend()
         return found
 
-    def _hear(self, stranger: Stranger) -> None:
+    def _hear(self, stranger: UnauthenticatedConnection) -> None:
         assert self.door is not None
         guest = self.door.hear(stranger, self.key, self.me)
         if guest is not None:
@@ -187,7 +191,7 @@ class SocketHub:
             self._selector.modify(channel.sock, both, channel)
 
     def _refuse(self, reason: str) -> None:
-        assert isinstance(self.refused, Refusals)
+        assert isinstance(self.refused, RejectionCounter)
         self.refused.note(reason)
         self.on_refused(reason)
 

@@ -1,8 +1,11 @@
-"""Admission of connections that have not yet proved that they know the run's key.
+"""Listening addresses of nodes, and admission of connections that have not yet proved that they know the run's key.
 
-Anybody who reaches the port can open one. It costs a socket and some hundred bytes (50 KB with encryption). At most
-MOST_STRANGERS wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest is closed. A
-node that knows the key needs a millisecond and therefore always gets in.
+An address is `HOST:PORT`, or `unix:NAME` for an abstract Unix socket (Linux, one host), which costs half of loopback
+TCP a message and leaves no file behind.
+
+Anybody who reaches the port can open a connection. It costs a socket and some hundred bytes (50 KB with encryption). At
+most MOST_STRANGERS wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest is
+closed. A node that knows the key needs a millisecond and therefore always gets in.
 
 Rejections are counted by reason and logged ever more rarely, so that nobody can fill memory or disk.
 """
@@ -12,9 +15,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +28,55 @@ from typing import NamedTuple
 from gbactl.errors import WireError
 from gbactl.wire import auth
 from gbactl.wire.auth import Peer, SessionKeys
-from gbactl.wire.tls import Encryption
+from gbactl.wire.tls import TlsContexts
+
+UNIX = "unix:"
+BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once must all get in
+
+
+def local(bind: str, transport: str) -> str:
+    """Choose the bind address for `listen`: a Unix socket for processes that share memory on this host, else `bind`."""
+    one_host = transport == "shm" and bind in ("127.0.0.1", "localhost") and sys.platform == "linux"
+    return UNIX if one_host else bind
+
+
+def listen(bind: str) -> socket.socket:
+    """Open a listening socket on a free port of `bind`, or on a fresh name if it is `unix:`."""
+    if bind != UNIX:
+        return socket.create_server((bind, 0), backlog=BACKLOG)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0gbactl-{secrets.token_hex(16)}")
+    listener.listen(BACKLOG)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the address at which peers reach a listening socket."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return UNIX + bytes(name)[1:].decode()
+    return f"{name[0]}:{name[1]}"
+
+
+def near(address: str, host: str) -> bool:
+    """Return whether the listener at `address` shares memory with a process on `host` ("": all processes do)."""
+    return not host or address.startswith(UNIX) or address.rpartition(":")[0] == host
+
+
+def dial(address: str, timeout: float) -> socket.socket:
+    """Connect to a node's address within `timeout` seconds. Raises OSError."""
+    if not address.startswith(UNIX):
+        host, port = address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=timeout)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect("\0" + address.removeprefix(UNIX))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
 
 HANDSHAKE_SECONDS = 10.0
 MOST_STRANGERS = 128
@@ -36,7 +89,7 @@ OTHER = "for other reasons"
 log = logging.getLogger(__name__)
 
 
-class Guest(NamedTuple):
+class AuthenticatedConnection(NamedTuple):
     """Connection whose peer has proved that it knows the key."""
 
     sock: socket.socket
@@ -44,17 +97,17 @@ class Guest(NamedTuple):
     keys: SessionKeys
 
 
-class Stranger:
+class UnauthenticatedConnection:
     """Unauthenticated connection, open until `deadline`."""
 
-    def __init__(self, sock: socket.socket, deadline: float, tls: Encryption | None) -> None:
+    def __init__(self, sock: socket.socket, deadline: float, tls: TlsContexts | None) -> None:
         sock.setblocking(False)
         self.deadline = deadline
         self._nonce, self._got, self._greeted = auth.nonce(), b"", False
         self._encrypted = None if tls is None or sock.family == socket.AF_UNIX else tls.accept(sock)
         self.sock = self._encrypted or sock
 
-    def hear(self, key: bytes, me: Peer) -> Guest | None:
+    def hear(self, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         """Continue the handshake; None while more is to come. Raises OSError or WireError where it fails."""
         try:
             self.greet()
@@ -64,7 +117,7 @@ class Stranger:
             return None
         peer, proof, keys = auth.accept(key, self._nonce, self._got, me)
         self.sock.send(proof)
-        return Guest(self.sock, peer, keys)
+        return AuthenticatedConnection(self.sock, peer, keys)
 
     def greet(self) -> None:
         """Send the listener's first handshake message, inside TLS if used. Raises as `hear`, and BlockingIOError."""
@@ -76,16 +129,16 @@ class Stranger:
         self.sock.send(auth.greeting(self._nonce))
 
 
-class Door:
+class Admission:
     """Unauthenticated connections of one listener on a selector. `refuse` is called with the reason of a rejection."""
 
     def __init__(
-        self, listener: socket.socket, selector: selectors.BaseSelector, tls: Encryption | None,
+        self, listener: socket.socket, selector: selectors.BaseSelector, tls: TlsContexts | None,
         refuse: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.listener, self._selector, self._tls, self._refuse = listener, selector, tls, refuse
         self.most, self.seconds = MOST_STRANGERS, HANDSHAKE_SECONDS
-        self.strangers: dict[Stranger, None] = {}  # in order of arrival
+        self.strangers: dict[UnauthenticatedConnection, None] = {}  # in order of arrival
         self._shut_until: float | None = None
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, None)
@@ -105,7 +158,7 @@ class Door:
         if len(self.strangers) >= self.most:
             self._dismiss(next(iter(self.strangers)), "A connection gave way to others before it proved itself.")
         try:
-            stranger = Stranger(sock, time.monotonic() + self.seconds, self._tls)
+            stranger = UnauthenticatedConnection(sock, time.monotonic() + self.seconds, self._tls)
             self._selector.register(stranger.sock, selectors.EVENT_READ, stranger)
         except OSError:
             sock.close()
@@ -118,7 +171,7 @@ class Door:
         except (OSError, WireError) as error:
             self._dismiss(stranger, str(error))
 
-    def hear(self, stranger: Stranger, key: bytes, me: Peer) -> Guest | None:
+    def hear(self, stranger: UnauthenticatedConnection, key: bytes, me: Peer) -> AuthenticatedConnection | None:
         """Continue a connection's handshake; returns its Guest once it is authenticated, else None."""
         if stranger not in self.strangers:
             return None
@@ -160,12 +213,12 @@ class Door:
         self._shut_until = time.monotonic() + SHUT_SECONDS
         self._selector.unregister(self.listener)
 
-    def _dismiss(self, stranger: Stranger, reason: str) -> None:
+    def _dismiss(self, stranger: UnauthenticatedConnection, reason: str) -> None:
         self._forget(stranger)
         stranger.sock.close()
         self._refuse(reason)
 
-    def _forget(self, stranger: Stranger) -> None:
+    def _forget(self, stranger: UnauthenticatedConnection) -> None:
         del self.strangers[stranger]
         self._selector.unregister(stranger.sock)
 
@@ -189,7 +242,7 @@ def _closed() -> bytes:
     raise ConnectionResetError("A connection closed before it proved that it knows this run's key.")
 
 
-class Refusals(Counter[str]):
+class RejectionCounter(Counter[str]):
     """Rejections counted by reason."""
 
     def note(self, reason: str) -> None:

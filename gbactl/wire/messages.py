@@ -25,13 +25,13 @@ class Hello(NamedTuple):
     pid: int
 
 
-class Setup(NamedTuple):
+class ShardAddresses(NamedTuple):
     """To a worker: the servers' addresses, in shard order."""
 
     servers: list[str]
 
 
-class Install(NamedTuple):
+class InstallDense(NamedTuple):
     """To a server: the dense layout and its initial dense slice, payload float32."""
 
     params: int
@@ -81,7 +81,7 @@ class MoveDense(NamedTuple):
     turn: int
 
 
-class Moved(NamedTuple):
+class DenseMoved(NamedTuple):
     """Answer to MoveDense, with its `turn`."""
 
     worker: int
@@ -120,7 +120,7 @@ class ClosedReplicas(NamedTuple):
     notes: dict[str, Any]
 
 
-class Elastic(NamedTuple):
+class EasgdUpdate(NamedTuple):
     """To a server: a replica's slice, payload float32. The EASGD centre moves `alpha` of the way towards it.
 
     The answer, Centre, has the centre before that."""
@@ -129,22 +129,22 @@ class Elastic(NamedTuple):
     alpha: float
 
 
-class Centre(NamedTuple):
+class EasgdCentre(NamedTuple):
     """Answer to Elastic: a server's slice of the centre before the exchange, payload float32."""
 
     ticket: int
 
 
-class GiveReplica(NamedTuple):
+class AddReplica(NamedTuple):
     """To a server: a trainer's slice and optimizer state after `step` steps, payload as DenseState's.
 
-    Answered with Ack. Slices of one `turn` are summed until SettleReplicas; a later turn begins a new sum."""
+    Answered with Ack. Slices of one `turn` are summed until AverageReplicas; a later turn begins a new sum."""
 
     step: int
     turn: int
 
 
-class SettleReplicas(NamedTuple):
+class AverageReplicas(NamedTuple):
     """To a server: replace its dense slice by the mean of the trainers' slices.
 
     This takes the mean moments, the largest step count and, if `value`, the mean parameters (else the centre's stay).
@@ -153,7 +153,7 @@ class SettleReplicas(NamedTuple):
     value: bool
 
 
-class SumPart(NamedTuple):
+class Summand(NamedTuple):
     """To the first server: a worker's summand of an all-reduce whose ring is broken. Payload float32[length].
 
     It is summand `part` of round `number` (from 1 in a `generation`) of the sum called `name`. With part -1 the worker
@@ -180,7 +180,7 @@ class Sum(NamedTuple):
     number: int
 
 
-class PartsLost(NamedTuple):
+class SummandsLost(NamedTuple):
     """To the coordinator, from the server that sums: summands that a step's dense gradient lacks."""
 
     step: int
@@ -197,7 +197,7 @@ class GetDense(NamedTuple):
     """To a server: answer with DenseState."""
 
 
-class Afresh(NamedTuple):
+class ResetOptimizer(NamedTuple):
     """To a server: reset the optimizer's state and keep the parameters."""
 
 
@@ -213,7 +213,7 @@ class PutDense(NamedTuple):
     step: int
 
 
-class Take(NamedTuple):
+class TakeBatch(NamedTuple):
     """To the coordinator: request for a batch."""
 
     worker: int
@@ -236,7 +236,7 @@ class Granted(NamedTuple):
     usual: float = 0.0
 
 
-class Prepare(NamedTuple):
+class PrefetchHint(NamedTuple):
     """To a worker: its probable next batch, for which it may prepare data and ids.
 
     It pulls no rows before the batch is granted."""
@@ -291,7 +291,7 @@ class OrderStep(NamedTuple):
     shares: list[float] = []  # noqa: RUF012
 
 
-class Checked(NamedTuple):
+class StepChecksum(NamedTuple):
     """A server's checksum of what a step touched (see Shard.step_digest)."""
 
     shard: int
@@ -299,7 +299,7 @@ class Checked(NamedTuple):
     digest: str
 
 
-class Norms(NamedTuple):
+class GradientNorms(NamedTuple):
     """Norms of a step's gradients (see Shard.gradient_norms): a shard's, or a worker's all-reduced one."""
 
     step: int
@@ -307,7 +307,7 @@ class Norms(NamedTuple):
     rows: list[float]
 
 
-class DropPart(NamedTuple):
+class DropSlice(NamedTuple):
     """To a server: discard its slice of a staged gradient."""
 
     phase: int
@@ -465,13 +465,13 @@ class DenseSaved(NamedTuple):
     params: int
 
 
-class Absent(NamedTuple):
+class WorkerFailed(NamedTuple):
     """To a worker, in `sync`: failure of another worker, which is not awaited any more."""
 
     worker: int
 
 
-class Numbered(NamedTuple):
+class NumberedMessage(NamedTuple):
     """Message of kind `kind` with a sequence number, for a connection that may lose it (see reliable.py).
 
     Its payload is the message's."""
@@ -481,13 +481,13 @@ class Numbered(NamedTuple):
     descriptor: bytes
 
 
-class Arrived(NamedTuple):
+class Acknowledged(NamedTuple):
     """Acknowledgement of every numbered message below this number."""
 
     below: int
 
 
-class Loaded(NamedTuple):
+class CheckpointLoaded(NamedTuple):
     """To the coordinator: step of the checkpoint that a replacement server has loaded (-1: there was none).
 
     Also the answer to Reload."""
@@ -496,7 +496,7 @@ class Loaded(NamedTuple):
     step: int
 
 
-class Adopt(NamedTuple):
+class AdoptVersion(NamedTuple):
     """To a replacement server: continue at `version` steps, with the optimizer's state reset if `fresh`.
 
     Slices of the batches `lost` were announced and not applied, and are lost with the failed server."""
@@ -506,13 +506,13 @@ class Adopt(NamedTuple):
     fresh: bool
 
 
-class Reload(NamedTuple):
+class ReloadCheckpoint(NamedTuple):
     """To a server, when nothing is in flight: go back to the checkpoint in folder `path` ("": to the beginning)."""
 
     path: str
 
 
-class Relocated(NamedTuple):
+class ShardRelocated(NamedTuple):
     """To a worker: new address of a shard after a server failure. The worker repeats its open requests there.
 
     Slices of `batches` ([phase, batch, phase, ...]) that were sent to the failed server are lost. Shard -1: every
@@ -537,13 +537,13 @@ class Pong(NamedTuple):
     beat: int
 
 
-class Revive(NamedTuple):
+class Takeover(NamedTuple):
     """To a reconnected node: takeover of the run by a new coordinator, of a later `epoch`."""
 
     epoch: int
 
 
-class Standing(NamedTuple):
+class ServerState(NamedTuple):
     """A server's answer to Revive: its version and phase. A `Staged` of every staged slice follows."""
 
     shard: int
@@ -552,7 +552,7 @@ class Standing(NamedTuple):
     phase: int
 
 
-class Holding(NamedTuple):
+class WorkerState(NamedTuple):
     """A worker's answer to Revive: its phase, the last batches granted to it, and those that it still holds.
 
     `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
@@ -578,16 +578,17 @@ class Stop(NamedTuple):
 
 
 Message = (
-    Hello | Setup | Install | Ready | BeginPhase | Take | Granted | Staged | Predictions | OrderStep | Barrier
-    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | Checked | Norms | DropPart
-    | MoveDense | Moved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | Afresh
+    Hello | ShardAddresses | InstallDense | Ready | BeginPhase | TakeBatch | Granted | Staged
+    | Predictions | OrderStep | Barrier
+    | Reached | Inspect | Inspected | Pull | Rows | Push | Ack | Event | Stop | StepChecksum | GradientNorms | DropSlice
+    | MoveDense | DenseMoved | GetDense | DenseState | PutDense | Fence | Fenced | Abandon | ResetOptimizer
     | Save | Saved | SaveDense | SaveReplica | DenseSaved
-    | Ping | Pong | Absent | Numbered | Arrived
-    | OpenReplicas | CloseReplicas | ClosedReplicas | Elastic | Centre | GiveReplica | SettleReplicas
-    | SumPart | Sum | PartsLost
-    | Revive | Standing | Holding
-    | Loaded | Adopt | Reload | Relocated
-    | RingBroken | Prepare
+    | Ping | Pong | WorkerFailed | NumberedMessage | Acknowledged
+    | OpenReplicas | CloseReplicas | ClosedReplicas | EasgdUpdate | EasgdCentre | AddReplica | AverageReplicas
+    | Summand | Sum | SummandsLost
+    | Takeover | ServerState | WorkerState
+    | CheckpointLoaded | AdoptVersion | ReloadCheckpoint | ShardRelocated
+    | RingBroken | PrefetchHint
 )  # fmt: skip
 MESSAGES: tuple[type[Any], ...] = typing.get_args(Message)
 KIND: dict[type[Any], int] = {cls: number for number, cls in enumerate(MESSAGES, start=1)}

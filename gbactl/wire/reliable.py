@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.faults.message_faults import Weather
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
+from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.channel import COORDINATOR, AroundHub, Channel, Hub
+from gbactl.wire.channel import COORDINATOR, Channel, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.messages import KIND, Arrived, Granted, Numbered, Rows, Staged, decode, kind_of, pack
+from gbactl.wire.messages import KIND, Acknowledged, Granted, NumberedMessage, Rows, Staged, decode, kind_of, pack
 
 RETRY_SECONDS, TICK_SECONDS = 0.05, 0.005
 MOST_EARLY = 4096  # messages that may wait for an earlier one
@@ -34,7 +34,7 @@ _STEPS: dict[type[Any], str | None] = {Granted: None, Rows: "version", Staged: "
 _TELLING = frozenset(KIND[message] for message in _STEPS)
 
 
-class Progress:
+class TrainingProgress:
     """Training progress as one node sees it: the highest step in a message, and the time of its first batch or rows.
 
     With it each end knows when a storm (a period of message faults) is active, without a message for that. A
@@ -71,7 +71,7 @@ class Progress:
 class _Sent:
     """Unacknowledged message; `due`: when it is sent again."""
 
-    message: Numbered
+    message: NumberedMessage
     payload: Bytes | None
     due: float
 
@@ -79,7 +79,9 @@ class _Sent:
 class ReliableChannel:
     """Channel with exactly-once delivery over `inner`. `weather` draws the faults of each outgoing transmission."""
 
-    def __init__(self, inner: Channel, weather: Weather, progress: Progress, counts: Counter[str]) -> None:
+    def __init__(
+        self, inner: Channel, weather: MessageFaultStream, progress: TrainingProgress, counts: Counter[str]
+    ) -> None:
         self.inner, self.weather, self.progress, self.counts = inner, weather, progress, counts
         self.now = progress.now
         self.peer = inner.peer
@@ -97,7 +99,7 @@ class ReliableChannel:
         """See Channel.send."""
         self.progress.told(message)
         with self._lock:
-            numbered = Numbered(self._next, kind_of(message), pack(message))
+            numbered = NumberedMessage(self._next, kind_of(message), pack(message))
             self._sent[self._next] = sent = _Sent(numbered, None if payload is None else payload.copy(), 0.0)
             self._next += 1
             self._transmit(sent)
@@ -139,17 +141,17 @@ class ReliableChannel:
         """Return the frames that a received frame makes ready, in order. Raises WireError for an unexpected message."""
         message = decode(frame)
         with self._lock:
-            if isinstance(message, Arrived):
+            if isinstance(message, Acknowledged):
                 for number in [number for number in self._sent if number < message.below]:
                     del self._sent[number]
                 return []
-            if not isinstance(message, Numbered) or message.number > self._expected + MOST_EARLY:
+            if not isinstance(message, NumberedMessage) or message.number > self._expected + MOST_EARLY:
                 raise WireError(f"{self.peer} sent {type(message).__name__} where messages are numbered.")
             ready = self._in_order(message, frame)
-            self._expose(Arrived(self._expected), None)
+            self._expose(Acknowledged(self._expected), None)
         return ready
 
-    def _in_order(self, message: Numbered, frame: Frame) -> list[Frame]:
+    def _in_order(self, message: NumberedMessage, frame: Frame) -> list[Frame]:
         if message.number < self._expected or message.number in self._early:
             frame.release()
             return []
@@ -161,7 +163,7 @@ class ReliableChannel:
         return ready
 
 
-class ReliableHub(AroundHub):
+class ReliableHub(HubWrapper):
     """Hub with a fault plan's message faults, and exactly-once delivery in spite of them.
 
     Both are on connections with workers (of a worker: with all nodes)."""
@@ -170,12 +172,10 @@ class ReliableHub(AroundHub):
         super().__init__(hub)
         self.me, self.plan = me, plan
         self.counts: Counter[str] = Counter()
-        self.progress = Progress(plan, hub.now)
+        self.progress = TrainingProgress(plan, hub.now)
         self._channels: dict[int, ReliableChannel] = {}
 
-    def connect(
-        self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR
-    ) -> Channel:
+    def connect(self, address: str, segment_bytes: tuple[int, int] = (0, 0), peer: Peer = COORDINATOR) -> Channel:
         """See Hub.connect."""
         return self._of(self.hub.connect(address, segment_bytes, peer))
 
@@ -219,7 +219,7 @@ class ReliableHub(AroundHub):
             return []
 
 
-def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
+def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> MessageFaultStream | None:
     """Build the fault draws for messages from `me` to `peer`; None where the plan leaves them alone."""
     roles = {me.role, peer.role}
     if "worker" not in roles or not roles & {"server", "coordinator"}:
@@ -227,7 +227,7 @@ def weather_of(plan: FaultPlan, me: Peer, peer: Peer) -> Weather | None:
     out = me.role == "worker"
     worker, other = (me, peer) if out else (peer, me)
     plans = plan.messages(worker.index)
-    return Weather(plans, str(other), out) if plans else None
+    return MessageFaultStream(plans, str(other), out) if plans else None
 
 
 def exposed(hub: Hub, me: Peer, plan: FaultPlan) -> Hub:

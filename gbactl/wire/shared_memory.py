@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.errors import ClusterError, WireError
-from gbactl.shared_names import DIRECTORY
+from gbactl.shared_memory_names import DIRECTORY
 from gbactl.wire.frames import Bytes
 
 SLOTS = (5, 3)  # connector -> listener, listener -> connector
@@ -27,7 +27,7 @@ def _round(nbytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SegmentLayout:
     """Layout of a segment: bytes of one slot in each direction."""
 
     name: str
@@ -48,14 +48,14 @@ class Layout:
         return first, second
 
 
-def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
-    """Create a segment, held by its mapping with a descriptor of its own (see shared_names).
+def create(outgoing: int, incoming: int) -> tuple[SegmentLayout, mmap.mmap]:
+    """Create a segment, held by its mapping with a descriptor of its own (see shared_memory_names).
 
     Raises ClusterError when the host's shared memory is full or cannot be written."""
-    layout = Layout(shared_names.new(), _round(outgoing), _round(incoming))
+    layout = SegmentLayout(shared_memory_names.new(), _round(outgoing), _round(incoming))
     path = DIRECTORY / layout.name
     try:
-        handle = shared_names.held(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        handle = shared_memory_names.held(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         try:
             os.posix_fallocate(handle, 0, layout.total)
             return layout, mmap.mmap(handle, layout.total)
@@ -69,9 +69,9 @@ def create(outgoing: int, incoming: int) -> tuple[Layout, mmap.mmap]:
         ) from error
 
 
-def attach(layout: Layout) -> mmap.mmap | None:
+def attach(layout: SegmentLayout) -> mmap.mmap | None:
     """Map a peer's segment; None if it is not on this host. Raises WireError for an invalid name or size."""
-    if not shared_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
+    if not shared_memory_names.NAME.fullmatch(layout.name) or layout.outgoing < 0 or layout.incoming < 0:
         raise WireError("A peer offers shared memory under a name that is not allowed.")
     try:
         handle = os.open(DIRECTORY / layout.name, os.O_RDWR | os.O_NOFOLLOW)
@@ -86,7 +86,7 @@ def attach(layout: Layout) -> mmap.mmap | None:
         os.close(handle)
 
 
-def unlink(layout: Layout) -> None:
+def unlink(layout: SegmentLayout) -> None:
     """Remove the segment's name; the mapping stays valid."""
     with contextlib.suppress(OSError):
         (DIRECTORY / layout.name).unlink()

@@ -24,7 +24,7 @@ CHANGED = "What a connection carries was changed on its way."
 _BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)  # no clock is needed
 
 
-class Encrypted(ssl.SSLSocket):
+class TlsConnection(ssl.SSLSocket):
     """TLS connection with the interface of a plain non-blocking socket: BlockingIOError where it would wait.
 
     Raises WireError for another certificate and for changed bytes."""
@@ -79,7 +79,7 @@ def _meant(error: ssl.SSLError) -> Exception:
     return WireError(STRANGE if alert else CHANGED)
 
 
-class Encryption:
+class TlsContexts:
     """TLS contexts of both ends of a run's connections."""
 
     def __init__(self, key: bytes) -> None:
@@ -88,16 +88,16 @@ class Encryption:
         self._listening.num_tickets = 0
         self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem)
 
-    def accept(self, sock: socket.socket) -> Encrypted:
+    def accept(self, sock: socket.socket) -> TlsConnection:
         """Wrap a listener's end; `do_handshake` must be called until it does not raise BlockingIOError."""
         wrapped = self._listening.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        assert isinstance(wrapped, Encrypted)
+        assert isinstance(wrapped, TlsConnection)
         return wrapped
 
-    def dial(self, sock: socket.socket) -> Encrypted:
+    def dial(self, sock: socket.socket) -> TlsConnection:
         """Wrap a connector's end and complete the handshake. Raises OSError (time-outs among it) or WireError."""
         wrapped = self._dialling.wrap_socket(sock, do_handshake_on_connect=False)
-        assert isinstance(wrapped, Encrypted)
+        assert isinstance(wrapped, TlsConnection)
         wrapped.do_handshake()
         return wrapped
 
@@ -108,7 +108,7 @@ def _context(protocol: ssl._SSLMethod, pem: bytes) -> ssl.SSLContext:
     context.check_hostname = False  # a run has one certificate; the handshake in auth.py identifies the node
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode())
-    context.sslsocket_class = Encrypted
+    context.sslsocket_class = TlsConnection
     handle = os.memfd_create("gbactl")  # ssl reads a private key only from a file: this one is in memory
     try:
         os.write(handle, pem)

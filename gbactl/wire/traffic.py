@@ -17,27 +17,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gbactl.wire.messages import (
-    Centre,
+    AddReplica,
     DenseSaved,
     DenseState,
-    Elastic,
-    GiveReplica,
-    Install,
+    EasgdCentre,
+    EasgdUpdate,
+    InstallDense,
     Pull,
     Push,
     PutDense,
     Rows,
     Sum,
-    SumPart,
+    Summand,
 )
 
 KINDS = ("dense", "rows", "ids", "control", "other")
 SHARED = "shared"
 PREFIX = "sent "  # of these counters' names among a node's counters
-_DENSE = frozenset((Centre, DenseSaved, DenseState, Elastic, GiveReplica, Install, PutDense, Sum, SumPart))
+_DENSE = frozenset((EasgdCentre, DenseSaved, DenseState, EasgdUpdate, AddReplica, InstallDense, PutDense, Sum, Summand))
 
 
-class Traffic:
+class TrafficCounter:
     """Bytes sent by one node. `item`: bytes of a value that may be narrowed; `training`: whether to count now."""
 
     def __init__(self) -> None:

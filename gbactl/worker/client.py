@@ -17,46 +17,46 @@ import numpy as np
 
 from gbactl.data.dataset import Batch
 from gbactl.errors import PeerGoneError, WireError
-from gbactl.kernels.base import Floats, Unique
+from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.wire import frames
 from gbactl.wire.channel import Channel, Hub
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
-    Absent,
     Ack,
+    AddReplica,
     BeginPhase,
     DenseState,
     GetDense,
-    GiveReplica,
     Granted,
     Predictions,
-    Prepare,
+    PrefetchHint,
     PutDense,
-    Relocated,
     RingBroken,
     Rows,
     SaveReplica,
+    ShardRelocated,
+    WorkerFailed,
     decode,
 )
 from gbactl.worker.core import (
-    Ahead,
-    Ask,
+    BatchInProgress,
     Command,
+    ComputeNext,
     DenseTransfer,
-    Drop,
-    Item,
+    PullRows,
     Question,
-    Tell,
+    ReleaseFrames,
+    TellCoordinator,
     Told,
     WorkerCore,
     push_views,
 )
-from gbactl.worker.routing import Dial, Parked, Routes
+from gbactl.worker.routing import Dial, ParkedConnection, Routes
 
 LATER = object()  # marks a question that cannot be answered yet
 
 
-class DenseParts(Protocol):
+class DenseGradientSlices(Protocol):
     """Dense gradient, split into one slice per shard."""
 
     def size(self, shard: int) -> int:
@@ -66,20 +66,20 @@ class DenseParts(Protocol):
         """Copy one shard's slice into float32[size]."""
 
 
-class Source(Protocol):
-    """Source of a worker's batches: phases, data and deduplication (see loop.DataSource)."""
+class BatchSource(Protocol):
+    """Source of a worker's batches: phases, data and deduplication (see loop.MappedBatchSource)."""
 
     def begin(self, phase: BeginPhase) -> None:
         """Begin a phase."""
 
-    def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
+    def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
         """Read the batch of a grant and its distinct rows."""
 
 
-class Exchange:
+class WorkerClient:
     """Connections of one worker, with a reading thread and compute threads."""
 
-    def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: Source) -> None:
+    def __init__(self, hub: Hub, coordinator: Channel, servers: list[Channel], index: int, source: BatchSource) -> None:
         self.hub, self.coordinator, self.servers, self.index = hub, coordinator, servers, index
         self.source = source
         self.error: BaseException | None = None
@@ -113,7 +113,7 @@ class Exchange:
         self._thread.start()
         self._carry_out(self.core.start(ahead))
 
-    def next(self, answer: Callable[[Any], Any], thread: int = 0) -> Item | None:
+    def next(self, answer: Callable[[Any], Any], thread: int = 0) -> BatchInProgress | None:
         """Wait for the next batch with its rows; None when the run is over.
 
         Between batches the coordinator's questions are answered with `answer(question)`, which returns a message or a
@@ -161,23 +161,23 @@ class Exchange:
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if type(command) is Ask:
+            if type(command) is PullRows:
                 self.servers[command.shard].send(command.pull, command.index.view(np.uint8))
-            elif type(command) is Tell:
+            elif type(command) is TellCoordinator:
                 self.coordinator.send(command.message)
-            elif type(command) is Ahead:
+            elif type(command) is ComputeNext:
                 self.on_more(command.item.grant.token)
-            elif type(command) is Drop:
+            elif type(command) is ReleaseFrames:
                 command.item.release()
             else:
                 self._cv.notify_all()
 
-    def take(self, item: Item) -> None:
+    def take(self, item: BatchInProgress) -> None:
         """Ask for another batch in place of `item`; after a push the announcement does that."""
         with self._cv:
             self._carry_out(self.core.give_back(item))
 
-    def push(self, item: Item, row_gradient: Floats, dense: DenseParts | None) -> None:
+    def push(self, item: BatchInProgress, row_gradient: Floats, dense: DenseGradientSlices | None) -> None:
         """Push each shard its gradient slice: row_gradient float32[U, W] in the order of the item's distinct rows.
 
         Does not wait: at most 1 + prefetch batches are in flight at a time, and so are gradients."""
@@ -205,7 +205,7 @@ class Exchange:
             frame.release()
         return {shard: (found[shard][0], values[shard]) for shard in shards}
 
-    def put_dense(self, message: PutDense | GiveReplica, parts: Mapping[int, Floats]) -> None:
+    def put_dense(self, message: PutDense | AddReplica, parts: Mapping[int, Floats]) -> None:
         """Send some shards their dense slice with its optimizer state, and wait until all have it."""
         self._transfer({shard: (message, part.view(np.uint8)) for shard, part in parts.items()})
 
@@ -221,7 +221,7 @@ class Exchange:
     def steady(self) -> Iterator[dict[int, Channel]]:
         """Channels of the connected servers by shard; no connection is lost or replaced within the context."""
         with self._cv:
-            yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, Parked)}
+            yield {shard: each for shard, each in enumerate(self.servers) if not isinstance(each, ParkedConnection)}
 
     def until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait for a condition, for `seconds` at most, or for the end of the run. Raises the error that ended it."""
@@ -240,7 +240,7 @@ class Exchange:
         with self._cv:
             self._carry_out(self.core.pull_ahead())
 
-    def predictions(self, item: Item, probabilities: Any) -> None:
+    def predictions(self, item: BatchInProgress, probabilities: Any) -> None:
         """Send an evaluation batch's predictions to the coordinator."""
         grant = item.grant
         message = Predictions(grant.phase, self.index, grant.batch, grant.start, grant.samples)
@@ -293,7 +293,7 @@ class Exchange:
                 self.hub.traffic.training = message.training
                 self.source.begin(message)
             self._carry_out(self.core.told(message))
-        elif isinstance(message, Absent):
+        elif isinstance(message, WorkerFailed):
             self.on_absent(message.worker)
         elif isinstance(message, RingBroken):
             self.on_ring_broken()
@@ -305,7 +305,7 @@ class Exchange:
         elif isinstance(message, Ack):
             self._dense.answered(self._of(shard))
             self._cv.notify_all()
-        elif isinstance(message, Relocated):
+        elif isinstance(message, ShardRelocated):
             self._relocated(message)
         elif type(message) in self.more:
             self.more[type(message)](self._of(shard), message, frame)
@@ -333,7 +333,7 @@ class Exchange:
         self.on_lost(shard)
         self._cv.notify_all()
 
-    def _relocated(self, message: Relocated) -> None:
+    def _relocated(self, message: ShardRelocated) -> None:
         """Connect to a shard's new server and repeat all unanswered requests."""
         shard = message.shard
         if shard < 0:

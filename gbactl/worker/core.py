@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gbactl.data.dataset import Batch
-from gbactl.kernels.base import Floats, Unique
-from gbactl.wire.failover_memory import Holdings
+from gbactl.kernels.base import DistinctRows, Floats
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Abandon,
@@ -31,22 +30,23 @@ from gbactl.wire.messages import (
     OpenReplicas,
     Ping,
     Pong,
-    Prepare,
+    PrefetchHint,
     Pull,
     Push,
-    Revive,
     Rows,
     SaveDense,
     Stop,
-    Take,
+    TakeBatch,
+    Takeover,
 )
+from gbactl.wire.reconnecting import GrantedBatches
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
-Told = Question | BeginPhase | Abandon | Prepare | Ping | Revive | Stop
+Told = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class BatchInProgress:
     """Granted batch in progress: its data, its distinct rows, the shards' answers, and facts about its gradient.
 
     `kept`: the frame among the answers whose memory the model computes with."""
@@ -54,7 +54,7 @@ class Item:
     grant: Granted
     phase: BeginPhase
     batch: Batch
-    unique: Unique
+    unique: DistinctRows
     pulled: bool = False
     abandoned: bool = False
     answers: dict[int, tuple[Rows, Frame]] = field(default_factory=dict)
@@ -98,13 +98,13 @@ def push_views(out: Bytes, index: Any, width: int) -> tuple[Floats, Floats]:
     return values[count:cut].reshape(count, width), values[cut:]
 
 
-class Tell(NamedTuple):
+class TellCoordinator(NamedTuple):
     """Command: send the coordinator a message."""
 
     message: Any
 
 
-class Ask(NamedTuple):
+class PullRows(NamedTuple):
     """Command: send a shard a Pull for these rows."""
 
     shard: int
@@ -112,29 +112,29 @@ class Ask(NamedTuple):
     index: Any
 
 
-class Drop(NamedTuple):
+class ReleaseFrames(NamedTuple):
     """Command: release the frames of an abandoned item."""
 
-    item: Item
+    item: BatchInProgress
 
 
-class Ahead(NamedTuple):
+class ComputeNext(NamedTuple):
     """Command: another batch is the next one to compute. A thread waiting for a sum may have to compute it first."""
 
-    item: Item
+    item: BatchInProgress
 
 
-class Complete(NamedTuple):
+class BatchComplete(NamedTuple):
     """Command: all shards have answered for an item, so compute threads check for work."""
 
-    item: Item
+    item: BatchInProgress
 
 
-class Look(NamedTuple):
+class CheckForWork(NamedTuple):
     """Command: compute threads check for work: a question arrived, batches were given up, or the run is over."""
 
 
-Command = Tell | Ask | Drop | Ahead | Complete | Look
+Command = TellCoordinator | PullRows | ReleaseFrames | ComputeNext | BatchComplete | CheckForWork
 
 
 class WorkerCore:
@@ -148,40 +148,40 @@ class WorkerCore:
         self.phase: BeginPhase | None = None
         self.stopped = False
         self.answering: Question | None = None
-        self.queue: deque[Item] = deque()  # batches not begun, in the order of computation
-        self.pulls: dict[int, Item] = {}  # request id -> item with unanswered pulls
+        self.queue: deque[BatchInProgress] = deque()  # batches not begun, in the order of computation
+        self.pulls: dict[int, BatchInProgress] = {}  # request id -> item with unanswered pulls
         self.questions: deque[tuple[Question, int]] = deque()  # each with the number of batches to finish before it
-        self.to_prepare: Prepare | None = None  # announced batch whose data may be prepared
+        self.to_prepare: PrefetchHint | None = None  # announced batch whose data may be prepared
         self.have_dense = [-1] * servers  # version of each shard's dense slice held here; -1: none
         self.computing = 0
-        self._prepared: dict[tuple[int, int], tuple[Batch, Unique]] = {}
+        self._prepared: dict[tuple[int, int], tuple[Batch, DistinctRows]] = {}
         self._requests = self._granted = self._begun = 0
-        self._holdings = Holdings()
+        self._holdings = GrantedBatches()
 
     # -- messages -----------------------------------------------------------------------------------
 
     def start(self, ahead: int) -> list[Command]:
         """Ask for `ahead` batches beyond the one to compute."""
-        return [Tell(Take(self.index)) for _ in range(1 + ahead)]
+        return [TellCoordinator(TakeBatch(self.index)) for _ in range(1 + ahead)]
 
     def told(self, message: Told) -> list[Command]:
         """Handle a message of the coordinator that needs no data."""
         if isinstance(message, Question):
             self.questions.append((message, self._granted))
-            return [Look()]
-        if isinstance(message, Prepare):
+            return [CheckForWork()]
+        if isinstance(message, PrefetchHint):
             self.to_prepare = message
         elif isinstance(message, BeginPhase):
             self._begin(message)
         elif isinstance(message, Abandon):
             return self._abandon(message.phase)
         elif isinstance(message, Ping):
-            return [Tell(Pong(self.index, message.beat))]
-        elif isinstance(message, Revive):
+            return [TellCoordinator(Pong(self.index, message.beat))]
+        elif isinstance(message, Takeover):
             return self._revive(message)
         else:
             self.stopped = True
-            return [Look()]
+            return [CheckForWork()]
         return []
 
     def _begin(self, phase: BeginPhase) -> None:
@@ -189,12 +189,12 @@ class WorkerCore:
             self._forget_all_dense()
         self.phase = phase
 
-    def _revive(self, message: Revive) -> list[Command]:
+    def _revive(self, message: Takeover) -> list[Command]:
         """Tell a new coordinator which batches are here. Its predecessor's questions are dropped.
 
         OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
-        return [Tell(self._holdings.told(self.index, message.epoch, self.phase))]
+        return [TellCoordinator(self._holdings.told(self.index, message.epoch, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
         """Give up the batches of a phase that are not begun, and ask for others.
@@ -210,37 +210,37 @@ class WorkerCore:
         for item in given_up:
             item.abandoned = True
             if not item.pulled or len(item.answers) == self.servers:
-                commands.append(Drop(item))
+                commands.append(ReleaseFrames(item))
             commands += self.give_back(item)
-        return [*commands, Look()]
+        return [*commands, CheckForWork()]
 
     # -- data and rows ------------------------------------------------------------------------------
 
-    def prepared(self, message: Prepare, batch: Batch, unique: Unique) -> None:
+    def prepared(self, message: PrefetchHint, batch: Batch, unique: DistinctRows) -> None:
         """Store the prepared data of an announced batch, replacing an earlier one's."""
         if self.to_prepare is message:
             self.to_prepare = None
         self._prepared = {(message.phase, message.batch): (batch, unique)}
 
-    def data_of(self, grant: Granted) -> tuple[Batch, Unique] | None:
+    def data_of(self, grant: Granted) -> tuple[Batch, DistinctRows] | None:
         """Prepared data of a batch; None if there is none."""
         return self._prepared.pop((grant.phase, grant.batch), None)
 
-    def granted(self, grant: Granted, batch: Batch, unique: Unique) -> list[Command]:
+    def granted(self, grant: Granted, batch: Batch, unique: DistinctRows) -> list[Command]:
         """Queue a granted batch."""
         assert self.phase is not None
         self.to_prepare = None  # it is this one, or another worker's
-        item = Item(grant, self.phase, batch, unique)
+        item = BatchInProgress(grant, self.phase, batch, unique)
         early = self._admit(item)
         self._holdings.granted(grant, self.phase)
         self._granted += 1
-        commands: list[Command] = [Ahead(item)] if self.queue[0] is item else []
+        commands: list[Command] = [ComputeNext(item)] if self.queue[0] is item else []
         first = len(self.queue) + self.computing <= self.threads
         if early or first or self.phase.prefetch_rows or not self.phase.training:
             self._pull(item, commands)
         return commands
 
-    def _admit(self, item: Item) -> bool:
+    def _admit(self, item: BatchInProgress) -> bool:
         """Insert a batch into the queue; returns whether it is before others.
 
         Batches keep the order of their grants. But where workers hold the dense parameters, a batch goes before those
@@ -266,7 +266,7 @@ class WorkerCore:
             self._pull(item, commands)
         return commands
 
-    def _pull(self, item: Item, commands: list[Command]) -> None:
+    def _pull(self, item: BatchInProgress, commands: list[Command]) -> None:
         if not item.pulled:
             item.pulled = True
             self._requests += 1
@@ -274,11 +274,11 @@ class WorkerCore:
             for share in item.unique.shares():
                 commands.append(self._ask(self._requests, item, *share))
 
-    def _ask(self, request: int, item: Item, shard: int, low: int, high: int) -> Ask:
+    def _ask(self, request: int, item: BatchInProgress, shard: int, low: int, high: int) -> PullRows:
         batch = item.grant.batch if item.phase.training else -1
         have = self.have_dense[shard]
         pull = Pull(request, batch, high - low, item.phase.served_dense, item.grant.after, have)
-        return Ask(shard, pull, item.unique.index[low:high])
+        return PullRows(shard, pull, item.unique.index[low:high])
 
     def rows(self, shard: int, rows: Rows, frame: Frame) -> list[Command]:
         """Take a shard's answer to a Pull."""
@@ -288,11 +288,11 @@ class WorkerCore:
         if complete:
             del self.pulls[rows.ticket]
         if item.abandoned:
-            return [Drop(item)] if complete else []
+            return [ReleaseFrames(item)] if complete else []
         if rows.dense:
             self.have_dense[shard] = rows.version
         item.row_versions[shard], item.dense_versions[shard] = rows.version, self.have_dense[shard]
-        return [Complete(item)] if complete else []
+        return [BatchComplete(item)] if complete else []
 
     # -- server failures ----------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class WorkerCore:
         item = self.queue[0]
         return len(item.answers) == self.servers and (thread == 0 or (thread < self.threads and item.phase.training))
 
-    def begin(self) -> Item:
+    def begin(self) -> BatchInProgress:
         """Take the next batch."""
         self.computing += 1
         self._begun += 1
@@ -354,12 +354,12 @@ class WorkerCore:
         self.computing -= 1
         return self.pull_ahead()
 
-    def give_back(self, item: Item) -> list[Command]:
+    def give_back(self, item: BatchInProgress) -> list[Command]:
         """Ask for another batch in place of `item`; after a push the announcement does that."""
         self.pushed(item)
-        return [Tell(Take(self.index))]
+        return [TellCoordinator(TakeBatch(self.index))]
 
-    def pushed(self, item: Item) -> None:
+    def pushed(self, item: BatchInProgress) -> None:
         """Record that a gradient is about to be pushed."""
         self._holdings.returned(item.grant)
 
@@ -396,7 +396,7 @@ class DenseTransfer:
         return dict(sorted(states.items()))
 
 
-class Place(NamedTuple):
+class SumPosition(NamedTuple):
     """Place of a batch in a step's sum: `part` of `parts`; None for a batch of no samples, which fills none."""
 
     part: int | None
@@ -412,7 +412,7 @@ class ReplicatedSteps:
         self.global_batch = global_batch
         self.taken = -1  # the last step; another worker's batches of it may still come
 
-    def place(self, item: Item) -> Place | None:
+    def place(self, item: BatchInProgress) -> SumPosition | None:
         """Place that a batch fills; None where its step is already taken, and only its rows are missing."""
         grant, phase = item.grant, item.phase
         if grant.samples and grant.token <= self.taken:
@@ -420,7 +420,7 @@ class ReplicatedSteps:
         width = self.global_batch // phase.local_batch
         first = (grant.token - phase.first_step) * width
         parts = min(width, -(-phase.samples // phase.local_batch) - first)
-        return Place(grant.batch - first if grant.samples else None, parts)
+        return SumPosition(grant.batch - first if grant.samples else None, parts)
 
     def at(self, after: int) -> bool | None:
         """Whether exactly `after` steps (0: any number) are taken; None before that."""

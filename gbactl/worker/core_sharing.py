@@ -36,7 +36,7 @@ def places(workers: int, cores: list[int], board: BinaryIO) -> list[tuple[int, i
 
 
 @dataclass(frozen=True)
-class Place:
+class CoreAssignment:
     """Core of a worker, and the line of the board file that counts its slots."""
 
     fd: int
@@ -44,10 +44,10 @@ class Place:
     core: int
 
 
-class Turns:
+class CoreSlots:
     """Compute slots of a worker on a shared core: `with turns.mine(): compute`."""
 
-    def __init__(self, place: Place, library: Any) -> None:
+    def __init__(self, place: CoreAssignment, library: Any) -> None:
         self.place, self._library = place, library
         self._memory = mmap.mmap(place.fd, 0)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + LINE * place.line
@@ -66,7 +66,7 @@ class Turns:
             self._library.gb_turn_end(self._address, ticket)
 
 
-class AnyTime:
+class UnsharedCore:
     """Stand-in for Turns where a worker has its core to itself."""
 
     def settle(self) -> None:
@@ -77,10 +77,10 @@ class AnyTime:
         return nullcontext()
 
 
-def join(place: Place | None) -> Turns | AnyTime:
-    """Make the Turns of a place, or AnyTime without a place or without the compiled library."""
+def join(place: CoreAssignment | None) -> CoreSlots | UnsharedCore:
+    """Make the Turns of a place, or UnsharedCore without a place or without the compiled library."""
     from gbactl.kernels.build import find_library
-    from gbactl.kernels.library import open_library
+    from gbactl.kernels.native import open_library
 
     path = find_library()
-    return AnyTime() if place is None or path is None else Turns(place, open_library(path))
+    return UnsharedCore() if place is None or path is None else CoreSlots(place, open_library(path))

@@ -13,25 +13,25 @@ import numpy as np
 
 from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
-from gbactl.faults.slowdown import Delay
-from gbactl.kernels.base import Kernels, Unique
-from gbactl.models.compute import GradientComputer
+from gbactl.faults.slowdown import WorkerSlowdown
+from gbactl.kernels.base import DistinctRows, Kernels
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.processor import ask_for_long_slices, settle_garbage
 from gbactl.wire.messages import (
     BeginPhase,
+    DenseMoved,
     DenseSaved,
     Granted,
     Inspect,
     Inspected,
-    Moved,
     MoveDense,
-    Prepare,
+    PrefetchHint,
     SaveDense,
 )
-from gbactl.worker.client import LATER, Exchange
-from gbactl.worker.core import Item, Question
-from gbactl.worker.core_sharing import AnyTime, Turns
-from gbactl.worker.dense_params import DensePlacement, Placements
+from gbactl.worker.client import LATER, WorkerClient
+from gbactl.worker.core import BatchInProgress, Question
+from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
+from gbactl.worker.dense_placement import DensePlacement, Placements
 
 SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15
@@ -54,7 +54,7 @@ def dropout_key(seed: int, phase: BeginPhase, batch: int) -> int:
     return key_of(seed, phase.epoch, phase.split, position // phase.local_batch)
 
 
-class DataSource:
+class MappedBatchSource:
     """Source of batches from the mapped data, shuffled by (seed, epoch) if configured; it also deduplicates ids."""
 
     def __init__(self, dataset: Dataset, kernels: Kernels, servers: int, seed: int, shuffle: bool) -> None:
@@ -65,12 +65,10 @@ class DataSource:
         self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
-        """See Source.begin."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
-    def prepare(self, grant: Granted | Prepare) -> tuple[Batch, Unique]:
-        """See Source.prepare."""
+    def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:
@@ -84,14 +82,14 @@ class DataSource:
         return batch, self.kernels.dedupe(batch.ids, self.dataset.schema.offsets, self.servers)
 
 
-class Worker:
+class WorkerLoop:
     """Compute loop of one worker."""
 
     def __init__(
-        self, exchange: Exchange, computer: GradientComputer, placements: Placements, kernels: Kernels, width: int,
-        seed: int, turns: Turns | AnyTime | None = None, delay: Delay | None = None,
+        self, exchange: WorkerClient, computer: GradientComputer, placements: Placements, kernels: Kernels, width: int,
+        seed: int, turns: CoreSlots | UnsharedCore | None = None, delay: WorkerSlowdown | None = None,
     ) -> None:  # fmt: skip
-        self.turns, self.delay = turns or AnyTime(), delay
+        self.turns, self.delay = turns or UnsharedCore(), delay
         self.exchange, self.computer, self.placements = exchange, computer, placements
         self.kernels, self.width, self.seed = kernels, width, seed
         self._rows = np.empty((0, width), np.float32)
@@ -128,7 +126,7 @@ class Worker:
             return LATER if found is None else (DenseSaved(question.number, *found[:2]), found[2].view(np.uint8))
         if isinstance(question, MoveDense):
             self.placements.move(question.home, question.giver == self.exchange.index, question.turn)
-            return Moved(self.exchange.index, question.turn)
+            return DenseMoved(self.exchange.index, question.turn)
         return self._inspect() if isinstance(question, Inspect) else self.placements.trainer.hear(question)
 
     def _inspect(self) -> Inspected:
@@ -138,7 +136,7 @@ class Worker:
         counts = {**getattr(hub, "counts", {}), **hub.traffic.counters()}  # see reliable.py
         return Inspected(f"W{self.exchange.index}", checksum, total, memory, counts, dict(hub.refused))
 
-    def _train(self, item: Item) -> None:
+    def _train(self, item: BatchInProgress) -> None:
         if item.grant.samples == 0:
             self.dense.load(item)
             item.release()
@@ -151,7 +149,7 @@ class Worker:
             self.delay.stretch(item, item.grant.usual)
         self.dense.finish(item, sums)
 
-    def _compute(self, item: Item) -> Any:
+    def _compute(self, item: BatchInProgress) -> Any:
         """Compute the gradient of the item's distinct rows, float32[U, W]; the dense one stays in the model."""
         began = time.perf_counter()
         emb = self._embed(item)
@@ -165,14 +163,14 @@ class Worker:
         item.seconds = time.perf_counter() - began
         return out
 
-    def _evaluate(self, item: Item) -> None:
+    def _evaluate(self, item: BatchInProgress) -> None:
         self.dense.load(item)
         emb = self._embed(item)
         item.release()
         self.exchange.predictions(item, self.computer.predict(item.batch.numeric, emb))
         self.exchange.take(item)
 
-    def _embed(self, item: Item) -> Any:
+    def _embed(self, item: BatchInProgress) -> Any:
         """Gather the embedding rows of every id of the batch, float32[B, F, W]."""
         count, fields = item.batch.ids.shape
         self._emb = _room(self._emb, count * fields)
@@ -180,7 +178,7 @@ class Worker:
         self.kernels.gather(self._gathered(item), item.unique.inverse, emb)
         return emb.reshape(count, fields, self.width)
 
-    def _gathered(self, item: Item) -> Any:
+    def _gathered(self, item: BatchInProgress) -> Any:
         """Concatenate the shards' answers in the order of the item's distinct rows, float32[U, W]."""
         views = []
         for shard in range(len(self.exchange.servers)):

@@ -16,13 +16,13 @@ from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Bytes
-from gbactl.wire.messages import Push, Relocated
+from gbactl.wire.messages import Push, ShardRelocated
 
 REMEMBERED = 256  # pushes per shard: more than a worker can have in flight
 Dial = Callable[[str, Peer], Channel]
 
 
-class Parked:
+class ParkedConnection:
     """Stand-in for a lost connection: keeps pushes for the next one, and drops other messages."""
 
     def __init__(self, peer: Peer) -> None:
@@ -32,11 +32,9 @@ class Parked:
         self._then: Channel | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
-        """See Channel.reserve."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: object, payload: Bytes | None = None) -> None:
-        """See Channel.send."""
         if not isinstance(message, Push):
             return
         with self._lock:
@@ -74,7 +72,7 @@ class Routes:
     def serves(self, shard: int, epoch: int) -> bool:
         """Whether the connection to a shard already leads to that incarnation of its server."""
         channel = self.servers[shard]
-        return not isinstance(channel, Parked) and channel.peer.epoch == epoch
+        return not isinstance(channel, ParkedConnection) and channel.peer.epoch == epoch
 
     def pushing(self, shard: int, push: Push) -> Channel:
         """Channel for a slice that is pushed now; the push is remembered."""
@@ -85,20 +83,20 @@ class Routes:
 
     def lose(self, shard: int) -> None:
         """Replace the channel of a failed server until its successor is there."""
-        self._replace(shard, Parked(self.servers[shard].peer))
+        self._replace(shard, ParkedConnection(self.servers[shard].peer))
 
-    def renew(self, message: Relocated, dial: Dial) -> Channel | None:
+    def renew(self, message: ShardRelocated, dial: Dial) -> Channel | None:
         """Connect to a shard's new server and send it the missing slices; None if it is gone again."""
         shard, numbers = message.shard, message.batches
         wanted = set(zip(numbers[::2], numbers[1::2], strict=True))
         try:
             channel = dial(message.address, Peer("server", shard, message.epoch))
         except WireError:
-            if not isinstance(self.servers[shard], Parked):
+            if not isinstance(self.servers[shard], ParkedConnection):
                 self.lose(shard)
             return None
         old = self._replace(shard, channel)
-        held = old if isinstance(old, Parked) else None
+        held = old if isinstance(old, ParkedConnection) else None
         for push, where in list(self._sent[shard]):
             if where not in (held, channel) and (push.phase, push.batch) in wanted:
                 channel.send(push._replace(rows=~push.rows, dense=0))

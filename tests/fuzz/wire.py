@@ -25,16 +25,14 @@ import numpy as np
 from gbactl.errors import WireError
 from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import auth, frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.messages import BeginPhase, Elastic, Pull, Push, PutDense, decode, kind_of, pack
-from gbactl.wire.send_queue import Queued
-from gbactl.wire.socket_channel import SocketChannel
-from gbactl.wire.traffic import Traffic
+from gbactl.wire.messages import BeginPhase, EasgdUpdate, Pull, Push, PutDense, decode, kind_of, pack
+from gbactl.wire.socket_channel import QueuedBytes, SocketChannel
+from gbactl.wire.traffic import TrafficCounter
 from tests.fuzz.coordinator import Spoken
 from tests.fuzz.mutations import mangled, message, odd_frame
 
@@ -42,7 +40,7 @@ KEY = bytes(range(32))
 WORKER = Peer("worker", 1)
 BUFFER = 2 * (frames.MAX_DESCRIPTOR + socket_channel.RECEIVE_BYTES)  # what a connection may hold of frames at most
 ROWS, WIDTH, DENSE = 10, 3, 5
-FROM_WORKERS = (Pull, Push, PutDense, Elastic)
+FROM_WORKERS = (Pull, Push, PutDense, EasgdUpdate)
 
 
 class Finding(Exception):
@@ -83,7 +81,7 @@ class Wire:
 def read(data: bytes, rng: random.Random) -> tuple[list[Frame], str]:
     """What a connection makes of a stream that comes in pieces, and how it ends."""
     wire = Wire()
-    channel = SocketChannel(wire, WORKER, (KEY, KEY), threading.RLock(), Queued(), Traffic())  # type: ignore[arg-type]
+    channel = SocketChannel(wire, WORKER, (KEY, KEY), threading.RLock(), QueuedBytes(), TrafficCounter())  # type: ignore[arg-type]
     found: list[Frame] = []
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 3))))
     for low, high in zip([0, *cuts], [*cuts, len(data)], strict=True):
@@ -213,7 +211,7 @@ class Served:
 
 class _NoHub:
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.traffic = TrafficCounter()
         self.refused: Counter[str] = Counter()
 
 

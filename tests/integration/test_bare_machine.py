@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.coordinator.schedule import END_BYTES
 from gbactl.tracking.store import connect
 from tests.support.processes import Launcher, wait_for
@@ -118,7 +118,7 @@ def test_a_disk_that_others_fill_ends_the_run_with_a_sentence(
     runs = disk_of(3 * ONE_CHECKPOINT + 2 * END_BYTES)
     more = ("checkpoint.keep=1", "data.rows_per_day=100000")
     run = launcher.start(*SAVING, *more, f"cluster={cluster}", small=False)
-    saved = Folder(run.run_dir / "checkpoints")
+    saved = CheckpointFolder(run.run_dir / "checkpoints")
     wait_for(saved.names)
     for _ in range(6):  # a checkpoint that is under way gives its room back
         fill = ["sh", "-c", 'cat /dev/zero >> "$1"; sleep 0.1', "sh", str(runs / "other")]

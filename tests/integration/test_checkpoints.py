@@ -32,9 +32,7 @@ def killed_after(launched: Launched, cut: str) -> None:
 
 def resumed(launcher: Launcher, first: Launched, *overrides: str, tracking: bool = False) -> Finished:
     run_dir = f"run_dir={first.run_dir}"
-    done = launcher.start(
-        f"resume={first.run_dir}", run_dir, *overrides, small=False, tracking=tracking
-    ).finish()
+    done = launcher.start(f"resume={first.run_dir}", run_dir, *overrides, small=False, tracking=tracking).finish()
     assert done.code == 0, done.err
     done.run_dir = first.run_dir
     return done

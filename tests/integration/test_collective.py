@@ -19,11 +19,11 @@ import pytest
 
 from gbactl.collective import open_rendezvous
 from gbactl.collective.base import sum_in_rank_order
-from gbactl.collective.rendezvous import MOST_VISITORS
-from gbactl.collective.rendezvous_base import Meeting, interface_of
+from gbactl.collective.horovod import MOST_VISITORS
+from gbactl.collective.rendezvous import Rendezvous, interface_of
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels import codec_of
-from gbactl.kernels.halves import rounded
+from gbactl.kernels.half_precision import rounded
 
 pytestmark = pytest.mark.beside
 
@@ -36,7 +36,7 @@ KINDS = ("horovod", "gloo", "shm")
 def meeting_of(tmp_path: Path):
     """Opens a rendezvous by kind. Skips Horovod where it is not."""
 
-    def make(kind: str, size: int) -> Meeting:
+    def make(kind: str, size: int) -> Rendezvous:
         if kind == "horovod":
             pytest.importorskip("horovod.torch", exc_type=ImportError)
         return open_rendezvous(kind, size, tmp_path)
@@ -45,7 +45,7 @@ def meeting_of(tmp_path: Path):
 
 
 @contextmanager
-def group(meeting: Meeting, size: int, *args: int) -> Iterator[list[subprocess.Popen[str]]]:
+def group(meeting: Rendezvous, size: int, *args: int) -> Iterator[list[subprocess.Popen[str]]]:
     """`size` worker processes that are gone when the block ends, however it ends."""
     common = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(WORKER), *map(str, args)]
@@ -55,9 +55,7 @@ def group(meeting: Meeting, size: int, *args: int) -> Iterator[list[subprocess.P
             for rank in range(size):
                 env = {**common, **meeting.environment(rank)}
                 ranks.append(
-                    subprocess.Popen(
-                        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                    )
+                    subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 )
             yield ranks
         finally:
@@ -230,9 +228,7 @@ def test_an_unknown_name_lists_what_there_is(tmp_path: Path) -> None:
         open_rendezvous("nccl", 2, tmp_path)
 
 
-def test_without_horovod_the_sentence_says_what_to_type(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_horovod_the_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in sys.modules if name.startswith("horovod")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "horovod", None)

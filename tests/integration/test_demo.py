@@ -18,9 +18,7 @@ def test_make_demo_prints_the_comparison(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "gbactl", "conf", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW")}
-    done = subprocess.run(
-        ["make", "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
-    )
+    done = subprocess.run(["make", "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     table = done.stdout.partition("gbactl report --experiment demo")[2]
     lines = [line.split() for line in table.splitlines()]

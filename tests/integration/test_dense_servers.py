@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.replay.command import replay, sentence
+from gbactl.replay.replay_run import replay, sentence
 from tests.support.processes import Launched, Launcher
 from tests.support.slow import slow
 
@@ -14,8 +14,7 @@ pytestmark = pytest.mark.beside
 
 ONE_OF_THREE = ("cluster.servers=3", "cluster.dense_servers=1")
 SWITCHES = (
-    "switch.schedule=[{at: {samples: 1024}, to: gba}, "
-    "{at: {samples: 2560}, to: shadow_easgd, set: {local_batch: 128}}]"
+    "switch.schedule=[{at: {samples: 1024}, to: gba}, {at: {samples: 2560}, to: shadow_easgd, set: {local_batch: 128}}]"
 )
 
 

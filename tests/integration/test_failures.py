@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.coordinator import event_log
-from gbactl.launch import rundir
-from gbactl.launch.orphans import REACHED, end_orphans
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.run_dir import REACHED, end_orphans
 from gbactl.tracking.backlog import FILE_NAME, Backlog
 from gbactl.tracking.store import connect, experiment_id
 from tests.support.processes import (
@@ -117,7 +117,7 @@ def test_an_interrupted_run_is_saved_and_marked_as_killed(launcher: Launcher, st
     launched.training()
     done = ends_after(launched, lambda: launched.process.send_signal(number))
     assert done.code == 128 + number
-    stopped, saved = done.result["stopped"], Folder(done.run_dir / "checkpoints").newest().last
+    stopped, saved = done.result["stopped"], CheckpointFolder(done.run_dir / "checkpoints").newest().last
     assert (stopped["state"], stopped["name"], stopped["step"]) == ("saved", saved.name, saved.step)
     assert stopped["signal"] == signal.Signals(number).name
     assert "stopping: saving where the run stands (up to 30 s; Ctrl-C again ends at once)" in done.err
@@ -133,9 +133,7 @@ def test_an_interrupted_run_is_saved_and_marked_as_killed(launcher: Launcher, st
     ("again", "seconds", "why"),
     [(True, 30, "a second signal came"), slow(False, 1, "it took longer than cluster.stop_seconds=1")],
 )
-def test_a_run_that_cannot_be_saved_ends_all_the_same(
-    launcher: Launcher, again: bool, seconds: int, why: str
-) -> None:
+def test_a_run_that_cannot_be_saved_ends_all_the_same(launcher: Launcher, again: bool, seconds: int, why: str) -> None:
     """A server stands still: at the second signal, or when the time is over."""
     launched = launcher.start(*LONG, "mode=gba", f"cluster.stop_seconds={seconds}", "cluster.hang_seconds=60")
     launched.training()
@@ -240,7 +238,7 @@ def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, 
            "tags": {}, "uri": uri}  # fmt: skip
     backlog.append([run, {"kind": "metrics", "rows": [["samples", 2000.0, 5, 2000]]}])
     backlog.opened(resent)
-    with rundir.lock(tmp_path / "held"):
+    with run_dirs.lock(tmp_path / "held"):
         end_orphans(uri)
     status = {run_id: client.get_run(run_id).info.status for run_id in (killed, resent, finished, held, others)}
     assert status == {
@@ -298,7 +296,7 @@ def test_a_worker_that_fails_tells_its_own_reason(launcher: Launcher, tmp_path: 
         "import os, sys\n"
         "class Trap:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'gbactl.models.compute':\n"
+        "        if name == 'gbactl.models.gradient_computer':\n"
         "            raise RuntimeError('the sky is falling')\n"
         "sys.meta_path.insert(0, Trap())\n"
     )

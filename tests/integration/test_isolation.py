@@ -54,9 +54,7 @@ def test_shared_memory_needs_no_port(launcher: Launcher) -> None:
 
 
 def test_strangers_who_knock_during_a_run_are_counted_and_change_nothing(launcher: Launcher) -> None:
-    launched = launcher.start(
-        "mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]", "cluster.transport=tcp"
-    )
+    launched = launcher.start("mode=gba", "data.rows_per_day=60000", "model.hidden=[256,256]", "cluster.transport=tcp")
     launched.training()
     doors = [(pid, place) for pid in launched.nodes() for place in listeners(pid)]
     assert len(doors) == 3, "coordinator and two servers"

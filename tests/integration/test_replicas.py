@@ -61,9 +61,7 @@ def test_a_killed_trainer_ends_a_run_that_wants_it_so(launcher: Launcher) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [("mode=shadow_easgd",), ("mode=shadow_ma",), ("mode=fr_bmuf", "mode.k=3")]
-)
+@pytest.mark.parametrize("options", [("mode=shadow_easgd",), ("mode=shadow_ma",), ("mode=fr_bmuf", "mode.k=3")])
 def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: tuple[str, ...]) -> None:
     launched = launcher.start(
         *LONG, "data.rows_per_day=12000", *options, "cluster.workers=3", "mode.local_batch=64",
@@ -78,9 +76,7 @@ def test_without_a_killed_trainer_the_others_go_on(launcher: Launcher, options: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "own"), [("shadow_easgd", "hogwild_threads=2"), ("fr_ma", "k=3")])
-def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(
-    launcher: Launcher, mode: str, own: str
-) -> None:
+def test_a_server_and_the_coordinator_are_killed_and_training_goes_on(launcher: Launcher, mode: str, own: str) -> None:
     plans = "{kind: kill, servers: [0], step: 20}, {kind: kill, coordinator: true, step: 110}"
     launched = launcher.start(
         "data.rows_per_day=12000", f"mode={mode}", f"mode.{own}", "cluster.workers=3", "mode.local_batch=64",

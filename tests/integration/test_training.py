@@ -41,10 +41,7 @@ def consistent(result: dict[str, Any], samples: int, *, global_batch: int = 256,
     assert all(result[key] == last[key] for key in ("auc", "logloss", "ne", "calibration"))
     gradients = result["gradients"]
     assert sum(result["staleness_histogram"].values()) == gradients["applied"] + gradients["decayed"]
-    assert (
-        sum(w["batches"] for w in result["per_worker"].values())
-        == gradients["applied"] + gradients["decayed"]
-    )
+    assert sum(w["batches"] for w in result["per_worker"].values()) == gradients["applied"] + gradients["decayed"]
     assert sum(w["samples"] for w in result["per_worker"].values()) == samples
     assert set(result["per_worker"]) <= {f"W{index}" for index in range(workers)}
     assert result["refused_frames"] == 0

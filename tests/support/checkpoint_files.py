@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.manifest import Entry, Manifest
+from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.manifest import FileEntry, Manifest
 from gbactl.checkpoint.tensor_file import write_tensors
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import DenseSpec, ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import DenseSpec, Shard, ShardSpec
 
 POSITION: dict[str, Any] = {
     "step": 3, "round": 0, "label": "day 0", "seconds": 1.5, "ended": False, "unread": [[16, 40], [48, 64]],
@@ -70,13 +69,14 @@ def save(
     index: list[np.ndarray] | None = None, **more: Any,
 ) -> Manifest:  # fmt: skip
     """Write a checkpoint of these shards; only rows `index` of each if given."""
-    path = Folder(folder).begin(number)
+    path = CheckpointFolder(folder).begin(number)
     entries = []
     for shard in shards:
         rows = None if index is None else index[shard.spec.shard]
         tensors = tensors_of(shard, rows)
         written = write_tensors(path / f"S{shard.spec.shard}.safetensors", tensors, {"gbactl": "1"})
-        entries.append(Entry(f"S{shard.spec.shard}.safetensors", shard.spec.shard, written.bytes, len(tensors["rows"]),
+        entries.append(FileEntry(f"S{shard.spec.shard}.safetensors", shard.spec.shard, written.bytes,
+                                 len(tensors["rows"]),
                              written.sums))  # fmt: skip
     first = shards[0].spec
     made = Manifest(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gbactl.coordinator import journal
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.handout import LivePhase
 from gbactl.server.core import Server
-from gbactl.wire.in_memory import MemoryChannel
 from gbactl.wire.messages import KIND
-from gbactl.worker.client import Exchange
+from gbactl.worker.client import WorkerClient
+from tests.support.in_memory import MemoryChannel
 from tests.support.memory_cluster import Killed
 
 
@@ -99,8 +99,8 @@ class DyingWorker:
         self.index, self.turn, self.when = index, turn, when
         self.pushes = self.announcements = 0
         self.announced = threading.Event()
-        plain, plain_init = Exchange.push, Exchange.__init__
-        first: dict[int, Exchange] = {}
+        plain, plain_init = WorkerClient.push, WorkerClient.__init__
+        first: dict[int, WorkerClient] = {}
 
         def init(this: Any, *args: Any) -> None:
             plain_init(this, *args)
@@ -116,8 +116,8 @@ class DyingWorker:
                 plain(this, item, row_gradient, dense)
             return None
 
-        monkeypatch.setattr(Exchange, "__init__", init)
-        plain_announce = Training._announce
+        monkeypatch.setattr(WorkerClient, "__init__", init)
+        plain_announce = LivePhase._announce
 
         def announce(this: Any, parts: Any, samples: int) -> None:
             plain_announce(this, parts, samples)
@@ -125,8 +125,8 @@ class DyingWorker:
             if self.announcements == self.turn:
                 self.announced.set()
 
-        monkeypatch.setattr(Exchange, "push", push)
-        monkeypatch.setattr(Training, "_announce", announce)
+        monkeypatch.setattr(WorkerClient, "push", push)
+        monkeypatch.setattr(LivePhase, "_announce", announce)
 
     def die(self, exchange: Any, push: Callable[[], None]) -> None:
         if self.when == "half":  # one server learns of it

@@ -20,11 +20,11 @@ from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.nodes.roles import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
-from gbactl.policies.base import Decision
-from gbactl.replay.fold import store_order
-from gbactl.replay.worker import Gradients, Pulled
-from gbactl.store.gradient_slice import Order
-from gbactl.store.schedule import factor
+from gbactl.policies.policy import Decision
+from gbactl.replay.gradient_recomputation import GradientRecomputer, PulledBatch
+from gbactl.replay.replayer import store_order
+from gbactl.store.gradient_slice import StepOrder
+from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase
 
 
@@ -34,7 +34,7 @@ class Lease:
 
     worker: int
     grant: Grant
-    pulled: Pulled
+    pulled: PulledBatch
     rows: dict[int, int] = field(default_factory=dict)
     dense: dict[int, int] = field(default_factory=dict)
 
@@ -46,9 +46,9 @@ class HandMade:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.cfg, self.random, self.deaths = cfg, random.Random(seed), deaths
         self.dataset = open_dataset(prepare(cfg.data))
-        self.gradients = Gradients(cfg, self.dataset)
+        self.gradients = GradientRecomputer(cfg, self.dataset)
         self.shards = self.gradients.shards()
-        self.queues: list[deque[Order]] = [deque() for _ in self.shards]
+        self.queues: list[deque[StepOrder]] = [deque() for _ in self.shards]
         self.log = EventLog(run_dir / "events.log", header(cfg, self.dataset))
         self.step, self.reissued, self.done, self.gone = 0, 0, 0, set[int]()
         self.leases: dict[int, Lease] = {}

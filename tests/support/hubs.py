@@ -13,8 +13,8 @@ from gbactl.wire import auth
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.in_memory import MemoryHub
-from gbactl.wire.messages import Take, unpack
+from gbactl.wire.messages import TakeBatch, unpack
+from tests.support.in_memory import MemoryHub
 
 KEY = auth.new_key()
 SLOT = 1 << 18
@@ -58,7 +58,7 @@ class Pair:
             self.near_hub = SocketHub(KEY, WORKER, encrypt=encrypt)
         sizes = (SLOT, SLOT) if kind.endswith("shm") else (0, 0)
         self.near, _ = while_polling(self.far_hub, lambda: self.near_hub.connect(self.far_hub.address, sizes, SERVER))
-        self.near.send(Take(0))
+        self.near.send(TakeBatch(0))
         [(self.far, _)] = self.arrivals(self.far_hub, 1)
 
     def arrivals(self, at: Any, count: int) -> list[tuple[Any, Frame]]:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.collective.base import ring_item
-from gbactl.collective.in_process import MemoryGroup
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.journal import Found
+from gbactl.coordinator.journal import JournalState
 from gbactl.coordinator.shell import Coordinator
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
@@ -21,12 +20,13 @@ from gbactl.nodes.roles import dressed, header, serve
 from gbactl.nodes.worker import work
 from gbactl.server.core import Server
 from gbactl.wire.auth import Peer
-from gbactl.wire.bootstrap import Bootstrap
 from gbactl.wire.channel import Hub
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Event, Hello, unpack
 from gbactl.wire.reliable import exposed
+from gbactl.wire.startup import Bootstrap
+from tests.support.in_memory import MemoryHub
+from tests.support.in_memory_collective import MemoryGroup
 
 LIMIT_SECONDS = 60.0
 
@@ -154,7 +154,7 @@ def run_in_memory(
             except Killed:
                 hub.close()
                 lives += 1
-                found = Found.of(run_dir, lives, time.monotonic())
+                found = JournalState.of(run_dir, lives, time.monotonic())
                 hub = open_hub(Peer("coordinator", 0, lives))
         hub.close()
 

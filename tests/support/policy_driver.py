@@ -133,9 +133,7 @@ class Driver:
         self._note(list(self.policy.finish()))
 
 
-def run(
-    name: str, part: Phase, options: PolicyOptions | None = None, seed: int = 0, *, deaths: bool = True
-) -> Driver:
+def run(name: str, part: Phase, options: PolicyOptions | None = None, seed: int = 0, *, deaths: bool = True) -> Driver:
     """A phase in a random order with duplicates, uneven workers and, if wanted, deaths and joiners."""
     rng = random.Random(seed)
     driver = Driver(make(name, part, options), rng)

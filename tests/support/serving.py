@@ -8,14 +8,13 @@ from typing import Any, cast
 
 from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryHub
-from gbactl.wire.messages import Relocated, Stop
-from gbactl.worker.client import Exchange, Source
-from gbactl.worker.sum_fallback import ServedSums
+from gbactl.wire.messages import ShardRelocated, Stop
+from gbactl.worker.all_reduce_on_server import ServerSums
+from gbactl.worker.client import BatchSource, WorkerClient
+from tests.support.in_memory import MemoryHub
 
 SGD = OptimizerSpec("sgd", 1.0)
 SPEC = ShardSpec(0, 1, 10, 3, row_optimizer=SGD, dense=DenseSpec(4), dense_optimizer=SGD)
@@ -29,7 +28,7 @@ class Serving:
         self.network: dict[str, MemoryHub] = {}
         self.coordinator = MemoryHub(self.network, Peer("coordinator", 0))
         self.told: list[Any] = []  # the coordinator's channels to workers
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[WorkerClient] = []
         self._serve()
 
     def _serve(self) -> None:
@@ -40,15 +39,15 @@ class Serving:
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 
-    def member(self, rank: int, epoch: int = 0) -> ServedSums:
+    def member(self, rank: int, epoch: int = 0) -> ServerSums:
         """A worker, connected."""
         hub = MemoryHub(self.network, Peer("worker", rank, epoch))
         channel = hub.connect("C")
         self.told.append(channel.other)
         source = SimpleNamespace(begin=lambda phase: None)
-        exchange = Exchange(hub, channel, [hub.connect(self.hub.address)], rank, cast(Source, source))
+        exchange = WorkerClient(hub, channel, [hub.connect(self.hub.address)], rank, cast(BatchSource, source))
         exchange.dial = lambda address, peer: hub.connect(address, peer=peer)
-        sums = ServedSums(exchange, rank, self.size)
+        sums = ServerSums(exchange, rank, self.size)
         exchange.start(0)
         self.exchanges.append(exchange)
         return sums
@@ -63,7 +62,7 @@ class Serving:
         self.epoch += 1
         self._serve()
         for channel in self.told:
-            channel.send(Relocated(0, self.hub.address, self.epoch, []))
+            channel.send(ShardRelocated(0, self.hub.address, self.epoch, []))
 
     def _end_server(self) -> None:
         assert self._stop is not None

@@ -68,5 +68,3 @@ def adds_up(result: dict[str, Any], samples: int) -> None:
     counted = result["samples"]
     assert counted["read"] == counted["trained"] + counted["decayed"] + counted["lost"] == samples
     assert math.isfinite(result["auc"]) and result["refused_frames"] == 0
-
-

@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from gbactl.config_types import Natural, TableRows
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table, to_ids
-from gbactl.data.writer import Built, write_all
+from gbactl.data.files import LineBlock, Progress, find, read_all
+from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table, to_ids
+from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Natural, TableRows
 
 NOT_FIELDS = ("id", "click", "hour")
 LAST_HOUR = 99123123
 
 
 @dataclass(frozen=True)
-class Rows:
+class DatedRows:
     """Chunk of rows with the day (YYMMDD) of each row."""
 
     batch: Batch
@@ -45,7 +45,7 @@ class AvazuLines:
         """Names of the categorical columns."""
         return [name for name in self.columns if name not in NOT_FIELDS]
 
-    def fast(self, data: bytes, lines: int) -> Rows:
+    def fast(self, data: bytes, lines: int) -> DatedRows:
         """See LineFormat.fast."""
         skipped = b" " in data or b"+" in data  # polars would skip these before a number
         number = pl.String if skipped else pl.Int64
@@ -54,12 +54,12 @@ class AvazuLines:
         click, hour = (_integers(frame[name]) if skipped else frame[name] for name in ("click", "hour"))
         good = click.is_in([0, 1]) & hour.is_between(0, LAST_HOUR) & (hour % 100 < 24)
         if not good.fill_null(False).all():
-            raise Mismatch("click or hour")
+            raise FastPathMismatch("click or hour")
         of_day = (hour % 100).to_numpy()
         columns = [to_ids(frame[name], f, self.buckets) for f, name in enumerate(self.fields)]
         ids = np.stack([*columns, of_day.astype(np.int32)], axis=1)
         labels = click.to_numpy().astype(np.uint8)
-        return Rows(Batch(labels, np.empty((lines, 0), np.float32), ids), (hour // 100).to_numpy())
+        return DatedRows(Batch(labels, np.empty((lines, 0), np.float32), ids), (hour // 100).to_numpy())
 
     def explain(self, line: str) -> str | None:
         """See LineFormat.explain."""
@@ -78,11 +78,11 @@ class AvazuLines:
 def _integers(column: pl.Series) -> pl.Series:
     """Convert plain digits to Int64. Raises Mismatch on anything else."""
     if not column.str.contains(r"^-?[0-9]+$").fill_null(False).all():
-        raise Mismatch("characters that polars would skip")
+        raise FastPathMismatch("characters that polars would skip")
     return column.cast(pl.Int64)
 
 
-class Days:
+class DayBoundaries:
     """First row of each day in a stream of day numbers."""
 
     def __init__(self) -> None:
@@ -95,9 +95,7 @@ class Days:
         steps = np.diff(days, prepend=self._last)
         if (steps < 0).any():
             wrong = int(days[np.argmax(steps < 0)])
-            raise DataError(
-                f"{path} is not in time order: {_date(wrong)} follows a later day; sort it by hour."
-            )
+            raise DataError(f"{path} is not in time order: {_date(wrong)} follows a later day; sort it by hour.")
         for at in np.flatnonzero(steps):
             self.starts[int(days[at])] = self.rows + int(at)
         self._last = int(days[-1])
@@ -113,14 +111,14 @@ def _date(day: int) -> str:
     return f"20{day // 10000:02d}-{day // 100 % 100:02d}-{day % 100:02d}"
 
 
-def _header(block: Block) -> tuple[tuple[str, ...], Block]:
+def _header(block: LineBlock) -> tuple[tuple[str, ...], LineBlock]:
     head, _, rest = block.data.partition(b"\n")
     columns = tuple(head.decode("utf-8", "replace").strip("\r\ufeff ").split(","))
     missing = [name for name in ("click", "hour") if name not in columns]
     if missing or len(set(columns)) != len(columns):
         what = f"no column {' or '.join(missing)}" if missing else "a column twice"
         raise DataError(f"{block.path}, line 1: not a header of Avazu's CSV ({what}).")
-    return columns, Block(block.path, 2, rest)
+    return columns, LineBlock(block.path, 2, rest)
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Avazu:
         """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
-    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[AvazuLines, Path, Rows | None]]:
+    def _parsed(self, progress: Progress, bad: BadLines) -> Iterator[tuple[AvazuLines, Path, DatedRows | None]]:
         form: AvazuLines | None = None
         for _, block in read_all(self.sources(), progress):
             if block.first_line == 1:
@@ -147,9 +145,9 @@ class Avazu:
             assert form is not None
             yield form, block.path, parse(form, block, bad) if block.data else None
 
-    def build(self, folder: Path, progress: Progress) -> Built:
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """See Source.build."""
-        bad, days = BadLines(self.max_bad_lines), Days()
+        bad, days = BadLines(self.max_bad_lines), DayBoundaries()
         parsed = self._parsed(progress, bad)
         form, path, first = next(parsed)
 
@@ -163,4 +161,4 @@ class Avazu:
         if not write_all(folder, 0, len(names), chunks()):
             raise DataError(f"{path}, line 2: there are no rows below the header.")
         cardinalities = (*[self.buckets] * len(form.fields), 24)
-        return Built("days", Schema(0, cardinalities), days.splits(), [], names, bad.count)
+        return WrittenArrays("days", Schema(0, cardinalities), days.splits(), [], names, bad.count)

@@ -14,12 +14,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from gbactl.config_types import Days, Natural, TableRows
 from gbactl.data.dataset import Batch, Schema
 from gbactl.data.files import Progress, find, read_all
-from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table, to_ids, to_numbers
-from gbactl.data.writer import Built, days_between, equal_days, write_all
+from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table, to_ids, to_numbers
+from gbactl.data.writer import WrittenArrays, days_between, equal_days, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Days, Natural, TableRows
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
 FIELDS = [f"C{i}" for i in range(1, 27)]
@@ -41,18 +41,18 @@ class CriteoLines:
     def fast(self, data: bytes, lines: int) -> Batch:
         """See LineFormat.fast."""
         if b" " in data or b"+" in data:
-            raise Mismatch("characters that Criteo does not use")
+            raise FastPathMismatch("characters that Criteo does not use")
         schema = {"label": pl.Int64, **dict.fromkeys(NUMERIC, pl.Int64), **dict.fromkeys(FIELDS, pl.String)}
         frame = table(data, lines, "\t", schema)
         labels = frame["label"]
         if labels.null_count() or not labels.is_in([0, 1]).all():
-            raise Mismatch("label")
+            raise FastPathMismatch("label")
         numbers = np.stack([frame[name].cast(pl.Float64).to_numpy() for name in NUMERIC], axis=1)
         ids = np.empty((lines, len(FIELDS)), np.int32)
         for f, name in enumerate(FIELDS):
             number = to_numbers(frame[name])
             if number.null_count() != frame[name].null_count() or (number < 0).any():
-                raise Mismatch(name)
+                raise FastPathMismatch(name)
             ids[:, f] = to_ids(frame[name], f, self.buckets, number)
         return Batch(labels.to_numpy().astype(np.uint8), signed_log(numbers), ids)
 
@@ -86,7 +86,7 @@ class Criteo:
         """Find the source files, in time order."""
         return find(self.path, self.patterns)
 
-    def build(self, folder: Path, progress: Progress) -> Built:
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """See Source.build."""
         paths, bad, ends = self.sources(), BadLines(self.max_bad_lines), list[int]()
 
@@ -104,4 +104,4 @@ class Criteo:
         total = write_all(folder, len(NUMERIC), len(FIELDS), chunks())
         per_file = self.days is None and len(paths) > 1
         splits = days_between(ends) if per_file else equal_days(total, self.days)
-        return Built("days", Schema(13, (self.buckets,) * 26), splits, NUMERIC, FIELDS, bad.count)
+        return WrittenArrays("days", Schema(13, (self.buckets,) * 26), splits, NUMERIC, FIELDS, bad.count)

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from gbactl.config_types import Natural
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Block, Progress, find, read_all
+from gbactl.data.files import LineBlock, Progress, find, read_all
 from gbactl.data.sources import require
-from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
-from gbactl.data.writer import Built, write_all
+from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table
+from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Natural
 
 SPLITS = ("train", "validation", "test")
 LARGEST = 2**31 - 2
@@ -37,16 +37,16 @@ class LibfmLines:
         data = data.replace(b" \n", b"\n")
         pairs = data.count(b":")
         if pairs != lines * self.fields or data.count(b":1 ") + data.count(b":1\n") != pairs or b"+" in data:
-            raise Mismatch("pairs")
+            raise FastPathMismatch("pairs")
         bare = data.replace(b":1 ", b" ").replace(b":1\n", b"\n")
         names = [f"f{i}" for i in range(self.fields)]
         frame = table(bare, lines, " ", {"label": pl.Int64, **dict.fromkeys(names, pl.Int64)})
         label = frame["label"]
         if not label.is_in([-1, 0, 1]).fill_null(False).all():
-            raise Mismatch("label")
+            raise FastPathMismatch("label")
         wide = frame.select(names).fill_null(-1).to_numpy()
         if wide.min() < 0 or wide.max() > LARGEST:
-            raise Mismatch("id")
+            raise FastPathMismatch("id")
         labels = (label.to_numpy() == 1).astype(np.uint8)
         return Batch(labels, np.empty((lines, 0), np.float32), np.ascontiguousarray(wide, np.int32))
 
@@ -84,7 +84,7 @@ class Libfm:
             require(len(found) == 1, f"data.{name} stands for {len(found)} files; name one.")
         return [found[0] for found in paths]
 
-    def build(self, folder: Path, progress: Progress) -> Built:
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """See Source.build."""
         paths, bad = self.sources(), BadLines(self.max_bad_lines)
         rows, largest = np.zeros(len(paths), np.int64), 0
@@ -108,10 +108,10 @@ class Libfm:
         ends = np.cumsum(rows).tolist()
         schema = Schema(0, (largest + 1,) * form.fields, shared_ids=True)
         splits = list(zip(SPLITS, [0, *ends[:-1]], ends, strict=True))
-        return Built("splits", schema, splits, [], [f"field{i}" for i in range(form.fields)], bad.count)
+        return WrittenArrays("splits", schema, splits, [], [f"field{i}" for i in range(form.fields)], bad.count)
 
 
-def _fields(block: Block) -> int:
+def _fields(block: LineBlock) -> int:
     line = block.data.partition(b"\n")[0]
     count = line.count(b":")
     if not count:

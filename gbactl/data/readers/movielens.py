@@ -16,12 +16,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from gbactl.config_types import Days, Natural
 from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Block, Progress, find, read_all
-from gbactl.data.text import BadLines, Mismatch, is_integer, parse, table
-from gbactl.data.writer import Built, equal_days, reorder, write_all
+from gbactl.data.files import LineBlock, Progress, find, read_all
+from gbactl.data.text import BadLines, FastPathMismatch, is_integer, parse, table
+from gbactl.data.writer import WrittenArrays, equal_days, reorder, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Days, Natural
 
 FIELDS = ["user", "item", "hour", "weekday"]
 CLICK = 4.0
@@ -46,19 +46,17 @@ class RatingLines:
     def fast(self, data: bytes, lines: int) -> Ratings:
         """See LineFormat.fast."""
         if b" " in data or b"+" in data:
-            raise Mismatch("characters that polars would skip")
+            raise FastPathMismatch("characters that polars would skip")
         if data.count(self.separator.encode()) != 3 * lines:
-            raise Mismatch("columns")
+            raise FastPathMismatch("columns")
         bare = data.replace(b"::", b"\t")
         kinds = {"user": pl.Int64, "item": pl.Int64, "rating": pl.Float64, "time": pl.Int64}
         frame = table(bare, lines, "," if self.separator == "," else "\t", kinds)
         if sum(frame.null_count().row(0)) or not frame["rating"].is_between(0, 10).all():
-            raise Mismatch("rating")
+            raise FastPathMismatch("rating")
         user, item, time = (frame[name].to_numpy() for name in ("user", "item", "time"))
-        if not all(
-            a.min() >= 0 and a.max() <= top for a, top in zip((user, item, time), LIMITS, strict=True)
-        ):
-            raise Mismatch("range")
+        if not all(a.min() >= 0 and a.max() <= top for a, top in zip((user, item, time), LIMITS, strict=True)):
+            raise FastPathMismatch("range")
         ids = np.stack([user, item, time // 3600 % 24, (time // 86400 + 3) % 7], axis=1).astype(np.int32)
         labels = (frame["rating"].to_numpy() >= CLICK).astype(np.uint8)
         return Ratings(Batch(labels, np.empty((lines, 0), np.float32), ids), time)
@@ -78,19 +76,17 @@ class RatingLines:
         return None
 
 
-def _format(block: Block) -> tuple[RatingLines, bytes]:
+def _format(block: LineBlock) -> tuple[RatingLines, bytes]:
     line = block.data.partition(b"\n")[0].rstrip(b"\r")
     for separator in ("::", "\t", ","):
         if line.count(separator.encode()) == 3:
             return RatingLines(separator), line if line == HEADER else b""
-    raise DataError(
-        f"{block.path}, line 1: not ratings (user, item, rating, time; apart by ::, tab or comma)."
-    )
+    raise DataError(f"{block.path}, line 1: not ratings (user, item, rating, time; apart by ::, tab or comma).")
 
 
-def _without(block: Block, header: bytes) -> Block:
+def _without(block: LineBlock, header: bytes) -> LineBlock:
     if block.first_line == 1 and header and block.data.startswith(header):
-        return Block(block.path, 2, block.data.partition(b"\n")[2])
+        return LineBlock(block.path, 2, block.data.partition(b"\n")[2])
     return block
 
 
@@ -118,7 +114,7 @@ class Movielens:
             if rows is not None:
                 yield rows
 
-    def build(self, folder: Path, progress: Progress) -> Built:
+    def build(self, folder: Path, progress: Progress) -> WrittenArrays:
         """See Source.build. Rows are sorted by time."""
         bad, times = BadLines(self.max_bad_lines), list[NDArray[np.int64]]()
         largest = np.zeros(2, np.int64)
@@ -135,4 +131,4 @@ class Movielens:
             progress("sorting by time", 1.0)
             reorder(Path(unsorted), folder, np.argsort(np.concatenate(times), kind="stable"))
         schema = Schema(0, (int(largest[0]) + 1, int(largest[1]) + 1, 24, 7))
-        return Built("days", schema, splits, [], FIELDS, bad.count)
+        return WrittenArrays("days", schema, splits, [], FIELDS, bad.count)

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, scaled
-from gbactl.calibration.observe import Notes, Observation
-from gbactl.calibration.simulate import predict
+from gbactl.calibration.fit import GROUPS, Predict, averaged, fit, predict, scaled
+from gbactl.calibration.local_runs import Observation, ProgressLog
 from gbactl.config.cost import CostConfig
 from gbactl.data.dataset import Dataset
 from gbactl.simulation.cluster import run_virtual
@@ -71,7 +70,7 @@ def test_rates_alone_are_enough(dataset: Dataset, tmp_path: Path) -> None:
 
 def test_a_prediction_is_the_rate_of_the_real_virtual_run(dataset: Dataset, tmp_path: Path) -> None:
     for mode in MODES:
-        cfg, notes = config(mode, 4), Notes(0.06)
+        cfg, notes = config(mode, 4), ProgressLog(0.06)
         virtual = replace(cfg, cluster=replace(cfg.cluster, name="virtual"), cost=MACHINE)
         (tmp_path / mode).mkdir()
         events: list[Event] = []

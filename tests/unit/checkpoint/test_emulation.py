@@ -9,22 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.checkpoint.emulation import Emulation, by_distribution, emulate
-from gbactl.checkpoint.plan import Costs, Rhythm, bases, expected_pls, full, partial
+from gbactl.checkpoint.plan import JobCosts, SaveSchedule, bases, expected_pls, full, partial
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
-from gbactl.faults.injector import Injector
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan
 
-COSTS = Costs(job=100.0, between_failures=50.0, servers=4, save=2.0, load=4.0, reschedule=1.0)
+COSTS = JobCosts(job=100.0, between_failures=50.0, servers=4, save=2.0, load=4.0, reschedule=1.0)
 
 
-def kills(*times: float, server: int = 1) -> Injector:
+def kills(*times: float, server: int = 1) -> FaultInjector:
     plans = [{"kind": "kill", "servers": [server], "time": time} for time in times]
-    return Injector(FaultPlan(FaultsConfig(plans=plans), 0, 1, 4))
+    return FaultInjector(FaultPlan(FaultsConfig(plans=plans), 0, 1, 4))
 
 
-def whole(interval: float) -> Rhythm:
-    return Rhythm(1, interval, None, 0)
+def whole(interval: float) -> SaveSchedule:
+    return SaveSchedule(1, interval, None, 0)
 
 
 def test_without_failures_saves_alone_cost() -> None:
@@ -53,7 +52,7 @@ def test_one_server_goes_back_by_hand() -> None:
 def test_what_was_lost_is_lost_once_and_chosen_saves_save_no_samples() -> None:
     twice = Emulation(COSTS, whole(1000.0), "partial", kills(10.0, 30.0)).run()
     assert twice.pls == pytest.approx((10 + 18) / 400), "2 seconds of the 20 between them went by in recovery"
-    chosen = Emulation(COSTS, Rhythm(4, 80.0, None, 0), "partial", kills(30.0)).run()
+    chosen = Emulation(COSTS, SaveSchedule(4, 80.0, None, 0), "partial", kills(30.0)).run()
     assert chosen.pls == pytest.approx((30 - 0.5) / 400)
     assert chosen.spent.saving == pytest.approx(0.5 * chosen.saves)
 
@@ -64,7 +63,7 @@ def test_what_was_lost_is_lost_once_and_chosen_saves_save_no_samples() -> None:
     st.sampled_from(["exponential", "weibull", "gamma"]),
 )  # fmt: skip
 def test_the_accounting_adds_up(save: float, interval: float, recovery: str, seed: int, distribution: str) -> None:
-    costs = Costs(300.0, 50.0, 4, save, 4.0, 1.0)
+    costs = JobCosts(300.0, 50.0, 4, save, 4.0, 1.0)
     job = Emulation(costs, whole(interval + save), recovery, by_distribution(costs, seed, distribution))
     found = job.run()
     assert job.trained == pytest.approx(300.0)
@@ -77,11 +76,11 @@ def test_the_accounting_adds_up(save: float, interval: float, recovery: str, see
 @pytest.mark.parametrize("distribution", ["exponential", "weibull", "gamma"])
 def test_the_equations_hold_over_many_failures(distribution: str) -> None:
     """Small costs: the equations are of the first order."""
-    costs = Costs(3000 * 1000.0, 1000.0, 8, 0.5, 3.0, 1.0)
+    costs = JobCosts(3000 * 1000.0, 1000.0, 8, 0.5, 3.0, 1.0)
     part = emulate(costs, whole(200.0), "partial", 1, distribution)
     assert part.pls == pytest.approx(expected_pls(costs, 200.0), rel=0.05)
     assert part.overhead == pytest.approx(partial(costs, 200.0) / costs.job, rel=0.05)
-    chosen = emulate(costs, Rhythm(4, 200.0, None, 2), "partial", 1, distribution)
+    chosen = emulate(costs, SaveSchedule(4, 200.0, None, 2), "partial", 1, distribution)
     assert chosen.overhead == pytest.approx((partial(costs, 200.0) + bases(costs, 200.0, 4, 2)) / costs.job, rel=0.05)
     everybody = emulate(costs, whole(50.0), "full", 1, distribution)
     assert everybody.overhead == pytest.approx(full(costs, 50.0) / costs.job, rel=0.05)

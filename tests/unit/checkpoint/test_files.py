@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 
 from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import tensor_file
-from gbactl.checkpoint.folder import Folder, check
-from gbactl.checkpoint.manifest import Entry
-from gbactl.checkpoint.publishing import DENSE, Closing
+from gbactl.checkpoint.folder import CheckpointFolder, check
+from gbactl.checkpoint.manifest import FileEntry
+from gbactl.checkpoint.publishing import DENSE, Publication
 from gbactl.checkpoint.restore import load_newest, load_shard
 from gbactl.checkpoint.tensor_file import TensorFile, write_tensors
 from gbactl.errors import CheckpointError, NotFiniteError
@@ -77,9 +77,7 @@ def test_in_half_the_bytes_it_is_rounded_to_bf16(tmp_path: Path) -> None:
         ("bf16", [3.4028e38, 1.0], "rows"),  # beyond what bf16 can hold, it is rounded to infinity
     ],
 )  # fmt: skip
-def test_a_file_says_which_tensor_is_not_finite(
-    tmp_path: Path, dtype: str, values: list[float], expected: str
-) -> None:
+def test_a_file_says_which_tensor_is_not_finite(tmp_path: Path, dtype: str, values: list[float], expected: str) -> None:
     """Integers with the bits of NaN are not."""
     odd = np.array([0x7FC00000, 0xFFFFFFFF], np.uint32)
     tensors = {"row_counts": odd, "index": odd.view(np.int32), "rows": np.array(values, np.float32)}
@@ -89,7 +87,7 @@ def test_a_file_says_which_tensor_is_not_finite(
         file.add(name, array)
     assert file.not_finite == expected
     written = file.finish()
-    entry = Entry("S0.safetensors", 0, written.bytes, 2, written.sums)
+    entry = FileEntry("S0.safetensors", 0, written.bytes, 2, written.sums)
     if not expected:
         check(tmp_path / "S0.safetensors", entry)
         return
@@ -103,7 +101,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_loaded(two: Path) -> None:
     shards[1].table[2, 1] = np.nan
     save(two, shards, 3)
     told: list[str] = []
-    folder = Folder(two)
+    folder = CheckpointFolder(two)
     assert folder.newest(told.append).last.number == 2
     found = load_newest(Shard(spec(1, 2)), folder, told.append)
     assert found is not None and found.number == 2
@@ -149,9 +147,9 @@ def test_what_is_no_complete_checkpoint_is_swept(two: Path) -> None:
     for name in ("cut-000003", ".gone-cut-000001", "other"):
         (two / name).mkdir()
         (two / name / ".S0.safetensors.partial").touch()
-    Folder(two).sweep()
+    CheckpointFolder(two).sweep()
     assert sorted(path.name for path in two.iterdir()) == ["cut-000001", "cut-000002", "other"]
-    Folder(two / "nowhere").sweep()
+    CheckpointFolder(two / "nowhere").sweep()
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rowwise_adagrad", "sgd"])
@@ -161,7 +159,7 @@ def test_rows_are_dealt_anew(tmp_path: Path, before: int, after: int, optimizer:
     for shard in (*saved, *wanted):
         fill(shard)
     save(tmp_path, saved)
-    chain = Folder(tmp_path).newest()
+    chain = CheckpointFolder(tmp_path).newest()
     for expected in wanted:
         loaded = Shard(spec(expected.spec.shard, after, optimizer=optimizer))
         load_shard(loaded, chain)
@@ -180,9 +178,9 @@ def test_the_dense_part_is_dealt_anew(tmp_path: Path, before: tuple[int, int], a
     save(tmp_path, saved)
     for expected in wanted:
         loaded, lost = Shard(expected.spec), Shard(expected.spec)
-        load_shard(loaded, Folder(tmp_path).newest())
+        load_shard(loaded, CheckpointFolder(tmp_path).newest())
         assert loaded.checksum() == expected.checksum() and loaded.dense_block().step == 4
-        assert load_newest(lost, Folder(tmp_path), pytest.fail) is not None
+        assert load_newest(lost, CheckpointFolder(tmp_path), pytest.fail) is not None
         assert lost.checksum() == expected.checksum() and lost.dense_block().step == 4
 
 
@@ -200,7 +198,7 @@ def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
     save(tmp_path, shards, 2, base=["cut-000001"], index=[np.array([1, 3], np.int32)] * 2)
     for shard in expected:
         loaded = Shard(spec(shard.spec.shard, 2))
-        load_shard(loaded, Folder(tmp_path).newest())
+        load_shard(loaded, CheckpointFolder(tmp_path).newest())
         assert loaded.checksum() == shard.checksum()
 
 
@@ -216,7 +214,7 @@ def test_rows_that_were_never_saved_are_as_they_began(tmp_path: Path) -> None:
     fill(shards[0])
     save(tmp_path, shards, index=[np.array([4], np.int32)])
     loaded = Shard(spec(0, 1))
-    load_shard(loaded, Folder(tmp_path).newest())
+    load_shard(loaded, CheckpointFolder(tmp_path).newest())
     np.testing.assert_array_equal(loaded.table[4], shards[0].table[4])
     np.testing.assert_array_equal(np.delete(loaded.table, 4, 0), np.delete(initial, 4, 0))
 
@@ -228,7 +226,7 @@ def test_rows_that_were_never_saved_are_as_they_began(tmp_path: Path) -> None:
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     save(tmp_path, shards_of(1))
     with pytest.raises(CheckpointError, match=message):
-        load_shard(Shard(spec(0, 1, **more)), Folder(tmp_path).newest())
+        load_shard(Shard(spec(0, 1, **more)), CheckpointFolder(tmp_path).newest())
 
 
 @pytest.fixture
@@ -267,7 +265,7 @@ def refused_by_name(folder: Path, path: Path, good: bytes, bad: bytes) -> None:
     told: list[str] = []
     path.write_bytes(bad)
     try:
-        newest = Folder(folder).newest(told.append).last.number
+        newest = CheckpointFolder(folder).newest(told.append).last.number
     finally:
         path.write_bytes(good)
     if path.suffix == ".json" and newest == 2:
@@ -280,13 +278,13 @@ def test_a_foreign_file_is_refused(two: Path) -> None:
     path = two / "cut-000002" / "S0.safetensors"
     path.write_bytes((two / "cut-000001" / "S0.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match=r"cut-000002/S0\.safetensors is damaged"):
-        Folder(two).verified("cut-000002")
+        CheckpointFolder(two).verified("cut-000002")
     path.unlink()
     with pytest.raises(CheckpointError, match=r"S0\.safetensors"):
-        Folder(two).verified("cut-000002")
+        CheckpointFolder(two).verified("cut-000002")
     path.symlink_to(two / "cut-000001" / "S0.safetensors")
     with pytest.raises(CheckpointError, match=r"S0\.safetensors"):
-        Folder(two).verified("cut-000002")
+        CheckpointFolder(two).verified("cut-000002")
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "S0.safetensors/../x", "S0", "", "S-1.safetensors"])
@@ -299,43 +297,43 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(two: Path, name: str) -> 
         values["base"] = change.get("base", [])
         (two / "cut-000002" / "manifest.json").write_text(json.dumps({**values, "sum": manifests._sum(values)}))
         with pytest.raises(CheckpointError, match=r"manifest\.json is damaged \(it names"):
-            Folder(two).chain("cut-000002")
+            CheckpointFolder(two).chain("cut-000002")
 
 
 @pytest.mark.parametrize("name", ["cut-000002", "cut-000002/manifest.json", "cut-000002/S0.safetensors"])
 def test_what_leads_out_of_the_folder_is_no_checkpoint(two: Path, tmp_path: Path, name: str) -> None:
     """Good as it is, it lies elsewhere."""
-    Folder(two).verified("cut-000002")
+    CheckpointFolder(two).verified("cut-000002")
     elsewhere = tmp_path / "elsewhere"
     (two / name).rename(elsewhere)
     (two / name).symlink_to(elsewhere)
     with pytest.raises(CheckpointError, match="is damaged"):
-        Folder(two).verified("cut-000002")
+        CheckpointFolder(two).verified("cut-000002")
 
 
 def test_a_recovering_server_takes_the_newest_good_one(two: Path) -> None:
     (two / "cut-000002" / "S1.safetensors").write_bytes(b"")
     told: list[str] = []
     other, shard, third = Shard(spec(0, 2)), Shard(spec(1, 2)), Shard(spec(0, 3))
-    folder = Folder(two)
+    folder = CheckpointFolder(two)
     assert load_newest(other, folder, told.append) is not None and other.version == 2, "its own files are good"
     assert not told
     for each in (shard, third):  # where there were other servers, a server loads rows of all of them
         found = load_newest(each, folder, told.append)
         assert found is not None and (found.number, each.version) == (1, 1)
         assert "S1.safetensors" in told.pop()
-    assert load_newest(shard, Folder(two / "nowhere"), told.append) is None
+    assert load_newest(shard, CheckpointFolder(two / "nowhere"), told.append) is None
 
 
 def test_a_recovering_server_takes_no_damaged_dense_part(two: Path) -> None:
     """Which workers told."""
     made, path = save(two, shards_of(2), 3), two / "cut-000003"
     written = write_tensors(path / DENSE, {"dense.step": TENSORS["step"]}, {})
-    files = [*made.files, Entry(DENSE, -1, written.bytes, 0, written.sums)]
+    files = [*made.files, FileEntry(DENSE, -1, written.bytes, 0, written.sums)]
     manifests.write(path, dataclasses.replace(made, home="workers", files=files))
     (path / DENSE).write_bytes(bytes(written.bytes))
     told: list[str] = []
-    found = load_newest(Shard(spec(0, 2)), Folder(two), told.append)
+    found = load_newest(Shard(spec(0, 2)), CheckpointFolder(two), told.append)
     assert found is not None and found.number == 2 and DENSE in told[0]
 
 
@@ -347,12 +345,12 @@ def test_one_of_another_run_is_refused_by_name_and_the_one_before_is_used(two: P
         fill(shard, 3)
     save(two, foreign, 3, identity="of another seed")
     told: list[str] = []
-    folder, shard = Folder(two, "same"), Shard(spec(1, 2))
+    folder, shard = CheckpointFolder(two, "same"), Shard(spec(1, 2))
     assert folder.newest(told.append).last.number == 2
     found = load_newest(shard, folder, told.append)
     assert found is not None and (found.number, shard.version) == (2, 2)
     assert len(told) == 2 and all("cut-000003 is of another run" in why for why in told)
-    assert Folder(two).newest().last.number == 3, "where nobody knows whose they should be"
+    assert CheckpointFolder(two).newest().last.number == 3, "where nobody knows whose they should be"
 
 
 def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
@@ -364,7 +362,7 @@ def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
     (tmp_path / "cut-000000").mkdir()  # torn
     (tmp_path / "cut-000005").mkdir()  # being written
     (tmp_path / ".gone-cut-000000" / "part").mkdir(parents=True)  # whoever took it away was killed
-    folder = Folder(tmp_path)
+    folder = CheckpointFolder(tmp_path)
     assert folder.next_number() == 6
     assert folder.keep(1) == ["cut-000000", "cut-000001"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"cut-00000{number}" for number in (2, 3, 4, 5)]
@@ -374,7 +372,7 @@ def test_pruning_keeps_what_others_rest_on(tmp_path: Path) -> None:
 
 
 def test_a_removal_that_failed_is_done_by_the_next_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(tmp_path)
+    folder = CheckpointFolder(tmp_path)
     for number in (1, 2):
         save(tmp_path, shards_of(1), number)
     with monkeypatch.context() as dying:
@@ -403,9 +401,9 @@ def test_a_name_is_given_to_what_is_on_the_disk(tmp_path: Path, monkeypatch: pyt
     made = dataclasses.replace(save(tmp_path / "other", [shard]), files=[])
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", renamed)
-    folder = Folder(tmp_path / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "checkpoints")
     write_tensors(folder.begin(1) / "S0.safetensors", tensors(shard), {})
-    assert Closing(folder, made, {"dense.step": TENSORS["step"]}, 1, inline=True).error == ""
+    assert Publication(folder, made, {"dense.step": TENSORS["step"]}, 1, inline=True).error == ""
     expected: list[tuple[str, str]] = []
     for name in ("S0.safetensors", "dense.safetensors", "manifest.json"):
         expected += [("on the disk", f".{name}.partial"), ("named", name), ("on the disk", "cut-000001")]
@@ -413,6 +411,6 @@ def test_a_name_is_given_to_what_is_on_the_disk(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_without_checkpoints(tmp_path: Path) -> None:
-    assert Folder(tmp_path / "none").names() == []
+    assert CheckpointFolder(tmp_path / "none").names() == []
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        Folder(tmp_path / "none").newest()
+        CheckpointFolder(tmp_path / "none").newest()

@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.ledger import PARTS, Loss, PlsCounter, RowUpdates, Spent, UnsavedWork, UpdateCounter
-from gbactl.checkpoint.plan import Costs
+from gbactl.checkpoint.ledger import (
+    PARTS,
+    CostSeconds,
+    PlsCounter,
+    RowUpdates,
+    ServerFailureLoss,
+    UnsavedWork,
+    UpdateCounter,
+)
+from gbactl.checkpoint.plan import JobCosts
 
-COSTS = Costs(1000.0, 100.0, 4, 8.0, 4.0, 2.0)
+COSTS = JobCosts(1000.0, 100.0, 4, 8.0, 4.0, 2.0)
 seconds = st.floats(0.0, 1e6)
 
 
@@ -21,9 +29,9 @@ def test_it_counts_from_the_last_save() -> None:
     stakes.updates.applied(1, 60)
     stakes.saved(4, 100, dict(enumerate(stakes.updates.unsaved)))
     stakes.updates.applied(0, 7)
-    assert stakes.lost(0, 140) == Loss(40, 40 / 2000, 7)
-    assert stakes.lost(0, 140) == Loss(0, 0.0, 0), "what is lost is lost once"
-    assert stakes.missed(0, 10, 3) == Loss(10, 10 / 2000, 3)
+    assert stakes.lost(0, 140) == ServerFailureLoss(40, 40 / 2000, 7)
+    assert stakes.lost(0, 140) == ServerFailureLoss(0, 0.0, 0), "what is lost is lost once"
+    assert stakes.missed(0, 10, 3) == ServerFailureLoss(10, 10 / 2000, 3)
     assert stakes.pls.total == pytest.approx(50 / 2000) and stakes.updates.total_lost == 10
 
 
@@ -33,7 +41,9 @@ def test_where_the_newest_is_damaged_more_is_lost() -> None:
         stakes.saved(step, samples, {})
     stakes.lost(0, 330)
     assert stakes.older(0, 8).samples == 0
-    assert stakes.older(0, 6) == Loss(100, 100 / 1000, 0), "PLS counts from the whole one before the chosen rows"
+    assert stakes.older(0, 6) == ServerFailureLoss(100, 100 / 1000, 0), (
+        "PLS counts from the whole one before the chosen rows"
+    )
     assert stakes.older(0, -1).samples == 300
 
 
@@ -49,7 +59,7 @@ def test_another_goes_on_with_what_was_told() -> None:
     other = msgspec.json.decode(msgspec.json.encode(stakes), type=UnsavedWork)
     assert other == stakes and other.pls.total == stakes.pls.total > 0
     assert (other.updates.total, other.updates.total_lost) == (113, 13)
-    assert other.older(0, 4) == stakes.older(0, 4) == Loss(200, 200 / 2000, 0)
+    assert other.older(0, 4) == stakes.older(0, 4) == ServerFailureLoss(200, 200 / 2000, 0)
     assert other.lost(1, 340) == stakes.lost(1, 340)
 
 
@@ -108,7 +118,7 @@ def test_parts_that_never_came_count_in_the_pls() -> None:
 
 
 def test_each_part_is_charged_as_the_equations_have_it() -> None:
-    spent = Spent()
+    spent = CostSeconds()
     assert spent.save(COSTS, 0.25) == 2.0
     assert spent.one_back(COSTS) == 3.0
     assert spent.all_back(COSTS, again=10.0, samples=70) == 6.0
@@ -122,7 +132,7 @@ def test_each_part_is_charged_as_the_equations_have_it() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["save", "one", "all"]), seconds), max_size=20), seconds)
 def test_the_parts_are_the_whole(events: list[tuple[str, float]], job: float) -> None:
-    spent, clock = Spent(), job
+    spent, clock = CostSeconds(), job
     for kind, value in events:
         if kind == "save":
             clock += spent.save(COSTS, min(1.0, value))
@@ -137,4 +147,4 @@ def test_the_parts_are_the_whole(events: list[tuple[str, float]], job: float) ->
 
 
 def test_a_job_of_no_time_has_no_shares() -> None:
-    assert Spent().told(0.0)["total"] == 0.0
+    assert CostSeconds().told(0.0)["total"] == 0.0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gbactl.checkpoint.ledger import PlsCounter
 from gbactl.checkpoint.plan import (
-    Costs,
-    Rhythm,
+    JobCosts,
+    SaveSchedule,
     bases,
     best_full_interval,
     costs_of,
@@ -28,9 +28,9 @@ from gbactl.config import CheckpointConfig
 from gbactl.errors import ConfigError
 
 HOUR = 3600.0
-REFERENCE = Costs(56 * HOUR, 28 * HOUR, 8, 5.4 * 60, 120.0, 60.0)
+REFERENCE = JobCosts(56 * HOUR, 28 * HOUR, 8, 5.4 * 60, 120.0, 60.0)
 times = st.floats(1.0, 1e6)
-costs = st.builds(Costs, times, times, st.integers(1, 100), times, times, times)
+costs = st.builds(JobCosts, times, times, st.integers(1, 100), times, times, times)
 
 
 def test_the_reference_setting() -> None:
@@ -48,18 +48,18 @@ def test_the_default_configuration_is_the_reference_setting() -> None:
 
 
 @given(costs, st.floats(0.1, 10.0))
-def test_no_interval_is_better_than_the_best(some: Costs, factor: float) -> None:
+def test_no_interval_is_better_than_the_best(some: JobCosts, factor: float) -> None:
     best = best_full_interval(some)
     assert full(some, best) <= full(some, best * factor) * (1 + 1e-12)
 
 
 @given(costs, st.floats(1e-6, 0.999))
-def test_an_interval_from_a_target_is_expected_to_lose_that_much(some: Costs, pls: float) -> None:
+def test_an_interval_from_a_target_is_expected_to_lose_that_much(some: JobCosts, pls: float) -> None:
     assert expected_pls(some, interval_for(some, pls)) == pytest.approx(pls)
 
 
 @given(costs, times)
-def test_partial_is_cheaper_than_full_at_the_same_interval(some: Costs, interval: float) -> None:
+def test_partial_is_cheaper_than_full_at_the_same_interval(some: JobCosts, interval: float) -> None:
     """It loads a part and computes nothing again."""
     assert partial(some, interval) < full(some, interval)
 
@@ -117,14 +117,14 @@ def test_whole_saves_between_chosen_rows_cost_more_and_change_no_interval() -> N
 @pytest.mark.parametrize("wrong", [{"job": 0.0}, {"between_failures": -1.0}, {"servers": 0}, {"save": float("nan")}])
 def test_costs_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Costs(**{**vars(REFERENCE), **wrong})
+        JobCosts(**{**vars(REFERENCE), **wrong})
 
 
 def test_a_rhythm_of_chosen_rows() -> None:
-    kinds = [Rhythm(4, 100.0, None, 2).tick(number).kind for number in range(1, 10)]
+    kinds = [SaveSchedule(4, 100.0, None, 2).tick(number).kind for number in range(1, 10)]
     assert kinds == ["chosen", "chosen", "chosen", "rest", "chosen", "chosen", "chosen", "whole", "chosen"]
-    assert Rhythm(4, 100.0, 40, 2).step_gap == 10
-    assert Rhythm(4, 100.0, None, 2).gap == 25.0
+    assert SaveSchedule(4, 100.0, 40, 2).step_gap == 10
+    assert SaveSchedule(4, 100.0, None, 2).gap == 25.0
 
 
 def test_without_priorities_every_save_is_whole() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.publishing import VALUE, Gathering, fits
+from gbactl.checkpoint.publishing import VALUE, ReplicaMean, fits
 from gbactl.errors import WireError
 
 
@@ -15,7 +15,7 @@ def packed(value: float) -> np.ndarray:
 
 
 def test_the_mean_of_those_who_told_and_the_most_steps() -> None:
-    gathering = Gathering([0, 1, 2, 3], False)
+    gathering = ReplicaMean([0, 1, 2, 3], False)
     gathering.came(0, 4, 2, packed(1.0))
     gathering.came(1, 9, 2, packed(3.0))
     gathering.came(2, 0, -1, packed(50.0))
@@ -27,7 +27,7 @@ def test_the_mean_of_those_who_told_and_the_most_steps() -> None:
 
 
 def test_one_that_is_not_as_long_as_the_others() -> None:
-    gathering = Gathering([0, 1], False)
+    gathering = ReplicaMean([0, 1], False)
     gathering.came(0, 4, 2, packed(1.0))
     with pytest.raises(WireError, match="W1 tells a replica of 2 values, others 3"):
         gathering.came(1, 4, 2, packed(1.0)[:2])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint.ranges import Finished, after, flat, merged, of_phase, pieces, total
+from gbactl.checkpoint.ranges import FinishedBatches, after, flat, merged, of_phase, pieces, total
 from gbactl.policies import Drop, Member, Step
 
-ranges_ = st.lists(st.integers(0, 60), max_size=8, unique=True).map(sorted).map(
-    lambda edges: merged(zip(edges[::2], edges[1::2], strict=False))
+ranges_ = (
+    st.lists(st.integers(0, 60), max_size=8, unique=True)
+    .map(sorted)
+    .map(lambda edges: merged(zip(edges[::2], edges[1::2], strict=False)))
 )
 
 
@@ -36,7 +38,7 @@ def test_what_has_no_fate_is_unread(ranges: tuple[tuple[int, int], ...], size: i
     batches = [everything[low : low + size] for low in range(0, len(everything), size)]
     order = data.draw(st.permutations(range(len(batches))))
     done = order[: data.draw(st.integers(0, len(batches)))]
-    finished = Finished()
+    finished = FinishedBatches()
     for number, batch in enumerate(done):
         member = Member(batch, 0, number % 2, len(batches[batch]), 0)
         finished.settle(Step(number, (member,), 1.0)) if number % 3 else finished.drop(Drop(batch, len(batches[batch])))
@@ -46,7 +48,7 @@ def test_what_has_no_fate_is_unread(ranges: tuple[tuple[int, int], ...], size: i
 
 
 def test_what_was_given_up_at_a_switch_has_a_fate() -> None:
-    finished = Finished()
+    finished = FinishedBatches()
     finished.forgo([0, 2], 8)
     assert finished.unread(((100, 116),), 4) == ((104, 108), (112, 116))
     assert finished.ledger.decayed == 8

@@ -116,9 +116,7 @@ def test_the_version() -> None:
 
 
 def test_composing_imports_no_torch() -> None:
-    code = (
-        "import sys; from gbactl.launch.compose import compose; compose(['experiment=smoke']); print(*sys.modules)"
-    )
+    code = "import sys; from gbactl.launch.compose import compose; compose(['experiment=smoke']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     modules = set(done.stdout.split())
     assert "hydra" in modules and not {"torch", "mlflow", "sklearn", "horovod"} & modules
@@ -167,9 +165,7 @@ def test_info_is_hydras(tmp_path: Path) -> None:
 
 
 def test_json_is_not_printed_for_a_failed_run(tmp_path: Path) -> None:
-    done = gbactl_command(
-        "train", "run_dir=/proc/nowhere", "data.days=2", "data.rows_per_day=500", cwd=tmp_path
-    )
+    done = gbactl_command("train", "run_dir=/proc/nowhere", "data.days=2", "data.rows_per_day=500", cwd=tmp_path)
     assert done.returncode == 2
     assert "The run directory /proc/nowhere cannot be made" in done.stderr
     with pytest.raises(json.JSONDecodeError):

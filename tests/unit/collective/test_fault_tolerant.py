@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.collective.base import sum_in_rank_order
-from gbactl.collective.fallback import FallingCollective
-from gbactl.collective.fault_tolerant import InterruptedSum
-from gbactl.collective.in_process import MemoryGroup
+from gbactl.collective.base import InterruptedSum, sum_in_rank_order
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 from gbactl.errors import ClusterError
+from tests.support.in_memory_collective import MemoryGroup
 from tests.support.serving import Serving
 
 SHM = pytest.param("shm", marks=pytest.mark.skipif(not available(), reason="no shared memory"))
@@ -246,7 +245,7 @@ class Brittle:
 @pytest.mark.parametrize("kind", [SHM, "served"])
 def test_a_ring_that_breaks_leaves_the_sum_to_what_is_under_it(kind: str, tmp_path: Path) -> None:
     ring, slots = Brittle(), under(kind, tmp_path)
-    one = FallingCollective(ring, slots[0])
+    one = CollectiveWithFallback(ring, slots[0])
     assert summed(one, 1, 0, 2) == np.full(N, 42.0, np.float32).tobytes()
     put(slots[1], 1, 1, 2)
     ring.broken = True
@@ -260,7 +259,7 @@ def test_a_ring_that_breaks_leaves_the_sum_to_what_is_under_it(kind: str, tmp_pa
 @pytest.mark.parametrize("kind", [SHM, "served"])
 def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(kind: str, tmp_path: Path) -> None:
     ring, slots = Brittle(), under(kind, tmp_path)
-    one = FallingCollective(ring, slots[0])
+    one = CollectiveWithFallback(ring, slots[0])
     one.without_the_dead()
     buffer = part(1, 0)
     one.wait(one.start("d", buffer))
@@ -273,7 +272,7 @@ def test_where_a_ring_breaks_the_replicas_of_those_who_live_are_averaged(kind: s
 
 @pytest.mark.skipif(not available(), reason="no shared memory")
 def test_without_room_the_ring_does_alone_until_it_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring, one = Brittle(), FallingCollective(None, group("shm", 2, tmp_path)[0])
+    ring, one = Brittle(), CollectiveWithFallback(None, group("shm", 2, tmp_path)[0])
     one.ring = ring
 
     def full(*_: Any) -> None:
@@ -313,7 +312,7 @@ def test_who_lives_tells_what_a_sum_moves(kind: str, living: int, tmp_path: Path
 @pytest.mark.skipif(not available(), reason="no shared memory")
 def test_a_ring_and_what_lies_beside_it_are_both_counted(tmp_path: Path) -> None:
     rings = group("memory", 2, tmp_path)
-    ones = [FallingCollective(ring, under) for ring, under in zip(rings, group("shm", 2, tmp_path), strict=True)]
+    ones = [CollectiveWithFallback(ring, under) for ring, under in zip(rings, group("shm", 2, tmp_path), strict=True)]
     seen = counting(ones)
     handles = [one.start("d", part(1, position)) for position, one in enumerate(ones)]
     for one, handle in zip(ones, handles, strict=True):

@@ -24,9 +24,7 @@ def test_the_defaults_are_a_valid_run() -> None:
 
 
 def test_a_configuration_survives_plain_containers() -> None:
-    cfg = from_dict(
-        {"mode": {"name": "gba", "iota": 5}, "data": {"name": "criteo", "path": ["a", "b"]}, "seed": 7}
-    )
+    cfg = from_dict({"mode": {"name": "gba", "iota": 5}, "data": {"name": "criteo", "path": ["a", "b"]}, "seed": 7})
     assert from_dict(to_dict(cfg)) == cfg
     assert cfg.data["path"] == ["a", "b"]
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from gbactl.config.placement import PLACEMENTS, SPREAD, Host, hosts_of, most_workers, place, slots, successor
 from gbactl.errors import ConfigError
 
-fleets = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any).map(
-    lambda counts: tuple(Host(f"h{number}", count) for number, count in enumerate(counts))
+fleets = (
+    st.lists(st.integers(0, 6), min_size=1, max_size=6)
+    .filter(any)
+    .map(lambda counts: tuple(Host(f"h{number}", count) for number, count in enumerate(counts)))
 )
 
 

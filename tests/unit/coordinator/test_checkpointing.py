@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
-from gbactl.checkpoint.publishing import Gathering
+from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
-from gbactl.coordinator.state import Position, RunState
-from gbactl.coordinator.summary import RunRecord
+from gbactl.coordinator.state import JobPosition, RunState
+from gbactl.coordinator.summary import RunSummary
 from gbactl.errors import CheckpointError, DivergedError
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from tests.support.checkpoint_files import save, shards_of
@@ -46,7 +46,7 @@ class Cluster:
         self.hub = SimpleNamespace(now=lambda: self.time)
         schema = SimpleNamespace(rows=11, numeric=0, cardinalities=(11,), shared_ids=False)
         self.dataset = SimpleNamespace(schema=schema, meta={}, fingerprint="data")
-        self.record, self.state = RunRecord(self.hub.now), RunState()
+        self.record, self.state = RunSummary(self.hub.now), RunState()
         self.nodes = {role: {0: Channel(), 1: Channel()} for role in ("server", "worker")}
         self.members = SimpleNamespace(of=lambda role: self.nodes[role], tell=self._tell, settled=True)
         self.events: list[dict[str, Any]] = []
@@ -59,11 +59,11 @@ class Cluster:
         self.phase = SimpleNamespace(phase=SimpleNamespace())
         self.cuts.watch(self.phase)  # type: ignore[arg-type]
 
-    def position(self, step: int, training: Any = None, ended: bool = False) -> Position:
+    def position(self, step: int, training: Any = None, ended: bool = False) -> JobPosition:
         return self.record.position(training, step, mode_values(self.current), 0, ended)
 
-    def _gathering(self) -> Gathering | None:
-        return Gathering(self.trainers, self.centred) if self.trainers else None
+    def _gathering(self) -> ReplicaMean | None:
+        return ReplicaMean(self.trainers, self.centred) if self.trainers else None
 
     def _tell(self, role: str, message: Any) -> None:
         for channel in self.nodes[role].values():
@@ -81,7 +81,7 @@ class Cluster:
 
 
 def names(run_dir: Path) -> list[str]:
-    return Folder(run_dir / "checkpoints").names()
+    return CheckpointFolder(run_dir / "checkpoints").names()
 
 
 def test_a_checkpoint_exists_when_every_server_has_told(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_trainers_are_all_asked_and_their_mean_is_saved(tmp_path: Path) -> None:
     cluster.answer(1, 0, 1)
     assert names(tmp_path) == [], "the other trainer has not told yet"
     cluster.cuts.dense(DenseSaved(1, 9, 3), replica(2.0), 1)
-    state = dense_state(Folder(tmp_path / "checkpoints").chain("cut-000001"))
+    state = dense_state(CheckpointFolder(tmp_path / "checkpoints").chain("cut-000001"))
     assert state["value"].tolist() == [1.5] * 3 and state["step"].tolist() == [9]
     assert sorted(values[0] for name, values in state.items() if name.startswith("moment.")) == [15.0, 150.0]
 
@@ -289,7 +289,9 @@ def test_of_a_centre_trainers_tell_the_optimizers_state_alone(tmp_path: Path) ->
     cluster.cuts.dense(DenseSaved(1, 7, 3), replica(1.0), 0)
     cluster.cuts.dense(DenseSaved(1, 0, -1), np.zeros(0, np.float32), 1)  # has not begun yet
     cluster.answer(1, 0, 1)
-    [entry] = [each for each in Folder(tmp_path / "checkpoints").chain("cut-000001").last.files if each.shard < 0]
+    [entry] = [
+        each for each in CheckpointFolder(tmp_path / "checkpoints").chain("cut-000001").last.files if each.shard < 0
+    ]
     assert set(entry.sums) - {""} == {"dense.moment.first", "dense.moment.second", "dense.step"}
 
 

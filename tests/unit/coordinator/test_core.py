@@ -11,13 +11,23 @@ import pytest
 from gbactl.checkpoint.ledger import UnsavedWork
 from gbactl.config import CheckpointConfig, RunConfig
 from gbactl.coordinator.context import RunContext
-from gbactl.coordinator.core import Core
-from gbactl.coordinator.handout import Training
+from gbactl.coordinator.core import CoordinatorCore
+from gbactl.coordinator.handout import LivePhase
 from gbactl.coordinator.phase import TrainingPhase
 from gbactl.coordinator.questions import Questions
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import Absent, Adopt, Barrier, BeginPhase, Fence, Fenced, Loaded, Relocated, Staged
+from gbactl.wire.messages import (
+    AdoptVersion,
+    Barrier,
+    BeginPhase,
+    CheckpointLoaded,
+    Fence,
+    Fenced,
+    ShardRelocated,
+    Staged,
+    WorkerFailed,
+)
 
 BEGUN = BeginPhase(1, True, "gba", 0, 0, 64, 8, 0, True, False, 0, [0, 64])
 
@@ -45,7 +55,7 @@ class Cluster:
         dataset = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=64)] * 3)
         self.out: list[Any] = []
         self.run = RunContext(cast(Any, SimpleNamespace(now=lambda: 5.0)), cfg, cast(Any, dataset), run_dir, {}, None)
-        self.core = Core(self.run)
+        self.core = CoordinatorCore(self.run)
         self.core.checkpoints.state.unsaved = UnsavedWork.begin(64, 2)
         for role in ("server", "worker"):
             for index in (0, 1):
@@ -61,11 +71,11 @@ class Cluster:
     def _told(self, name: str, fields: dict[str, Any]) -> None:
         self.out.append(("launcher", name, fields["process"]))
 
-    def train(self, mode: str = "gba") -> Training:
+    def train(self, mode: str = "gba") -> LivePhase:
         """Both workers have a batch of eight samples."""
         policy = make(mode, Phase(64, 8, 16, 0, (0, 1)), self.run.cfg.policy_options())
         phase = TrainingPhase(policy, lambda finished: 1.0, self.run.record.statistics)
-        self.run.training = Training(1, phase, self.run.members, self.run.log, self.run.waiting, self.run.hub.now)
+        self.run.training = LivePhase(1, phase, self.run.members, self.run.log, self.run.waiting, self.run.hub.now)
         self.core.checkpoints.watch(self.run.training)
         for worker in (0, 1):
             self.run.take(worker)
@@ -92,13 +102,13 @@ def test_a_lost_server_is_told_of_and_the_next_one_brought_up_before_the_workers
     cluster.out.clear()
     channel = cast(Any, Channel(Peer("server", 1, 1), cluster.out))
     run.members._returning[1] = (channel, "over there")
-    core.server_loaded(channel, Loaded(1, -1))
+    core.server_loaded(channel, CheckpointLoaded(1, -1))
     assert cluster.out == [
         ("S1", BEGUN),
-        ("S1", Adopt(0, [], False)),
+        ("S1", AdoptVersion(0, [], False)),
         ("log", {"shard": 1, "state": "back"}),
-        ("W0", Relocated(1, "over there", 1, [1, 0])),
-        ("W1", Relocated(1, "over there", 1, [1, 1])),
+        ("W0", ShardRelocated(1, "over there", 1, [1, 0])),
+        ("W1", ShardRelocated(1, "over there", 1, [1, 1])),
         ("launcher", "joined", "S1"),
     ]
     assert run.sound and run.server_losses == 1
@@ -110,7 +120,7 @@ def test_where_everybody_goes_back_nothing_is_saved_until_that_is_done(tmp_path:
     assert cluster.core.server_lost(0)
     channel = cast(Any, Channel(Peer("server", 0, 1), cluster.out))
     cluster.run.members._returning[0] = (channel, "over there")
-    cluster.core.server_loaded(channel, Loaded(0, -1))
+    cluster.core.server_loaded(channel, CheckpointLoaded(0, -1))
     assert cluster.run.all_go_back and not cluster.run.sound and not cluster.run.servers_gone
 
 
@@ -126,7 +136,7 @@ def test_a_lost_workers_batches_are_handed_out_again_once_every_server_refuses_i
     cluster.train()
     assert cluster.core.worker_lost(cluster.lose("worker", 1))
     assert cluster.out == [
-        ("S0", Fence(1, 1, [1], 0)), ("S1", Fence(1, 1, [1], 0)), ("W0", Absent(1)), ("launcher", "lost", "W1"),
+        ("S0", Fence(1, 1, [1], 0)), ("S1", Fence(1, 1, [1], 0)), ("W0", WorkerFailed(1)), ("launcher", "lost", "W1"),
     ]  # fmt: skip
     cluster.out.clear()
     cluster.core.fenced(Fenced(0, 1))

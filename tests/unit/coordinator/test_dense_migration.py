@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from gbactl.coordinator.dense_migration import DenseMigration
-from gbactl.coordinator.membership import Fencing, Members
-from gbactl.coordinator.state import DensePlacement
+from gbactl.coordinator.membership import Fencing, Membership
+from gbactl.coordinator.state import DensePlacementState
 from gbactl.errors import ClusterError
-from gbactl.wire.messages import Moved, MoveDense
+from gbactl.wire.messages import DenseMoved, MoveDense
 
 
 class Workers:
@@ -22,7 +22,7 @@ class Workers:
         self.live = {0, 1, 2}
         self.gone: list[int] = []
         self.asked: list[MoveDense] = []
-        self.migration = DenseMigration(cast(Members, self), cast(Fencing, self), DensePlacement(), lambda: 0.0)
+        self.migration = DenseMigration(cast(Membership, self), cast(Fencing, self), DensePlacementState(), lambda: 0.0)
 
     def of(self, role: str) -> dict[int, None]:
         assert role == "worker"
@@ -50,7 +50,7 @@ class Workers:
 
     def answer(self, *workers: int, turn: int | None = None) -> None:
         for worker in workers:
-            self.migration.moved(Moved(worker, self.asked[-1].turn if turn is None else turn))
+            self.migration.moved(DenseMoved(worker, self.asked[-1].turn if turn is None else turn))
 
 
 def test_everybody_takes_them_over() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -26,9 +26,9 @@ from gbactl.config import (
 )
 from gbactl.coordinator.event_log import InfoRecord, read
 from gbactl.coordinator.state import config_at
-from gbactl.policies import base as policies
+from gbactl.policies import policy as policies
 from gbactl.server.core import Server
-from gbactl.wire.messages import KIND, Elastic, Event, GetDense, GiveReplica, Inspect, OrderStep, Push, PutDense
+from gbactl.wire.messages import KIND, AddReplica, EasgdUpdate, Event, GetDense, Inspect, OrderStep, Push, PutDense
 from tests.support.deaths import Victim
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
@@ -36,7 +36,7 @@ from tests.support.modes import CENTRED, EVERY, REPLICAS, every_k
 from tests.support.small_data import prepared
 
 SAMPLES = 1500
-OF_DENSE = {KIND[kind]: kind for kind in (Elastic, GetDense, GiveReplica, PutDense)}
+OF_DENSE = {KIND[kind]: kind for kind in (EasgdUpdate, GetDense, AddReplica, PutDense)}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_those_that_hold_rows_alone_hear_nothing_of_the_dense_part(
     assert all(sizes[:dense]) and not any(sizes[dense:]) and max(sizes[:dense]) - min(sizes[:dense]) <= 4
     assert all(bytes_of(result, "table")) and result["auc"] > 0.5
     assert {shard for shard, _ in asked} <= set(range(dense))
-    expected = {kind for kind, modes in ((Elastic, CENTRED), (GiveReplica, REPLICAS)) if mode in modes}
+    expected = {kind for kind, modes in ((EasgdUpdate, CENTRED), (AddReplica, REPLICAS)) if mode in modes}
     assert {kind for _, kind in asked} >= expected
 
 
@@ -148,7 +148,7 @@ def test_from_sync_to_gba_to_replicas_and_back(
     drained = [each["model"] for each in found if each["when"] == "drained"]
     assert drained == [each["model"] for each in found if each["when"] == "resumed"] and len(set(drained)) == 3
     assert {shard for shard, _ in asked} == {0}
-    assert {kind for _, kind in asked} == {Elastic, GetDense, GiveReplica, PutDense}
+    assert {kind for _, kind in asked} == {EasgdUpdate, GetDense, AddReplica, PutDense}
 
 
 # -- servers that die -------------------------------------------------------------------------------
@@ -184,7 +184,9 @@ def test_before_the_first_checkpoint_it_begins_anew(
 @pytest.mark.parametrize(
     ("first", "to", "kind", "index"),
     [
-        ("gba", "sync", GetDense, 0), ("sync", "gba", PutDense, 0), ("gba", "sync", Inspect, 2),
+        ("gba", "sync", GetDense, 0),
+        ("sync", "gba", PutDense, 0),
+        ("gba", "sync", Inspect, 2),
         ("sync", "gba", Inspect, 2),
     ],
 )
@@ -219,7 +221,7 @@ def test_others_go_on_from_its_checkpoint(
     data: Path, tmp_path: Path, save: str, servers: int, dense: int | None
 ) -> None:
     run_in_memory(config("gba", save=save), data, tmp_path / "one")
-    folder = Folder(tmp_path / "one" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     *_, cut = folder.names()[:2]  # a busy machine may have had the time for one
     then = from_dict({**config_at(folder.verified(cut)), "resume": str(folder.path / cut)})
     cluster = dataclasses.replace(then.cluster, servers=servers, dense_servers=dense)
@@ -235,7 +237,7 @@ def test_sync_goes_on_bit_for_bit_on_others(
     data: Path, tmp_path: Path, before: tuple[int, int | None], after: tuple[int, int | None]
 ) -> None:
     whole = run_in_memory(config("sync", before[1], servers=before[0], save="full"), data, tmp_path / "a")
-    folder = Folder(tmp_path / "a" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "a" / "checkpoints")
     for cut in folder.names()[:2]:
         then = from_dict({**config_at(folder.verified(cut)), "resume": str(folder.path / cut)})
         cluster = dataclasses.replace(then.cluster, servers=after[0], dense_servers=after[1])

@@ -20,9 +20,7 @@ def put(evaluation: Evaluation, batch: int, values: np.ndarray, samples: int | N
 
 
 @given(st.integers(1, 100), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_predictions_do_not_depend_on_who_computes_them_or_when(
-    samples: int, batch: int, order: object
-) -> None:
+def test_predictions_do_not_depend_on_who_computes_them_or_when(samples: int, batch: int, order: object) -> None:
     evaluation = Evaluation(samples, batch, 0)
     handed = []
     while (got := evaluation.take(0)) is not None:

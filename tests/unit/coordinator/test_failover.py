@@ -12,12 +12,12 @@ from gbactl.config import ClusterConfig, FaultsConfig, ModeConfig, RunConfig, Sw
 from gbactl.coordinator import event_log, journal
 from gbactl.coordinator.context import RunContext
 from gbactl.coordinator.event_log import InfoRecord
-from gbactl.coordinator.recovery_times import Failures
+from gbactl.coordinator.recovery_times import FailureRecords
 from gbactl.coordinator.state import OVER
 from gbactl.coordinator.worker_recovery import FATES
-from gbactl.replay.command import replay, sentence
-from gbactl.wire.messages import Barrier, BeginPhase, DropPart, Event, Fence, Granted, OrderStep
-from gbactl.worker.client import Exchange
+from gbactl.replay.replay_run import replay, sentence
+from gbactl.wire.messages import Barrier, BeginPhase, DropSlice, Event, Fence, Granted, OrderStep
+from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, DyingWorker
 from tests.support.failures import logged
 from tests.support.memory_cluster import Killed
@@ -111,7 +111,7 @@ def test_between_modes_with_a_home_of_their_own(
         (Barrier, 1, "async"), (Granted, 1, "hop_bs"), (Granted, 4, "hop_bw"),
         (OrderStep, 2, "async"), (OrderStep, 24, "gba"),
         (OrderStep, 36, "bsp"),  # the day's last, partial step
-        (DropPart, 2, "hop_bw"),
+        (DropSlice, 2, "hop_bw"),
     ],
 )  # fmt: skip
 def test_some_know_and_others_do_not(
@@ -119,7 +119,7 @@ def test_some_know_and_others_do_not(
 ) -> None:
     death = Death(monkeypatch, tmp_path, turn, of=kind)
     result = go(config(mode, data), tmp_path)
-    if kind is not DropPart or death.deaths:  # whether anything is dropped is the threads' affair
+    if kind is not DropSlice or death.deaths:  # whether anything is dropped is the threads' affair
         assert death.deaths == 1
         went_well(result, tmp_path)
 
@@ -160,7 +160,7 @@ def test_an_evaluation_begins_anew(
 
 def test_a_worker_dies_with_it(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One server has closed its door to the worker, the others have not heard of it."""
-    plain, pushes = Exchange.push, [0]
+    plain, pushes = WorkerClient.push, [0]
 
     def push(this: Any, item: Any, *rest: Any) -> None:
         if this.index == 1 and pushes[0] >= 0:
@@ -170,7 +170,7 @@ def test_a_worker_dies_with_it(data: dict[str, Any], tmp_path: Path, monkeypatch
                 raise Killed
         plain(this, item, *rest)
 
-    monkeypatch.setattr(Exchange, "push", push)
+    monkeypatch.setattr(WorkerClient, "push", push)
     death = Death(monkeypatch, tmp_path, 2, of=Fence)
     cfg = config("gba", data)
     cfg.cluster.hang_seconds = 1.0
@@ -259,9 +259,9 @@ def test_the_journal_is_kept_where_another_can_go_on(data: dict[str, Any]) -> No
 def test_a_run_without_a_death_leaves_a_journal_that_is_over(data: dict[str, Any], tmp_path: Path) -> None:
     """And no note in its log, but small numbers."""
     go(config("gba", data), tmp_path)
-    found = journal.Found.of(tmp_path, 1, 0.0)
+    found = journal.JournalState.of(tmp_path, 1, 0.0)
     assert (found.state.stood.stage, found.state.stood.round) == (OVER, 1)
-    assert found.state.ongoing.lives.gone == [] and found.state.ongoing.failures == Failures()
+    assert found.state.ongoing.lives.gone == [] and found.state.ongoing.failures == FailureRecords()
     infos = [record for record in event_log.read(tmp_path / "events.log") if isinstance(record, InfoRecord)]
     notes = [record for record in infos if record.kind == event_log.NOTE]
     assert notes == []

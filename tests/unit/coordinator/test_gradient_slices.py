@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gbactl.coordinator.phase import GradientSlices
+from gbactl.coordinator.phase import StagedSlices
 
 
 def test_parts_are_applied_missed_or_forgotten() -> None:
     hit: list[tuple[int, int]] = []
     missed: list[tuple[int, int, int]] = []
-    parts = GradientSlices(lambda *told: hit.append(told), lambda *told: missed.append(told))
+    parts = StagedSlices(lambda *told: hit.append(told), lambda *told: missed.append(told))
     parts.announced(0, [5, 7])
     parts.announced(1, [3, ~4])  # its second part had gone to a server that was lost before
     parts.announced(2, [9, 9])
@@ -25,7 +25,7 @@ def test_parts_are_applied_missed_or_forgotten() -> None:
 
 def test_what_is_held_is_told_afterwards_unless_it_was_taken_out() -> None:
     hit: list[tuple[int, int]] = []
-    parts = GradientSlices(lambda *told: hit.append(told), lambda *_: None)
+    parts = StagedSlices(lambda *told: hit.append(told), lambda *_: None)
     for batch in range(2):
         parts.announced(batch, [5 + batch, 7])
     with parts.held() as counted:
@@ -41,7 +41,7 @@ def test_what_is_held_is_told_afterwards_unless_it_was_taken_out() -> None:
 
 def test_a_part_without_rows_is_lost_like_any_other() -> None:
     missed: list[tuple[int, int, int]] = []
-    parts = GradientSlices(lambda *_: None, lambda *told: missed.append(told))
+    parts = StagedSlices(lambda *_: None, lambda *told: missed.append(told))
     parts.announced(0, [0])
     parts.gone(0)
     parts.applied(0, 8, 1.0)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from gbactl.coordinator.event_log import AnnounceRecord, EventLog, GrantRecord, LeftRecord, OrderRecord, read
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.membership import Members
-from gbactl.coordinator.phase import GradientSlices, TrainingPhase
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.membership import Membership
+from gbactl.coordinator.phase import StagedSlices, TrainingPhase
 from gbactl.coordinator.statistics import Statistics
 from gbactl.errors import AccountingError, WireError
 from gbactl.policies import Phase, make
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import Granted, Hello, OrderStep, Prepare, Staged
+from gbactl.wire.messages import Granted, Hello, OrderStep, PrefetchHint, Staged
 
 
 class Recorder:
@@ -46,7 +46,7 @@ class Setting:
 
     def __init__(self, folder: Path, samples: int = 20, mode: str = "gba", ahead: bool = False) -> None:
         self.path = folder / "events.log"
-        self.members = Members(workers=2, servers=2)
+        self.members = Membership(workers=2, servers=2)
         self.channels: dict[str, Recorder] = {}
         for role in ("server", "worker"):
             for index in range(2):
@@ -58,7 +58,7 @@ class Setting:
         self.waiting: deque[int] = deque()
         self.log = EventLog(self.path, {})
         phase = TrainingPhase(policy, lambda finished: 1.0 / (1 + finished), self.statistics)
-        self.training = Training(7, phase, self.members, self.log, self.waiting)
+        self.training = LivePhase(7, phase, self.members, self.log, self.waiting)
 
     def announce(self, worker: int, batch: int, rows: Any = (0, 0), dense: Any = (0, 0), phase: int = 7) -> None:
         for shard, (row, own) in enumerate(zip(rows, dense, strict=True)):
@@ -111,8 +111,8 @@ def test_backup_workers_learn_of_their_next_batch_before_they_announce_the_one_a
     at = Setting(tmp_path, samples=15, mode="hop_bw", ahead=ahead)
     for worker in (0, 1):
         assert at.training.take(worker)
-    told = [at.of(name, Prepare) for name in ("W0", "W1")]
-    assert told == ([[Prepare(7, 2, 8, 4)], [Prepare(7, 3, 12, 3)]] if ahead else [[], []])
+    told = [at.of(name, PrefetchHint) for name in ("W0", "W1")]
+    assert told == ([[PrefetchHint(7, 2, 8, 4)], [PrefetchHint(7, 3, 12, 3)]] if ahead else [[], []])
     at.announce(1, 1)  # the first of the two closes the step
     assert at.training.take(1)
     assert at.of("W1", Granted)[-1] == Granted(7, 3 if ahead else 2, 1, 12 if ahead else 8, 3 if ahead else 4, 1, 0, 0)
@@ -123,7 +123,7 @@ def test_who_is_leaving_is_told_of_no_batch_to_come(tmp_path: Path) -> None:
     assert at.training.take(0)
     at.training.leaving(0)
     assert at.training.take(1)
-    assert (at.of("W0", Prepare), at.of("W1", Prepare)) == ([], [Prepare(7, 3, 12, 4)])
+    assert (at.of("W0", PrefetchHint), at.of("W1", PrefetchHint)) == ([], [PrefetchHint(7, 3, 12, 4)])
 
 
 def test_the_rate_of_a_step_is_a_function_of_the_samples_finished_before_it(at: Setting) -> None:
@@ -254,7 +254,7 @@ def test_what_a_dead_worker_had_is_handed_out_again_when_every_server_knows(at: 
 def test_a_gradient_waits_for_whoever_takes_a_lost_servers_place(at: Setting) -> None:
     """Announced ones go on without their part there; others are announced once the new one has one."""
     missed: list[tuple[int, int, int]] = []
-    at.training.phase.slices = GradientSlices(lambda *_: None, lambda *told: missed.append(told))
+    at.training.phase.slices = StagedSlices(lambda *_: None, lambda *told: missed.append(told))
     for worker in (0, 1, 0):
         at.training.take(worker)
     at.announce(0, 0)

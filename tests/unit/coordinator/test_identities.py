@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, TrainConfig, check
-from gbactl.policies import base as policies
+from gbactl.policies import policy as policies
 from tests.support import small_data
 from tests.support.lock_step import LockStepAsync, LockStepGba
 from tests.support.memory_cluster import run_in_memory
@@ -57,9 +57,7 @@ def test_gba_in_lock_step_is_sync_to_the_last_bit(data: Path, tmp_path: Path, lo
 
 
 @pytest.mark.parametrize("mode", ["sync", "gba"])
-def test_any_number_of_servers_gives_the_same_bits(
-    data: Path, tmp_path: Path, lock_step: None, mode: str
-) -> None:
+def test_any_number_of_servers_gives_the_same_bits(data: Path, tmp_path: Path, lock_step: None, mode: str) -> None:
     results = [run_in_memory(config(mode, servers), data, tmp_path / str(servers)) for servers in (1, 2, 3)]
     assert len({model(r) for r in results}) == 1
     assert len({r["auc"] for r in results}) == 1

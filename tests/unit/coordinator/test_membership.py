@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator.membership import Members
+from gbactl.coordinator.membership import Membership
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import Hello, Setup, Stop
+from gbactl.wire.messages import Hello, ShardAddresses, Stop
 
 
 class Recorder:
@@ -29,25 +29,25 @@ class Recorder:
         pass
 
 
-def come(members: Members, role: str, index: int, epoch: int = 0) -> Recorder:
+def come(members: Membership, role: str, index: int, epoch: int = 0) -> Recorder:
     channel = Recorder(role, index, epoch)
     members.hello(channel, Hello(role, index, f"127.0.0.1:{7000 + index}", 1))
     return channel
 
 
 def test_workers_learn_the_servers_in_order_of_shard_once_all_are_known() -> None:
-    members = Members(workers=2, servers=2)
+    members = Membership(workers=2, servers=2)
     early = come(members, "worker", 1)
     come(members, "server", 1)
     assert early.sent == []
     come(members, "server", 0)
     late = come(members, "worker", 0)
-    setup = Setup(["127.0.0.1:7000", "127.0.0.1:7001"])
+    setup = ShardAddresses(["127.0.0.1:7000", "127.0.0.1:7001"])
     assert early.sent == [setup] and late.sent == [setup]
 
 
 def test_it_is_complete_when_everybody_is_ready_and_names_who_is_not() -> None:
-    members = Members(workers=2, servers=1)
+    members = Membership(workers=2, servers=1)
     members.ready |= {("worker", 1)}
     assert not members.complete()
     assert members.missing() == ["W0", "S0"]
@@ -56,7 +56,7 @@ def test_it_is_complete_when_everybody_is_ready_and_names_who_is_not() -> None:
 
 
 def test_telling_a_role() -> None:
-    members = Members(workers=2, servers=1)
+    members = Membership(workers=2, servers=1)
     server, second, first = (come(members, *who) for who in [("server", 0), ("worker", 1), ("worker", 0)])
     members.tell("worker", Stop("done"))
     assert [channel.sent[-1:] for channel in (first, second)] == [[Stop("done")]] * 2
@@ -68,14 +68,14 @@ def test_telling_a_role() -> None:
     ("role", "index"), [("worker", 2), ("worker", -1), ("server", 1), ("coordinator", 0), ("x", 0)]
 )
 def test_a_node_that_does_not_belong_to_the_run_is_refused(role: str, index: int) -> None:
-    members = Members(workers=2, servers=1)
+    members = Membership(workers=2, servers=1)
     with pytest.raises(WireError, match="does not belong to this run"):
         members.hello(Recorder("worker", 0), Hello(role, index, "", 1))
     assert not members.channels and not members.addresses
 
 
 def test_a_node_comes_once_under_its_own_name() -> None:
-    members = Members(workers=2, servers=1)
+    members = Membership(workers=2, servers=1)
     come(members, "worker", 0)
     with pytest.raises(WireError):
         come(members, "worker", 0)
@@ -84,7 +84,7 @@ def test_a_node_comes_once_under_its_own_name() -> None:
 
 
 def test_a_lost_node_is_forgotten_and_a_stranger_is_not_missed() -> None:
-    members = Members(workers=1, servers=1)
+    members = Membership(workers=1, servers=1)
     worker = come(members, "worker", 0)
     members.authentic(worker, "worker", 0)
     assert members.forget(worker)
@@ -95,7 +95,7 @@ def test_a_lost_node_is_forgotten_and_a_stranger_is_not_missed() -> None:
 
 
 def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
-    members = Members(workers=1, servers=1)
+    members = Membership(workers=1, servers=1)
     come(members, "server", 0)
     first = come(members, "worker", 0)
     members.settled = True
@@ -105,14 +105,14 @@ def test_who_takes_a_dead_workers_place_waits_until_it_is_admitted() -> None:
     with pytest.raises(WireError):
         come(members, "worker", 0)  # one of before
     successor = come(members, "worker", 0, 1)
-    assert isinstance(successor.sent[0], Setup) and members.of("worker") == {}
+    assert isinstance(successor.sent[0], ShardAddresses) and members.of("worker") == {}
     with pytest.raises(WireError):
         come(members, "worker", 0, 1)  # of the same epoch
     assert members.admit(0) is successor and members.of("worker") == {0: successor} and not members.joining
 
 
 def test_a_server_in_the_place_of_one_that_is_gone() -> None:
-    members = Members(workers=2, servers=2)
+    members = Membership(workers=2, servers=2)
     first, other = come(members, "server", 0), come(members, "server", 1)
     worker, gone = come(members, "worker", 0), come(members, "worker", 1)
     members.settled = True
@@ -129,13 +129,13 @@ def test_a_server_in_the_place_of_one_that_is_gone() -> None:
     assert members.of("server") == {1: other}
     members.admit_server(0)
     members.authentic(second, "server", 0)
-    assert joining.sent == [Setup(["127.0.0.1:8000", "127.0.0.1:7001"])] and len(worker.sent) == 1
+    assert joining.sent == [ShardAddresses(["127.0.0.1:8000", "127.0.0.1:7001"])] and len(worker.sent) == 1
     members.tell_joining(Stop("x"))
     assert joining.sent[-1] == Stop("x")
 
 
 def test_a_server_that_is_gone_before_it_has_come() -> None:
-    members = Members(workers=1, servers=1)
+    members = Membership(workers=1, servers=1)
     first = come(members, "server", 0)
     come(members, "worker", 0)
     members.settled = True

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.coordinator.event_log import AnnounceRecord, FinishRecord, JoinedRecord, LeftRecord, StopRecord
-from gbactl.coordinator.phase import Apply, Command, Discard, Event, Forgo, GiveUp, HandOut, Take, TrainingPhase
+from gbactl.coordinator.phase import (
+    ApplyStep,
+    Command,
+    DiscardGradient,
+    Event,
+    Forgo,
+    GiveUpBatch,
+    HandOut,
+    Take,
+    TrainingPhase,
+)
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Drop, Grant, Member, Phase, Step, make
 from gbactl.policies.hop_bw import HopBwOptions
@@ -47,9 +57,11 @@ def test_gba_weighs_a_full_buffer_by_its_tokens() -> None:
     handed = driven(phase, *(Take(0) for _ in range(11)))
     assert [(each.grant.batch, each.grant.token) for each in of(handed, HandOut)] == [(n, n // 2) for n in range(11)]
     early = driven(phase, *(announced(0, batch) for batch in range(1, 11)))
-    assert [[m.batch for m in each.step.members] for each in of(early, Apply)] == [[n, n + 1] for n in range(1, 10, 2)]
+    assert [[m.batch for m in each.step.members] for each in of(early, ApplyStep)] == [
+        [n, n + 1] for n in range(1, 10, 2)
+    ]
     [late] = driven(phase, Take(0), announced(0, 0), announced(0, 11))[1:]
-    assert late == Apply(Step(5, (Member(0, 0, 0.0, 4, 5), Member(11, 0, 1.0, 4, 0)), 2.0), 1.0 / 41)
+    assert late == ApplyStep(Step(5, (Member(0, 0, 0.0, 4, 5), Member(11, 0, 1.0, 4, 0)), 2.0), 1.0 / 41)
     assert phase.finished.ledger.decayed == 4 and phase.finished.ledger.trained == 44
 
 
@@ -57,14 +69,15 @@ def test_gba_weighs_a_full_buffer_by_its_tokens() -> None:
     ("mode", "events", "expected"),
     [
         ("async", [Take(0), announced(0, 0)], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), Apply(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0), 1.0),
+            HandOut(0, Grant(0, 0, 0, 4), 0.0), ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0), 1.0),
         ]),
         ("hop_bw", [Take(0), Take(1), announced(1, 1), announced(0, 0)], [
             HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0),
-            Apply(Step(0, (Member(1, 1, 1.0, 4, 0),), 1.0), 1.0), Discard(0, Drop(0, 4)),
+            ApplyStep(Step(0, (Member(1, 1, 1.0, 4, 0),), 1.0), 1.0), DiscardGradient(0, Drop(0, 4)),
         ]),
         ("gba", [Take(0), Take(1), Forgo()], [
-            HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0), GiveUp(0, 0), GiveUp(1, 1),
+            HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0),
+            GiveUpBatch(0, 0), GiveUpBatch(1, 1),
         ]),
         ("gba", [Take(0), Take(1), LeftRecord(0), Take(1), Take(0), JoinedRecord(0), Take(0)], [
             HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(1, Grant(1, 0, 4, 4), 0.0), HandOut(1, Grant(0, 1, 0, 4), 0.0),
@@ -72,7 +85,7 @@ def test_gba_weighs_a_full_buffer_by_its_tokens() -> None:
         ]),
         ("bsp", [Take(0), StopRecord(0), Take(0), Take(0), announced(0, 0), announced(0, 1), FinishRecord()], [
             HandOut(0, Grant(0, 0, 0, 4), 0.0), HandOut(0, Grant(1, 0, 4, 4), 0.0),
-            Apply(Step(0, (Member(0, 0, 1.0, 4, 0), Member(1, 0, 1.0, 4, 0)), 2.0), 1.0),
+            ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0), Member(1, 0, 1.0, 4, 0)), 2.0), 1.0),
         ]),
     ],
 )  # fmt: skip
@@ -95,7 +108,7 @@ def test_the_end_applies_what_is_left_over() -> None:
     driven(phase, Take(0), announced(0, 0))
     assert not phase.closed
     [left] = driven(phase, FinishRecord())
-    assert left == Apply(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0, accepted=True), 1.0) and phase.closed
+    assert left == ApplyStep(Step(0, (Member(0, 0, 1.0, 4, 0),), 1.0, accepted=True), 1.0) and phase.closed
 
 
 @given(
@@ -108,9 +121,9 @@ def test_whatever_happens_every_sample_has_one_fate(mode: str, samples: int, cho
 
     def do(event: Event) -> None:
         for command in driven(phase, event):
-            if isinstance(command, Apply):
+            if isinstance(command, ApplyStep):
                 fates.extend(member.batch for member in command.step.members)
-            elif isinstance(command, Discard):
+            elif isinstance(command, DiscardGradient):
                 fates.append(command.drop.batch)
 
     def go_on(choice: int) -> None:

@@ -21,9 +21,9 @@ from gbactl.coordinator.event_log import (
     LeftRecord,
     OrderRecord,
 )
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.membership import Members
-from gbactl.coordinator.phase import Apply, Command, GradientSlices, TrainingPhase
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.membership import Membership
+from gbactl.coordinator.phase import ApplyStep, Command, StagedSlices, TrainingPhase
 from gbactl.coordinator.phase_log import LoggedPhase
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Phase, Policy, make
@@ -67,16 +67,16 @@ class Run:
     def __init__(self, path: Path, mode: str, samples: int, log: EventLog | None = None) -> None:
         self.path, self.mode, self.samples = path, mode, samples
         self.log = log or EventLog(path, {}, ahead=True)
-        members = Members(WORKERS, SERVERS)
+        members = Membership(WORKERS, SERVERS)
         for role, count in (("server", SERVERS), ("worker", WORKERS)):
             for index in range(count):
                 members.hello(Ear(role, index), Hello(role, index, "", 1))
         self.statistics = Statistics()
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
-        slices = GradientSlices(self._hit, lambda *told: self.missed.append(told))
+        slices = StagedSlices(self._hit, lambda *told: self.missed.append(told))
         self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
-        self.training = Training(NUMBER, self.phase, members, self.log, deque())
+        self.training = LivePhase(NUMBER, self.phase, members, self.log, deque())
         self.reissued = 0
 
     def _hit(self, shard: int, rows: int) -> None:
@@ -147,7 +147,7 @@ class Again:
         self.statistics = Statistics()
         self.statistics.samples_at = [0] * 6
         self.applied, self.missed = Counter[int](), list[tuple[int, int, int]]()
-        slices = GradientSlices(self._hit, lambda *told: self.missed.append(told))
+        slices = StagedSlices(self._hit, lambda *told: self.missed.append(told))
         self.phase = TrainingPhase(policy_of(mode, samples), lr_scale, self.statistics, slices)
         self.logged = LoggedPhase(self.phase)
         self.commands = fed(self.logged, records)
@@ -195,7 +195,7 @@ def test_the_log_alone_gives_the_state_that_was(tmp_path: Path, mode: str, seed:
     assert counted(found.statistics) == counted(run.statistics)
     assert inside(found.phase.finished) == inside(run.phase.finished)
     assert found.phase.stopped == run.phase.stopped == (training.stopped is not None)
-    assert [training.told(command) for command in found.commands if isinstance(command, Apply)] == run.orders()
+    assert [training.told(command) for command in found.commands if isinstance(command, ApplyStep)] == run.orders()
     assert inside(found.phase.slices)["_rows"] == inside(run.phase.slices)["_rows"]
     assert (found.applied, found.missed) == (run.applied, run.missed)
 
@@ -221,7 +221,7 @@ def test_cut_off_anywhere_it_goes_on_to_an_end_that_adds_up(
     again = Run(path, mode, 150, EventLog(path, {}, after=end, ahead=True))
     statistics = again.statistics
     logged = LoggedPhase(again.phase)
-    orders = [again.training.told(each) for each in fed(logged, records) if isinstance(each, Apply)]
+    orders = [again.training.told(each) for each in fed(logged, records) if isinstance(each, ApplyStep)]
     assert orders == run.orders()[: len(orders)]
     again.training.take_up(logged.due, set())
     for worker in set(range(WORKERS)) - again.policy.live:
@@ -265,7 +265,7 @@ def test_what_was_decided_and_not_written_is_carried_out(tmp_path: Path, mode: s
     place = next(n for n, record in enumerate(records) if isinstance(record, OrderRecord))
     again = Run(tmp_path / "again.log", mode, 150)
     logged = LoggedPhase(again.phase)
-    assert not [each for each in fed(logged, records[1:place]) if isinstance(each, Apply)]
+    assert not [each for each in fed(logged, records[1:place]) if isinstance(each, ApplyStep)]
     assert len(logged.due) == 1
     again.training.take_up(logged.due, set())
     assert again.orders() == run.orders()
@@ -294,7 +294,7 @@ def test_the_driver_of_these_tests_disturbs(tmp_path: Path) -> None:
         records = list(event_log.read(run.path))
         found.update(map(type, records))
         found[AsyncPolicy] += run.reissued
-        found[GradientSlices] += len(run.missed)
-    kinds = (LeftRecord, DropRecord, GrantRecord, OrderRecord, InfoRecord, AsyncPolicy, GradientSlices)
+        found[StagedSlices] += len(run.missed)
+    kinds = (LeftRecord, DropRecord, GrantRecord, OrderRecord, InfoRecord, AsyncPolicy, StagedSlices)
     assert min(found[kind] for kind in kinds) > 2
     assert not found[ForgoRecord]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import (
     CheckpointConfig,
@@ -28,25 +28,24 @@ from gbactl.config import (
 from gbactl.coordinator.checkpointing import Checkpointing
 from gbactl.coordinator.shell import Coordinator
 from gbactl.coordinator.state import config_at
-from gbactl.launch.export import export
+from gbactl.launch.checkpoint_command import export
 from gbactl.server.core import Server
-from gbactl.server.easgd_center import CentreSide
-from gbactl.trainer.dense_params import TrainerDense
-from gbactl.trainer.easgd_exchange import ElasticExchange
-from gbactl.trainer.hogwild import ComputeThread
+from gbactl.server.easgd_center import EasgdHandlers
+from gbactl.trainer.exchange import EasgdExchange
+from gbactl.trainer.replica_placement import ComputeThread, TrainerDense
 from gbactl.wire.messages import (
-    Adopt,
-    Elastic,
+    AddReplica,
+    AdoptVersion,
+    AverageReplicas,
+    EasgdUpdate,
     Event,
-    GiveReplica,
     OrderStep,
     Pull,
     Push,
     Save,
     SaveReplica,
-    SettleReplicas,
 )
-from gbactl.worker.client import Exchange
+from gbactl.worker.client import WorkerClient
 from tests.support.deaths import Death, Orphaned, Victim
 from tests.support.memory_cluster import Killed, run_in_memory
 from tests.support.modes import CENTRED, REPLICAS, every_k
@@ -105,7 +104,7 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training does not go beyond a day's 20th batch before there is a checkpoint, however slow the disk is."""
-    saved, count, push = threading.Event(), Checkpointing._count_saved, Exchange.push
+    saved, count, push = threading.Event(), Checkpointing._count_saved, WorkerClient.push
 
     def count_saved(this: Any, cut: Any) -> None:
         saved.set()
@@ -117,7 +116,7 @@ def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
         push(this, item, *rest)
 
     monkeypatch.setattr(Checkpointing, "_count_saved", count_saved)
-    monkeypatch.setattr(Exchange, "push", pushes)
+    monkeypatch.setattr(WorkerClient, "push", pushes)
 
 
 # -- what is saved ----------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
     adds_up(result)
     saved = [fields for fields in of(told, "checkpoint") if fields["state"] == "saved"]
     assert len(saved) >= 2 and result["checkpoint"]["failed"] == 0
-    folder = Folder(tmp_path / "one" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[0])
     assert export(chain, tmp_path / "export")[0].is_file()
     for then, workers, servers in ((mode, 2, 3), ("gba", 3, 1), ("sync", 3, 2)):
@@ -153,7 +152,7 @@ def test_every_mode_saves_while_it_trains_and_goes_on_from_it(data: Path, tmp_pa
 @pytest.mark.parametrize("first", ["sync", "gba"])
 def test_trainers_go_on_from_a_checkpoint_of_another_mode(data: Path, tmp_path: Path, first: str) -> None:
     run_in_memory(config(first, "full", every=3), data, tmp_path / "one")
-    folder = Folder(tmp_path / "one" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[0])
     values = {**config_at(chain), "resume": str(chain.folder / chain.last.name)}
     cfg = dataclasses.replace(from_dict(values), mode=config("fr_ma").mode, checkpoint=CheckpointConfig())
@@ -182,7 +181,7 @@ def test_the_dense_part_is_the_mean_of_what_trainers_told_or_the_centre(
     monkeypatch.setattr(Coordinator, "_on_dense_saved", on_dense_saved)
     monkeypatch.setattr(Server, "_save", saves)
     run_in_memory(config(mode, "full", optimizer=optimizer), data, tmp_path)
-    folder, seen = Folder(tmp_path / "checkpoints"), 0
+    folder, seen = CheckpointFolder(tmp_path / "checkpoints"), 0
     for name in folder.names():
         chain = folder.verified(name)
         state, told = dense_state(chain), given.get(chain.last.number)
@@ -231,7 +230,7 @@ def test_a_trainer_that_dies_while_it_is_asked_is_in_no_mean(
     adds_up(result)
     assert died and of(told, "lost")[0]["process"] == "W1"
     assert result["checkpoint"]["failed"] == 0
-    assert Folder(tmp_path / "checkpoints").verified(f"cut-{died[0]:06d}")
+    assert CheckpointFolder(tmp_path / "checkpoints").verified(f"cut-{died[0]:06d}")
 
 
 # -- the lost server alone goes back ----------------------------------------------------------------
@@ -265,7 +264,7 @@ def test_training_goes_on_and_every_update_is_there_or_counted(
 def test_whom_a_trainer_exchanges_with_dies(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, servers: int
 ) -> None:
-    Victim(monkeypatch, Elastic, 5, lives=2)
+    Victim(monkeypatch, EasgdUpdate, 5, lives=2)
     result = run_in_memory(config(mode, servers=servers, hogwild_threads=2), data, tmp_path)
     adds_up(result)
     assert len(result["recovery"]) == 2 and result["replicas"]["exchanges"] > 5
@@ -274,7 +273,7 @@ def test_whom_a_trainer_exchanges_with_dies(
 @pytest.mark.parametrize("mode", ["shadow_easgd", "fr_ma"])
 @pytest.mark.parametrize("save", ["cpr", "full"])
 @pytest.mark.parametrize(("kind", "turn", "after"), [
-    (GiveReplica, 2, False), (GiveReplica, 3, True), (SettleReplicas, 1, False), (SettleReplicas, 2, True),
+    (AddReplica, 2, False), (AddReplica, 3, True), (AverageReplicas, 1, False), (AverageReplicas, 2, True),
     (Save, 2, True), (Pull, 60, False),
 ])  # fmt: skip
 def test_a_server_dies_at_the_end_of_a_phase(
@@ -294,14 +293,14 @@ def test_what_a_lost_server_was_given_all_give_again(
 ) -> None:
     """It dies when two of three have given: the mean is that of all three all the same."""
     settled: list[int] = []
-    plain = CentreSide._settle
+    plain = EasgdHandlers._settle
 
     def settle(this: Any, *args: Any) -> None:
         settled.append(this._count)
         plain(this, *args)
 
-    monkeypatch.setattr(CentreSide, "_settle", settle)
-    Victim(monkeypatch, GiveReplica, 2, after=True)
+    monkeypatch.setattr(EasgdHandlers, "_settle", settle)
+    Victim(monkeypatch, AddReplica, 2, after=True)
     adds_up(run_in_memory(config(mode), data, tmp_path))
     assert settled == [3] * 4, "two servers, two days"
 
@@ -311,7 +310,7 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
 ) -> None:
     """Nobody takes its place before the trainers have exchanged with the other server again."""
     met, away = threading.Event(), threading.Event()
-    plain, lost, again = ElasticExchange.__call__, ElasticExchange._lost, Server.run
+    plain, lost, again = EasgdExchange.__call__, EasgdExchange._lost, Server.run
 
     def exchange(this: Any, replica: Any, alpha: float) -> Any:
         gone = away.is_set()
@@ -329,8 +328,8 @@ def test_an_exchange_does_not_wait_for_a_server_that_is_away(
             assert met.wait(20.0), "the exchange waits for who is away"
         again(this)
 
-    monkeypatch.setattr(ElasticExchange, "__call__", exchange)
-    monkeypatch.setattr(ElasticExchange, "_lost", loses)
+    monkeypatch.setattr(EasgdExchange, "__call__", exchange)
+    monkeypatch.setattr(EasgdExchange, "_lost", loses)
     monkeypatch.setattr(Server, "run", run)
     Victim(monkeypatch, Push, 20)
     adds_up(run_in_memory(config("shadow_easgd"), data, tmp_path))
@@ -373,7 +372,7 @@ def test_replicas_go_back_to_what_was_saved(
     told: list[Event] = []
     run_in_memory(config(mode, "full"), data, tmp_path, told=told)
     [rewound] = of(told, "rewound")
-    folder = Folder(tmp_path / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "checkpoints")
     [chain] = [c for c in map(folder.verified, folder.names()) if c.last.step == rewound["to"]]
     state = dense_state(chain)
     assert len(taken) == 3
@@ -400,7 +399,7 @@ def test_a_worker_dies_while_a_server_is_away(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     Victim(monkeypatch, Push, 14)
-    plain, died = Exchange._closed, []
+    plain, died = WorkerClient._closed, []
 
     def closed(this: Any, shard: int | None) -> None:
         plain(this, shard)
@@ -409,7 +408,7 @@ def test_a_worker_dies_while_a_server_is_away(
             this.hub.close()
             raise Killed
 
-    monkeypatch.setattr(Exchange, "_closed", closed)
+    monkeypatch.setattr(WorkerClient, "_closed", closed)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]
@@ -424,7 +423,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, later: int
 ) -> None:
     Victim(monkeypatch, Push, 12)
-    orphaned = Orphaned(monkeypatch, Adopt, later)
+    orphaned = Orphaned(monkeypatch, AdoptVersion, later)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert orphaned.deaths == 1 and {failed["process"] for failed in result["recovery"]} == {"C", "S0"}
@@ -442,8 +441,6 @@ def test_the_coordinator_dies_at_any_message(
     assert death.deaths == 1 and [failed["process"] for failed in result["recovery"]] == ["C"]
     assert result["samples"]["trained"] == SAMPLES and result["gradients"]["applied"] == 2 * -(-ROWS // 32)
     assert len(result["phases"]) == 2 and result["replicas"]["exchanges"] > 0 and result["auc"] > 0.5
-
-
 
 
 @pytest.mark.parametrize("mode", ["shadow_ma", "fr_easgd"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -28,12 +28,12 @@ from gbactl.config import (
 from gbactl.coordinator import event_log
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, EventLogError, PeerGoneError
-from gbactl.replay.recording import scan
+from gbactl.replay.log_scan import scan
 from gbactl.server import recovery
 from gbactl.server.core import Server
 from gbactl.wire.messages import (
     KIND,
-    Adopt,
+    AdoptVersion,
     Barrier,
     BeginPhase,
     Event,
@@ -43,7 +43,7 @@ from gbactl.wire.messages import (
     Pull,
     Push,
     PutDense,
-    Reload,
+    ReloadCheckpoint,
     Save,
 )
 from tests.support.deaths import Orphaned, Victim
@@ -182,7 +182,7 @@ def test_between_phases_and_while_saving(
     assert victim.deaths == 1
     if not (after and (kind, turn) == (Inspect, 2)):  # with its last answer the run was over
         counted(result)
-    assert Folder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
+    assert CheckpointFolder(tmp_path / "checkpoints").newest().last.step == result["global_step"]
 
 
 def test_in_an_evaluation(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,10 +219,10 @@ def test_in_a_switch(
 
 def test_a_worker_dies_while_a_server_is_away(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new server learns to whom its door is closed, the new worker where the new server is."""
-    from gbactl.worker.client import Exchange
+    from gbactl.worker.client import WorkerClient
 
     Victim(monkeypatch, Push, 14)
-    plain, died = Exchange._closed, []
+    plain, died = WorkerClient._closed, []
 
     def closed(this: Any, shard: int | None) -> None:
         plain(this, shard)
@@ -231,7 +231,7 @@ def test_a_worker_dies_while_a_server_is_away(data: Path, tmp_path: Path, monkey
             this.hub.close()
             raise Killed
 
-    monkeypatch.setattr(Exchange, "_closed", closed)
+    monkeypatch.setattr(WorkerClient, "_closed", closed)
     result = run_in_memory(config("gba"), data, tmp_path)
     adds_up(result)
     assert sorted(failed["process"] for failed in result["recovery"]) == ["S0", "W2"]
@@ -266,7 +266,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
     def handles(this: Any, channel: Any, frame: Any) -> None:
         if this.index == 0 and frame.kind == KIND[Push] and not died and this.shard.version > 18:
             time.sleep(0.02)  # until two are complete
-            if len(Folder(tmp_path / "checkpoints").names()) > 1:
+            if len(CheckpointFolder(tmp_path / "checkpoints").names()) > 1:
                 died.append(1)
                 raise Killed
         handle(this, channel, frame)
@@ -274,7 +274,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
     monkeypatch.setattr(Server, "handle", handles)
     plain = recovery.load_last
 
-    def load_last(shard: Any, folder: Folder, resumed: Path | None) -> int:
+    def load_last(shard: Any, folder: CheckpointFolder, resumed: Path | None) -> int:
         newest = folder.path / folder.names()[-1]
         if foreign:
             manifests.write(newest, dataclasses.replace(manifests.read(newest), identity="of another seed"))
@@ -355,7 +355,7 @@ def test_everybody_goes_back(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert result["global_step"] >= -(-SAMPLES // 96)
 
 
-@pytest.mark.parametrize(("kind", "turn"), [(Reload, 1), (Pull, 3)])
+@pytest.mark.parametrize(("kind", "turn"), [(ReloadCheckpoint, 1), (Pull, 3)])
 def test_who_dies_on_the_way_back(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type[Any], turn: int
 ) -> None:
@@ -407,13 +407,13 @@ def test_who_hangs_is_missed_and_ends_when_it_wakes_up(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hung: tuple[threading.Event, list[Any]]
 ) -> None:
     awake, who = hung
-    plain = recovery.RecoverySide._adopt
+    plain = recovery.RecoveryHandlers._adopt
 
     def adopt(this: Any, *args: Any) -> None:
         plain(this, *args)
         awake.set()
 
-    monkeypatch.setattr(recovery.RecoverySide, "_adopt", adopt)
+    monkeypatch.setattr(recovery.RecoveryHandlers, "_adopt", adopt)
     result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
     adds_up(result)
     assert counted(result)["failure"] == "hang"
@@ -438,7 +438,7 @@ def test_the_coordinator_is_killed_soon_after_a_server_came_back(
 ) -> None:
     """Within the same phase: some workers know where the shard is now, others do not."""
     Victim(monkeypatch, Push, 12)
-    orphaned = Orphaned(monkeypatch, Adopt, later)
+    orphaned = Orphaned(monkeypatch, AdoptVersion, later)
     result = run_in_memory(config(mode), data, tmp_path)
     adds_up(result)
     assert (orphaned.deaths, {failed["process"] for failed in result["recovery"]}) == (1, {"C", "S0"})
@@ -462,7 +462,7 @@ def test_who_loses_the_coordinator_before_a_server_is_back_ends(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str
 ) -> None:
     Victim(monkeypatch, Push, 12)
-    Orphaned(monkeypatch, Adopt, 0 if save == "cpr" else 4)
+    Orphaned(monkeypatch, AdoptVersion, 0 if save == "cpr" else 4)
     with pytest.raises(ClusterError, match=r"S0 was lost, and then the coordinator, .* type resume="):
         run_in_memory(config("gba", save=save), data, tmp_path)
 
@@ -520,7 +520,7 @@ def test_it_is_when_the_coordinator_dies_afterwards(
 ) -> None:  # fmt: skip
     """What it had counted is in its notes, and what came behind the last of them in its log."""
     Victim(monkeypatch, Push, 8)
-    Orphaned(monkeypatch, Adopt, *deaths)
+    Orphaned(monkeypatch, AdoptVersion, *deaths)
     result = run_in_memory(config("async", save=save, every=every), data, tmp_path)
     adds_up(result)
     saved, failed = result["checkpoint"], {"S0": 0, "C": 0}
@@ -554,7 +554,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_comes_back_to_it(
     before = config("gba", save="full", every=5)
     before.checkpoint.keep = 10  # the first one, whichever of the others came to be
     run_in_memory(before, data, tmp_path / "first")
-    cut = tmp_path / "first" / "checkpoints" / Folder(tmp_path / "first" / "checkpoints").names()[0]
+    cut = tmp_path / "first" / "checkpoints" / CheckpointFolder(tmp_path / "first" / "checkpoints").names()[0]
     Victim(monkeypatch, Push, 9)
     told: list[Event] = []
     cfg = config("gba", save=save, every=1000, resume=str(cut))

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from gbactl.coordinator.event_log import DENSE_LOST
-from gbactl.coordinator.server_sums import ServerSums
-from gbactl.coordinator.state import LostSums, decoded, encoded
+from gbactl.coordinator.server_sums import LostDenseGradients
+from gbactl.coordinator.state import LostGradientState, decoded, encoded
 from gbactl.errors import WireError
 from gbactl.policies import Phase
-from gbactl.wire.messages import PartsLost
+from gbactl.wire.messages import SummandsLost
 
 DAY = Phase(310, 32, 96, 0, ())  # 10 batches, the last of 22 samples: 4 steps
 NEXT = Phase(64, 32, 64, 4, ())
@@ -27,20 +27,20 @@ class Told:
         self.samples = 0
         self.lost = self.another()
 
-    def another(self, state: LostSums | None = None) -> ServerSums:
+    def another(self, state: LostGradientState | None = None) -> LostDenseGradients:
         """A coordinator's, with the same log and account."""
-        ongoing = SimpleNamespace(sums=state or LostSums())
+        ongoing = SimpleNamespace(sums=state or LostGradientState())
         run = SimpleNamespace(
             log=SimpleNamespace(info=lambda kind, fields: self.logged.append((kind, fields))),
             failures=SimpleNamespace(dense_lost=self._count), note=lambda: None, state=SimpleNamespace(ongoing=ongoing),
         )  # fmt: skip
-        return ServerSums(cast(Any, run))
+        return LostDenseGradients(cast(Any, run))
 
     def _count(self, samples: int) -> None:
         self.samples += samples
 
     def hears(self, step: int, *parts: int) -> None:
-        self.lost.lost(PartsLost(step, list(parts)))
+        self.lost.lost(SummandsLost(step, list(parts)))
 
 
 def test_what_comes_in_the_next_phase_is_of_the_one_before() -> None:
@@ -58,7 +58,7 @@ def test_the_next_coordinator_counts_nothing_again() -> None:
     told = Told()
     told.lost.begins(DAY)
     told.hears(1, 2)
-    told.lost = told.another(decoded(json.loads(json.dumps(encoded(told.lost.state))), LostSums))
+    told.lost = told.another(decoded(json.loads(json.dumps(encoded(told.lost.state))), LostGradientState))
     told.lost.begins(DAY)
     told.hears(1, 2)
     assert told.samples == 32

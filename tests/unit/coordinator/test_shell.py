@@ -13,8 +13,8 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.shell import Coordinator
 from gbactl.errors import ClusterError
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
-from gbactl.wire.messages import ClosedReplicas, DenseSaved, Hello, Inspected, Norms, Reached, Take
+from gbactl.wire.messages import ClosedReplicas, DenseSaved, GradientNorms, Hello, Inspected, Reached, TakeBatch
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 DATASET = SimpleNamespace(kind="splits", splits=[SimpleNamespace(rows=100)] * 3)
 
@@ -44,7 +44,7 @@ def test_a_node_that_speaks_for_another_ends_the_run(network: dict[str, MemoryHu
     channel = worker(network, 1)
     channel.send(Hello("worker", 1, "", 7))
     said(coordinator)
-    channel.send(Take(2))
+    channel.send(TakeBatch(2))
     with pytest.raises(ClusterError, match="W1 was turned away"):
         said(coordinator)
     assert coordinator.hub.refused["WireError"] == 1
@@ -69,7 +69,7 @@ def test_a_stranger_to_the_run_is_refused_and_the_run_goes_on(
         (Inspected("S1", "", "", {}, {}, {}), 0),
         (Inspected("W1", "", "-5", {}, {}, {}), 0),
         (Inspected("W1", "", "9" * 5000, {}, {}, {}), 0),
-        (Norms(0, -1.0, []), 0),
+        (GradientNorms(0, -1.0, []), 0),
         (DenseSaved(0, 1, 2), 5),
         (DenseSaved(0, 1, 1000), 40),
         (ClosedReplicas(1, 0, {"gaps": 7}), 0),
@@ -86,7 +86,9 @@ def test_what_a_node_may_not_say_of_itself(
         said(coordinator)
 
 
-@pytest.mark.parametrize("message", [Inspected("W9", "", "", {}, {}, {}), Norms(0, 1.0, []), DenseSaved(0, 0, -1)])
+@pytest.mark.parametrize(
+    "message", [Inspected("W9", "", "", {}, {}, {}), GradientNorms(0, 1.0, []), DenseSaved(0, 0, -1)]
+)
 def test_who_is_no_member_tells_nothing(network: dict[str, MemoryHub], coordinator: Coordinator, message: Any) -> None:
     worker(network, 9).send(message)
     said(coordinator)
@@ -95,7 +97,7 @@ def test_who_is_no_member_tells_nothing(network: dict[str, MemoryHub], coordinat
 
 def test_what_a_node_tells_of_itself(network: dict[str, MemoryHub], coordinator: Coordinator, tmp_path: Path) -> None:
     channel = worker(network, 1)
-    for message in (Hello("worker", 1, "", 7), Inspected("W1", "ab", "17", {}, {}, {}), Norms(0, 4.0, [1.0])):
+    for message in (Hello("worker", 1, "", 7), Inspected("W1", "ab", "17", {}, {}, {}), GradientNorms(0, 4.0, [1.0])):
         channel.send(message)
     said(coordinator)
     assert coordinator.core.questions.inspected["W1"].model_sum == "17" and not coordinator.hub.refused

@@ -9,52 +9,57 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint.ledger import UnsavedWork
-from gbactl.coordinator.membership import Lives
-from gbactl.coordinator.recovery_times import Failed, Failures
+from gbactl.coordinator.membership import Incarnations
+from gbactl.coordinator.recovery_times import FailureRecord, FailureRecords
 from gbactl.coordinator.schedule import EarlyStopping
 from gbactl.coordinator.state import (
-    Checkpoints,
-    DensePlacement,
-    LostSums,
-    Ongoing,
-    Position,
+    CheckpointState,
+    DensePlacementState,
+    JobPosition,
+    LostGradientState,
+    PhaseState,
     RunState,
     Standstill,
     decoded,
     encoded,
 )
-from gbactl.coordinator.statistics import Counts, WorkerRate
-from gbactl.coordinator.summary import RunRecord
+from gbactl.coordinator.statistics import StatisticsCounts, WorkerRate
+from gbactl.coordinator.summary import RunSummary
 from gbactl.errors import CheckpointError
 from gbactl.policies import Ledger
 
 
-def position(**changes: Any) -> Position:
+def position(**changes: Any) -> JobPosition:
     rates = {3: WorkerRate(2, 64, 0.5, 0)}
     values: dict[str, Any] = {
         "step": 7, "round": 1, "label": "day 1", "seconds": 2.5, "ended": False, "unread": [(64, 128)],
         "ledger": Ledger(64, 64, 0, 0, 64.0), "mode": {"name": "gba", "workers": 2}, "switches": 1,
         "stopping": EarlyStopping(2, 0.7, 0, 1), "results": [{"auc": np.float64(0.7)}], "modes": "sync>gba@day1",
         "phases": [{"mode": "sync"}], "curve": [{"loss": float("nan")}],
-        "statistics": Counts({0: 4, 2: 1}, {0: 5}, 3.0, {"applied": 5}, rates),
+        "statistics": StatisticsCounts({0: 4, 2: 1}, {0: 5}, 3.0, {"applied": 5}, rates),
     }  # fmt: skip
-    return Position(**values | changes)
+    return JobPosition(**values | changes)
 
 
 def test_the_whole_tree_is_the_same_after_json() -> None:
-    failures = Failures([Failed("W1", "death", 1.0, 2.0)], {"S0": ("kill", 3.0)}, (4, 2.5))
-    checkpoints = Checkpoints(1, 2, 300, 4.0, 5, UnsavedWork.begin(1000, 2, 4, 100))
-    placement, sums = DensePlacement(3, "workers", "servers", "workers"), LostSums([(310, 32, 96, 0)], {4: [1, 2]})
+    failures = FailureRecords([FailureRecord("W1", "death", 1.0, 2.0)], {"S0": ("kill", 3.0)}, (4, 2.5))
+    checkpoints = CheckpointState(1, 2, 300, 4.0, 5, UnsavedWork.begin(1000, 2, 4, 100))
+    placement, sums = (
+        DensePlacementState(3, "workers", "servers", "workers"),
+        LostGradientState([(310, 32, 96, 0)], {4: [1, 2]}),
+    )
     state = RunState(
         Standstill("train", 1, [(0, 64)], True, 99, 4, 10.0, 7.5, position(curve=[], results=[])),
-        ongoing=Ongoing(Lives([1], {1: 2}, {0: 0}), failures, checkpoints, placement, sums, True, [{"plan": 0}]),
+        ongoing=PhaseState(
+            Incarnations([1], {1: 2}, {0: 0}), failures, checkpoints, placement, sums, True, [{"plan": 0}]
+        ),
     )
     assert decoded(json.loads(json.dumps(encoded(state))), RunState) == state
 
 
 def test_numbers_of_numpy_and_losses_that_are_none_are_kept() -> None:
     values = json.loads(json.dumps(encoded(position())))
-    read = Position.read(values)
+    read = JobPosition.read(values)
     assert read.results == [{"auc": 0.7}] and type(read.results[0]["auc"]) is float
     assert np.isnan(read.curve[0]["loss"])
 
@@ -67,21 +72,21 @@ def test_a_position_of_an_older_checkpoint_is_read() -> None:
         "gradients": {"applied": 5}, "workers": [[3, 2, 64, 0.5]],
     }  # fmt: skip
     before = {key: value for key, value in now.items() if key != "modes"} | {"statistics": statistics}
-    assert Position.read(before) == Position.read(now)
-    assert Position.read(before | {"statistics": {**statistics, "first_loss": 0.7}}).statistics.limit.first == 0.7
+    assert JobPosition.read(before) == JobPosition.read(now)
+    assert JobPosition.read(before | {"statistics": {**statistics, "first_loss": 0.7}}).statistics.limit.first == 0.7
 
 
 @pytest.mark.parametrize("broken", [{}, {"step": "seven"}, {"statistics": None}, {"ledger": {"read": 1.5}}])
 def test_what_is_no_position_is_refused(broken: dict[str, Any]) -> None:
     values = encoded(position()) | broken if broken else {}
     with pytest.raises(CheckpointError, match="position cannot be used"):
-        Position.read(values)
+        JobPosition.read(values)
 
 
 def test_a_run_goes_on_from_a_position_as_often_as_it_goes_back() -> None:
     """What it records afterwards changes nothing of the position."""
     kept = position(curve=[], results=[{"auc": 0.7}])
-    record = RunRecord(lambda: 9.0, patience=5)
+    record = RunSummary(lambda: 9.0, patience=5)
     for _ in range(2):
         record.restore(kept)
         assert (record.stopping.patience, record.stopping.best, record.ledger.trained) == (5, 0.7, 64)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gbactl.coordinator.statistics import Statistics, check_notes, curve, notes_summary, quantiles, total_notes
 from gbactl.errors import WireError
 from gbactl.policies import Member, Step
-from gbactl.trainer.statistics import Notes
+from gbactl.trainer.replica import ExchangeStatistics
 
 
 def step(number: int, *members: tuple[int, float], samples: int = 10, token: int = 0) -> Step:
@@ -82,7 +82,7 @@ def test_the_loss_is_weighted_by_samples_and_taken_once() -> None:
 
 
 def test_the_trainers_together() -> None:
-    first, second = Notes(), Notes()
+    first, second = ExchangeStatistics(), ExchangeStatistics()
     first.met(2, 1.0, 10.0)
     second.met(4, 3.0, 10.0)
     second.met(8, 0.0, 10.0)
@@ -95,7 +95,7 @@ def test_the_trainers_together() -> None:
 
 
 def test_without_an_exchange_there_are_zeros() -> None:
-    told = notes_summary(total_notes([Notes().fields()]))
+    told = notes_summary(total_notes([ExchangeStatistics().fields()]))
     assert told["sync_gap"]["mean"] == 0.0 and told["exchange_ms"] == 0.0 and told["distance"] == []
 
 
@@ -104,15 +104,15 @@ def test_a_curve_has_at_most_twenty_points_in_order() -> None:
     assert len(points) == 20 and points[0] == [2.0, 4.0] and points == sorted(points)
 
 
-def noted() -> Notes:
-    notes = Notes(iterations=7)
+def noted() -> ExchangeStatistics:
+    notes = ExchangeStatistics(iterations=7)
     notes.distance(0.5, np.ones(4, np.float32), np.zeros(4, np.float32))
     notes.met(3, 0.25, 100.0)
     return notes
 
 
 def test_what_a_trainer_tells_may_be_told() -> None:
-    check_notes(Notes().fields())
+    check_notes(ExchangeStatistics().fields())
     check_notes(noted().fields())
 
 

@@ -20,16 +20,16 @@ from gbactl.config import (
     TrainConfig,
     check,
 )
-from gbactl.coordinator.handout import Training
-from gbactl.coordinator.phase import Apply
+from gbactl.coordinator.handout import LivePhase
+from gbactl.coordinator.phase import ApplyStep
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, PeerGoneError
-from gbactl.faults.message_faults import Weather
+from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.nodes import worker as node
-from gbactl.replay.command import replay, sentence
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire.messages import Event
 from gbactl.wire.reliable import ReliableHub
-from gbactl.worker.client import Exchange
+from gbactl.worker.client import WorkerClient
 from tests.support import small_data
 from tests.support.deaths import DyingWorker as Victim
 from tests.support.memory_cluster import Killed, run_in_memory
@@ -176,7 +176,7 @@ def test_sync_where_the_dead_workers_part_of_the_sum_is_missing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], turn: int
 ) -> None:
     """It dies with a bucket put in and another one not."""
-    from gbactl.collective.in_process import MemoryCollective
+    from tests.support.in_memory_collective import MemoryCollective
 
     plain, starts = MemoryCollective.start, [0]
 
@@ -200,7 +200,7 @@ def test_a_successor_takes_part_in_sync(
     """The others wait for it before they go on, so that it comes in time."""
     Victim(monkeypatch, 1, 3, "before")
     there = threading.Event()
-    plain, warm = Exchange.push, node.warm_up
+    plain, warm = WorkerClient.push, node.warm_up
 
     def warm_up(*args: Any) -> None:
         warm(*args)
@@ -212,7 +212,7 @@ def test_a_successor_takes_part_in_sync(
         plain(self, item, *rest)
 
     monkeypatch.setattr(node, "warm_up", warm_up)
-    monkeypatch.setattr(Exchange, "push", push)
+    monkeypatch.setattr(WorkerClient, "push", push)
     told: list[Event] = []
     cfg = config("sync", data={**small_data.options(1500), "cache": str(data.parent)})
     result = run_in_memory(cfg, data, tmp_path, told=told)
@@ -259,9 +259,9 @@ def test_a_storm_begins_at_a_step(
 ) -> None:
     """The servers' end, the workers' and the coordinator's, each by what it hears; none before that step is ordered."""
     ordered, met, hubs = [0], list[int](), list[ReliableHub]()
-    order, draw, init = Training._order, Weather.draw, ReliableHub.__init__
+    order, draw, init = LivePhase._order, MessageFaultStream.draw, ReliableHub.__init__
 
-    def orders(this: Any, command: Apply) -> None:
+    def orders(this: Any, command: ApplyStep) -> None:
         ordered[0] = command.step.step + 1
         order(this, command)
 
@@ -274,8 +274,8 @@ def test_a_storm_begins_at_a_step(
         init(this, *args)
         hubs.append(this)
 
-    monkeypatch.setattr(Training, "_order", orders)
-    monkeypatch.setattr(Weather, "draw", draws)
+    monkeypatch.setattr(LivePhase, "_order", orders)
+    monkeypatch.setattr(MessageFaultStream, "draw", draws)
     monkeypatch.setattr(ReliableHub, "__init__", made)
     result = run_in_memory(config(mode, faults=FaultsConfig(plans=[{**STORM, "step": 6}])), data, tmp_path)
     adds_up(result)
@@ -299,7 +299,7 @@ def test_a_worker_dies_in_a_storm(data: Path, tmp_path: Path, monkeypatch: pytes
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Worker 1 stands still in all its threads, from its third push on, until the event is set."""
     awake, stopped = threading.Event(), threading.Event()
-    handle, push, count, first = Exchange._handle, Exchange.push, [0], []
+    handle, push, count, first = WorkerClient._handle, WorkerClient.push, [0], []
 
     def stands(this: Any) -> None:
         if this.index == 1 and stopped.is_set() and this is first[0]:
@@ -318,8 +318,8 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         stands(this)
         push(this, *args)
 
-    monkeypatch.setattr(Exchange, "_handle", handles)
-    monkeypatch.setattr(Exchange, "push", pushes)
+    monkeypatch.setattr(WorkerClient, "_handle", handles)
+    monkeypatch.setattr(WorkerClient, "push", pushes)
     yield awake
     awake.set()
 
@@ -335,14 +335,14 @@ def test_who_hangs_is_missed_and_refused_when_it_wakes_up(
         hung.set()
 
     monkeypatch.setattr(node, "warm_up", warm_up)
-    plain = Exchange.push
+    plain = WorkerClient.push
 
     def push(self: Any, item: Any, *rest: Any) -> None:
         if item.grant.batch > 60:
             hung.wait(8)  # the run does not end before
         plain(self, item, *rest)
 
-    monkeypatch.setattr(Exchange, "push", push)
+    monkeypatch.setattr(WorkerClient, "push", push)
     result = run_in_memory(config("gba", hang=0.4), data, tmp_path)
     adds_up(result)
     [failed] = result["recovery"]

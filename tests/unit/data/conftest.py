@@ -48,9 +48,7 @@ def criteo_lines() -> Callable[[int], list[str]]:
             return rng.choice(["", f"{rng.getrandbits(32):08x}", f"{rng.randint(0, 3):08x}"])
 
         return [
-            "\t".join(
-                [str(rng.randint(0, 1)), *(number() for _ in range(13)), *(identity() for _ in range(26))]
-            )
+            "\t".join([str(rng.randint(0, 1)), *(number() for _ in range(13)), *(identity() for _ in range(26))])
             for _ in range(count)
         ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gbactl.data import files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import Block
+from gbactl.data.files import LineBlock
 from gbactl.data.readers.avazu import AvazuLines
 from gbactl.data.text import BadLines, parse
 from gbactl.errors import DataError
@@ -102,9 +102,7 @@ def test_headers_are_checked(load: Load, tmp_path: Path) -> None:
         load(name="avazu", path=paths)
 
 
-CELL = st.sampled_from(
-    ["", "0", "1", "-1", "01", "14102100", "14102124", "99999999", "a b", "x", "+1", "1.5"]
-)
+CELL = st.sampled_from(["", "0", "1", "-1", "01", "14102100", "14102124", "99999999", "a b", "x", "+1", "1.5"])
 
 
 @given(st.lists(st.lists(CELL, min_size=3, max_size=5), min_size=1, max_size=4))
@@ -115,6 +113,6 @@ def test_fast_path_and_explanation_agree(table: list[list[str]]) -> None:
     lines = [",".join(row) for row in table]
     good = [row for row, line in zip(table, lines, strict=True) if form.explain(line) is None]
     data = "".join(line + "\n" for line in lines).encode()
-    found = parse(form, Block(Path("f"), 1, data), BadLines(99))
+    found = parse(form, LineBlock(Path("f"), 1, data), BadLines(99))
     labels = [] if found is None else found.batch.labels.tolist()
     assert labels == [int(row[0]) for row in good]

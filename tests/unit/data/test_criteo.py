@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gbactl.data import files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import Block
+from gbactl.data.files import LineBlock
 from gbactl.data.readers.criteo import CriteoLines
-from gbactl.data.text import BadLines, Mismatch, parse
+from gbactl.data.text import BadLines, FastPathMismatch, parse
 from gbactl.errors import ConfigError, DataError
 
 Load = Callable[..., Dataset]
@@ -35,8 +35,7 @@ def expected_row(line: str, buckets: int) -> tuple[int, list[float], list[int]]:
     cells = line.split("\t")
     numbers = [math.copysign(math.log1p(abs(int(c))), int(c)) if c else 0.0 for c in cells[1:14]]
     ids = [
-        1
-        + ((scramble(int(c, 16) ^ scramble((f + 1) * 0x9E3779B97F4A7C15 & MASK)) >> 32) * (buckets - 1) >> 32)
+        1 + ((scramble(int(c, 16) ^ scramble((f + 1) * 0x9E3779B97F4A7C15 & MASK)) >> 32) * (buckets - 1) >> 32)
         if c
         else 0
         for f, c in enumerate(cells[14:])
@@ -123,9 +122,7 @@ def test_a_bad_line_is_named_and_leaves_no_cache(
     assert caches() == []
 
 
-def test_bad_lines_are_tolerated_and_counted_up_to_the_limit(
-    load: Load, criteo_lines: Lines, tmp_path: Path
-) -> None:
+def test_bad_lines_are_tolerated_and_counted_up_to_the_limit(load: Load, criteo_lines: Lines, tmp_path: Path) -> None:
     lines = criteo_lines(30)
     (tmp_path / "f").write_text("\n".join(["junk", *lines[:20], "junk", *lines[20:], "junk"]))
     data = load(name="criteo", path=str(tmp_path / "f"), days=2, buckets=77, max_bad_lines=3)
@@ -183,9 +180,9 @@ def test_fast_path_and_explanation_agree(rows: list[tuple[str, str, str, int]]) 
     good = [line for line in lines if form.explain(line) is None]
     data = "".join(line + "\n" for line in lines).encode()
     if len(good) < len(lines):
-        with pytest.raises((Mismatch, pl.exceptions.PolarsError)):
+        with pytest.raises((FastPathMismatch, pl.exceptions.PolarsError)):
             form.fast(data, len(lines))
-    chunk = parse(form, Block(Path("f"), 1, data), BadLines(99))
+    chunk = parse(form, LineBlock(Path("f"), 1, data), BadLines(99))
     assert (0 if chunk is None else len(chunk)) == len(good)
     for i, line in enumerate(good):
         assert chunk is not None

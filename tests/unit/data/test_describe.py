@@ -22,9 +22,7 @@ def overrides(cache: Path) -> list[str]:
     return [*SMALL, f"data.cache={cache}"]
 
 
-def test_the_summary_counts_what_is_there(
-    load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path
-) -> None:
+def test_the_summary_counts_what_is_there(load: Load, criteo_lines: Callable[[int], list[str]], tmp_path: Path) -> None:
     (tmp_path / "f").write_text("\n".join(criteo_lines(300)))
     data = load(name="criteo", path=str(tmp_path / "f"), days=3, buckets=60)
     summary = summarise(data)
@@ -65,9 +63,7 @@ def test_prepare_prints_the_days_only(overrides: list[str]) -> None:
 
 
 def test_errors_reach_the_command_line_as_one_sentence(cache: Path) -> None:
-    result = CliRunner().invoke(
-        command, ["prepare", "data=criteo", "data.path=/nowhere", f"data.cache={cache}"]
-    )
+    result = CliRunner().invoke(command, ["prepare", "data=criteo", "data.path=/nowhere", f"data.cache={cache}"])
     assert isinstance(result.exception, DataError)
     assert result.exception.exit_code == 1
     assert str(result.exception) == "/nowhere does not exist; set data.path to a file, a directory or a glob."

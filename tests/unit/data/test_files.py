@@ -87,9 +87,7 @@ def test_a_file_without_lines_is_refused_before_it_fills_memory(
         read(tmp_path / "f")
 
 
-@given(
-    lines=st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1), end=st.booleans()
-)
+@given(lines=st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), min_size=1), end=st.booleans())
 def test_blocks_are_whole_lines_with_true_numbers(
     lines: list[bytes], end: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gbactl.data import files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import Block
+from gbactl.data.files import LineBlock
 from gbactl.data.readers.libfm import LibfmLines
 from gbactl.data.text import BadLines, parse
 from gbactl.errors import ConfigError, DataError
@@ -36,16 +36,12 @@ def write(folder: Path, **splits: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("negative", ["-1", "0"])
-def test_splits_share_one_id_space(
-    negative: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_share_one_id_space(negative: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BLOCK", 200)
     monkeypatch.setattr(files, "PIECE", 64)
     splits = {name: make(n, negative, n) for name, n in (("train", 50), ("validation", 20), ("test", 9))}
     data = load(name="libfm", **write(tmp_path, **splits))
-    largest = max(
-        int(p.split(":")[0]) for lines in splits.values() for line in lines for p in line.split()[1:]
-    )
+    largest = max(int(p.split(":")[0]) for lines in splits.values() for line in lines for p in line.split()[1:])
     assert (data.kind, [s.name for s in data.splits]) == ("splits", ["train", "validation", "test"])
     assert (data.schema.cardinalities, data.schema.rows) == ((largest + 1,) * 3, largest + 1)
     assert data.schema.offsets.tolist() == [0, 0, 0]
@@ -68,9 +64,7 @@ def test_splits_share_one_id_space(
         ("", r"line 4: the label is ''"),
     ],
 )
-def test_bad_lines(
-    line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_bad_lines(line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path) -> None:
     lines = make(6)
     paths = write(tmp_path, train=make(9), validation=[*lines[:3], line, *lines[3:]], test=make(3))
     with pytest.raises(DataError, match=rf"validation.libfm.xz, {message}"):
@@ -111,7 +105,7 @@ def test_fast_path_and_explanation_agree(table: list[tuple[str, list[str]]]) -> 
     form = LibfmLines(2)
     lines = [" ".join([label, *cells]) for label, cells in table]
     good = [line for line in lines if form.explain(line) is None]
-    found = parse(form, Block(Path("f"), 1, "".join(line + "\n" for line in lines).encode()), BadLines(99))
+    found = parse(form, LineBlock(Path("f"), 1, "".join(line + "\n" for line in lines).encode()), BadLines(99))
     ids = [] if found is None else found.ids.tolist()
     assert ids == [[int(pair.split(":")[0]) for pair in line.split()[1:]] for line in good]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gbactl.data import files
 from gbactl.data.dataset import Dataset
-from gbactl.data.files import Block
+from gbactl.data.files import LineBlock
 from gbactl.data.readers.movielens import RatingLines
 from gbactl.data.text import BadLines, parse
 from gbactl.errors import DataError
@@ -29,9 +29,7 @@ def ratings(count: int) -> list[Row]:
     rng = random.Random(3)
     marks = ["1", "3.5", "4", "4.0", "5", "0.5"]
     times = [rng.randint(800_000_000, 800_900_000) for _ in range(count)]
-    return [
-        (rng.randint(1, 9), rng.randint(1, 40), rng.choice(marks), rng.choice(times)) for _ in range(count)
-    ]
+    return [(rng.randint(1, 9), rng.randint(1, 40), rng.choice(marks), rng.choice(times)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -76,12 +74,8 @@ def test_ratings_become_clicks_in_time_order(
         ("1,2,4,", "line 3: the time is ''"),
     ],
 )
-def test_bad_lines(
-    line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "ratings.csv").write_text(
-        "\n".join([FORMATS["ratings.csv"][1].strip(), "1,2,3.0,9", line, "1,2,3,9"])
-    )
+def test_bad_lines(line: str, message: str, load: Load, caches: Callable[[], list[str]], tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_text("\n".join([FORMATS["ratings.csv"][1].strip(), "1,2,3.0,9", line, "1,2,3,9"]))
     with pytest.raises(DataError, match=rf"ratings.csv, {message}"):
         load(name="movielens", path=str(tmp_path))
     assert caches() == []
@@ -103,7 +97,7 @@ CELL = st.sampled_from(
 def test_fast_path_and_explanation_agree(table: list[list[str]]) -> None:
     form = RatingLines("\t")
     good = [row for row in table if form.explain("\t".join(row)) is None]
-    block = Block(Path("f"), 1, "".join("\t".join(row) + "\n" for row in table).encode())
+    block = LineBlock(Path("f"), 1, "".join("\t".join(row) + "\n" for row in table).encode())
     found = parse(form, block, BadLines(99))
     seen = [] if found is None else list(zip(found.batch.labels.tolist(), found.times.tolist(), strict=True))
     assert seen == [(int(float(row[2]) >= 4), int(row[3])) for row in good]

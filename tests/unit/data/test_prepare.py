@@ -40,9 +40,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def test_a_whole_cache_is_reused_and_other_options_make_another(
-    options: dict[str, Any], builds: list[Path]
-) -> None:
+def test_a_whole_cache_is_reused_and_other_options_make_another(options: dict[str, Any], builds: list[Path]) -> None:
     first = prepare(options)
     assert prepare(options) == first
     assert len(builds) == 1
@@ -103,9 +101,7 @@ def test_a_flipped_byte_between_samples_is_found_by_the_full_check(
     assert len(builds) == 2
 
 
-def test_a_build_that_is_cut_off_leaves_nothing(
-    options: dict[str, Any], caches: Callable[[], list[str]]
-) -> None:
+def test_a_build_that_is_cut_off_leaves_nothing(options: dict[str, Any], caches: Callable[[], list[str]]) -> None:
     def interrupt(stage: str, fraction: float) -> None:
         raise KeyboardInterrupt
 
@@ -134,9 +130,7 @@ def test_an_interrupted_generation_does_not_go_on(
     assert caches() == []
 
 
-def test_what_a_killed_build_left_is_swept_away(
-    options: dict[str, Any], caches: Callable[[], list[str]]
-) -> None:
+def test_what_a_killed_build_left_is_swept_away(options: dict[str, Any], caches: Callable[[], list[str]]) -> None:
     place = prepare(options)
     shutil.copytree(place, f"{place}.partial")
     (place.with_name(place.name + ".partial") / "junk").write_text("half")
@@ -186,9 +180,7 @@ def test_the_key_is_the_content_not_the_path(
     assert prepare({**options, "path": str(two)}) != place
 
 
-def test_a_large_file_is_known_by_size_time_and_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_known_by_size_time_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrity, "SMALL", 10)
     path = tmp_path / "f"
     path.write_bytes(b"x" * 100)

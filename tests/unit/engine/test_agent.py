@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from gbactl.data.prepare import prepare
-from gbactl.engine.agent_link import Link
-from gbactl.engine.agents import Fleet
-from gbactl.engine.bandwidth_probe import Probe, dial
+from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess
+from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
+from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import free_memory
-from gbactl.engine.ssh_command import AGENT, Reach
 from gbactl.errors import ClusterError
 from tests.support.processes import alive, wait_for
 
@@ -27,18 +26,18 @@ TOKEN = "ab" * 32
 
 
 @pytest.fixture
-def link(tmp_path: Path) -> Iterator[Link]:
-    made = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+def link(tmp_path: Path) -> Iterator[AgentConnection]:
+    made = AgentConnection("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
     yield made
     made.close()
 
 
-def settle(link: Link, **more: Any) -> dict[str, Any]:
+def settle(link: AgentConnection, **more: Any) -> dict[str, Any]:
     fields = {"hang_seconds": 30.0, "token": TOKEN, "launcher": "127.0.0.1", "paths": [], "environment": {}, **more}
     return link.ask("settle", 20.0, **fields)
 
 
-def test_facts_and_addresses(link: Link) -> None:
+def test_facts_and_addresses(link: AgentConnection) -> None:
     found = link.ask("facts", 30.0)
     assert found["gbactl"] and found["cores"] >= 1 and found["memory"] > 0
     answer = settle(link, paths=["/", "/there/is/no/such"])
@@ -79,20 +78,20 @@ def test_memory_is_what_the_control_groups_leave(files: dict[str, str], free: in
     assert free_memory(tmp_path) == free
 
 
-def test_a_question_that_fails_is_answered_with_its_reason(link: Link) -> None:
+def test_a_question_that_fails_is_answered_with_its_reason(link: AgentConnection) -> None:
     settle(link)
     with pytest.raises(ClusterError, match=r"Host here: This host has no data yet\."):
         link.ask("start", 20.0, name="W0", boot={}, environment={}, seat=None)
 
 
-def test_it_ends_with_what_it_started_when_its_input_ends(link: Link, tmp_path: Path) -> None:
+def test_it_ends_with_what_it_started_when_its_input_ends(link: AgentConnection, tmp_path: Path) -> None:
     pid = started(link, tmp_path)
     assert alive(pid)
     link.close()
     wait_for(lambda: not alive(pid), 20)
 
 
-def started(link: Link, tmp_path: Path) -> int:
+def started(link: AgentConnection, tmp_path: Path) -> int:
     """The pid of a server that looks for a coordinator in vain."""
     path = prepare({**DATA, "cache": str(tmp_path / "cache")})
     settle(link, run_dir=str(tmp_path))
@@ -112,7 +111,7 @@ def fingerprint(path: Path) -> str:
     return open_dataset(path).fingerprint
 
 
-def test_a_process_s_log_and_end_are_told(link: Link, tmp_path: Path) -> None:
+def test_a_process_s_log_and_end_are_told(link: AgentConnection, tmp_path: Path) -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     link.told = lambda name, fields: told.append((name, fields))
     pid = started(link, tmp_path)
@@ -122,7 +121,7 @@ def test_a_process_s_log_and_end_are_told(link: Link, tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
-    link = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    link = AgentConnection("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
     lost = threading.Event()
     link.on_lost = lambda why: lost.set()
     try:
@@ -137,7 +136,7 @@ def test_an_agent_that_is_stopped_counts_as_gone(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
-    link = Link("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
+    link = AgentConnection("here", f"{shlex.quote(sys.executable)} -m {AGENT}", tmp_path / "errors.log", 30.0)
     try:
         pid = started(link, tmp_path)
         settle(link, hang_seconds=1.0)
@@ -148,15 +147,15 @@ def test_an_agent_that_hears_nothing_ends_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["open_shell", "start"])
-def test_nonsense_ends_the_agent(link: Link, name: str) -> None:
+def test_nonsense_ends_the_agent(link: AgentConnection, name: str) -> None:
     settle(link)
     link.tell(name)  # no such question, or one without its fields
     wait_for(lambda: link.gone is not None, 20)
 
 
 def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
-    dead = Reach("sh -c 'echo the line is dead >&2; exit 255'")
-    fleet = Fleet(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
+    dead = HostAccess("sh -c 'echo the line is dead >&2; exit 255'")
+    fleet = HostAgents(["there-is-no-such-host.invalid"], dead, tmp_path, 20.0)
     try:
         fleet.connect()
         (sentence,) = fleet.faults
@@ -167,7 +166,7 @@ def test_a_host_that_ssh_cannot_reach(tmp_path: Path) -> None:
 
 def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
-    fleet = Fleet(["localhost"], Reach(), tmp_path, 30.0)
+    fleet = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
     try:
         fleet.connect()
         fleet.settle("127.0.0.1", 30.0)
@@ -185,7 +184,7 @@ def test_data_that_a_host_lacks_are_sent(tmp_path: Path) -> None:
 
 
 def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
-    fleet = Fleet(["localhost"], Reach(), tmp_path, 30.0)
+    fleet = HostAgents(["localhost"], HostAccess(), tmp_path, 30.0)
     try:
         fleet.connect()
         fleet.settle("127.0.0.1", 30.0)
@@ -197,7 +196,7 @@ def test_no_host_listens_for_others_after_the_check(tmp_path: Path) -> None:
         fleet.close()
 
 
-def test_damaged_data_are_refused(link: Link, tmp_path: Path) -> None:
+def test_damaged_data_are_refused(link: AgentConnection, tmp_path: Path) -> None:
     path = prepare({**DATA, "cache": str(tmp_path / "own")})
     settle(link)
     cache = str(tmp_path / "there")
@@ -210,7 +209,7 @@ def test_damaged_data_are_refused(link: Link, tmp_path: Path) -> None:
     assert not [each for each in (tmp_path / "there").iterdir() if each.is_dir()]
 
 
-def test_no_file_outside_a_cache_is_written(link: Link, tmp_path: Path) -> None:
+def test_no_file_outside_a_cache_is_written(link: AgentConnection, tmp_path: Path) -> None:
     settle(link)
     link.ask("find", 20.0, path=str(tmp_path / "x"), fingerprint="", cache=str(tmp_path / "there"))
     link.tell("piece", name="../../evil", data=b"x", first=True)
@@ -219,7 +218,7 @@ def test_no_file_outside_a_cache_is_written(link: Link, tmp_path: Path) -> None:
 
 
 def test_a_probe_answers_only_who_has_the_token() -> None:
-    probe = Probe("127.0.0.1", bytes.fromhex(TOKEN))
+    probe = ReachabilityProbe("127.0.0.1", bytes.fromhex(TOKEN))
     try:
         assert dial(probe.address, bytes.fromhex(TOKEN), False).error == ""
         assert dial(probe.address, bytes(32), False).error != ""
@@ -229,11 +228,9 @@ def test_a_probe_answers_only_who_has_the_token() -> None:
 
 
 def test_a_line_is_measured() -> None:
-    probe = Probe("127.0.0.1", bytes.fromhex(TOKEN))
+    probe = ReachabilityProbe("127.0.0.1", bytes.fromhex(TOKEN))
     try:
         line = dial(probe.address, bytes.fromhex(TOKEN), True)
     finally:
         probe.close()
     assert line.error == "" and line.latency_us > 0 and line.gbit > 0
-
-

@@ -13,64 +13,62 @@ from typing import Any
 import pytest
 
 from gbactl.config import ModeConfig, RunConfig
-from gbactl.engine.base import MOST_LIVES, Child, Children
+from gbactl.engine.base import MOST_LIVES, ChildProcess, RunProcesses
 from gbactl.engine.fork_server import thread_environment
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[Children]:
-    children = Children(RunConfig(), tmp_path, b"", tmp_path, {})
+def family(tmp_path: Path) -> Iterator[RunProcesses]:
+    children = RunProcesses(RunConfig(), tmp_path, b"", tmp_path, {})
     yield children
     children.stop()
 
 
-def child(family: Children, name: str, code: str, log: str = "") -> Child:
+def child(family: RunProcesses, name: str, code: str, log: str = "") -> ChildProcess:
     path = family.run_dir / f"{name}.log"
     path.write_text(log)
-    made = Child(name, subprocess.Popen([sys.executable, "-c", code]), path)
+    made = ChildProcess(name, subprocess.Popen([sys.executable, "-c", code]), path)
     family.running.append(made)
     return made
 
 
-def ended(one: Child) -> Child:
+def ended(one: ChildProcess) -> ChildProcess:
     one.process.wait(60)
     return one
 
 
-def test_a_child_that_runs_or_ended_well_has_nothing_to_say(family: Children) -> None:
+def test_a_child_that_runs_or_ended_well_has_nothing_to_say(family: RunProcesses) -> None:
     assert child(family, "W0", "import time; time.sleep(60)").exit_sentence() is None
     assert ended(child(family, "W1", "")).exit_sentence() is None
     assert family.failure() is None
 
 
-def test_a_killed_child(family: Children) -> None:
+def test_a_killed_child(family: RunProcesses) -> None:
     one = child(family, "W2", "import time; time.sleep(60)")
     one.process.send_signal(signal.SIGKILL)
     assert ended(one).exit_sentence() == f"W2 (pid {one.process.pid}) was killed by SIGKILL."
 
 
-def test_a_signal_without_a_name(family: Children) -> None:
+def test_a_signal_without_a_name(family: RunProcesses) -> None:
     one = child(family, "W2", "import time; time.sleep(60)")
     one.process.send_signal(40)
     assert "was killed by signal 40." in (ended(one).exit_sentence() or "")
 
 
-def test_a_failed_child_tells_its_last_reason(family: Children) -> None:
-    log = (
-        "10:00 S0 ERROR failed: An older story.\n10:02 S0 ERROR failed: The table is too large.\nTraceback\n"
-    )
+def test_a_failed_child_tells_its_last_reason(family: RunProcesses) -> None:
+    log = "10:00 S0 ERROR failed: An older story.\n10:02 S0 ERROR failed: The table is too large.\nTraceback\n"
     one = ended(child(family, "S0", "raise SystemExit(1)", log))
     assert one.exit_sentence() == f"S0 (pid {one.process.pid}) failed: The table is too large."
 
 
-def test_a_failed_child_without_a_word(family: Children) -> None:
+def test_a_failed_child_without_a_word(family: RunProcesses) -> None:
     one = ended(child(family, "S0", "raise SystemExit(3)"))
     assert (one.exit_sentence() or "").endswith(f"failed: it left no message; look into {one.log}.")
     one.log.unlink()
     assert "it left no message" in (one.exit_sentence() or "")
 
 
-def test_the_cause_comes_before_those_that_noticed(family: Children) -> None:
+def test_the_cause_comes_before_those_that_noticed(family: RunProcesses) -> None:
     fail = "raise SystemExit(1)"
     ended(child(family, "C", fail, "C ERROR noticed: W1 is gone.\n"))
     sentence, is_cause = family.failure() or ("", True)
@@ -84,14 +82,13 @@ def test_the_cause_comes_before_those_that_noticed(family: Children) -> None:
     assert family.failure() == (f"W1 (pid {killed.process.pid}) was killed by SIGKILL.", True)
 
 
-def test_waiting_and_stopping(family: Children) -> None:
+def test_waiting_and_stopping(family: RunProcesses) -> None:
     stubborn = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "print(1, flush=True); time.sleep(600)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     )
     made = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
     assert made.stdout is not None and made.stdout.readline()
-    family.running.append(Child("W0", made, family.run_dir / "W0.log"))
+    family.running.append(ChildProcess("W0", made, family.run_dir / "W0.log"))
     child(family, "W1", "import time; time.sleep(600)")
     assert not family.wait(0.05) and not family.ended()
     began = time.monotonic()
@@ -101,7 +98,7 @@ def test_waiting_and_stopping(family: Children) -> None:
     made.stdout.close()
 
 
-class Spawning(Children):
+class Spawning(RunProcesses):
     """Another coordinator only sleeps."""
 
     told: tuple[float, str, float] = (0.0, "", 0.0)
@@ -122,7 +119,7 @@ def reviving(tmp_path: Path) -> Iterator[Spawning]:
     children.stop()
 
 
-def kill(family: Children) -> None:
+def kill(family: RunProcesses) -> None:
     family.running[0].process.kill()
     ended(family.running[0])
 
@@ -139,14 +136,14 @@ def test_a_killed_coordinator_is_no_failure_where_another_one_can_go_on(reviving
 def test_a_coordinator_that_is_killed_at_that_moment_is_no_failure_either(
     reviving: Spawning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Child.exit_sentence
+    plain = ChildProcess.exit_sentence
 
-    def sentence(this: Child) -> str | None:
+    def sentence(this: ChildProcess) -> str | None:
         if this.name == "C":
             kill(reviving)
         return plain(this)
 
-    monkeypatch.setattr(Child, "exit_sentence", sentence)
+    monkeypatch.setattr(ChildProcess, "exit_sentence", sentence)
     assert reviving.running[0].process.poll() is None and reviving.failure() is None
     assert reviving.revivable
 

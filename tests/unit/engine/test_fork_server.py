@@ -13,8 +13,8 @@ import pytest
 
 from gbactl.config import RunConfig, to_dict
 from gbactl.engine import fork_server
-from gbactl.engine.fork_server import Forked, ForkServer, Started, start_node, tell, thread_environment
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.engine.fork_server import ForkedProcess, ForkServer, Started, start_node, tell, thread_environment
+from gbactl.wire.startup import Bootstrap
 from tests.support.processes import SECONDS, alive, wait_for
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes are forked on Linux only")
@@ -61,7 +61,7 @@ def test_the_server_has_one_thread_and_is_kept(server: ForkServer) -> None:
 
 def test_a_forked_node_is_a_child_with_a_session_and_a_name_of_its_own(server: ForkServer, run_dir: Path) -> None:
     made = node(run_dir)
-    assert isinstance(made, Forked)
+    assert isinstance(made, ForkedProcess)
     wait_for(lambda: settled(made))
     assert f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{made.pid}/status").read_text()
     assert os.getsid(made.pid) == made.pid and made.poll() is None

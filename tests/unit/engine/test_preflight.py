@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gbactl.engine import preflight
-from gbactl.engine.bandwidth_probe import Line
-from gbactl.engine.preflight import Found
+from gbactl.engine.bandwidth_probe import LinkMeasurement
+from gbactl.engine.preflight import HostReport
 
 HERE = {"gbactl": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "horovod": "0.28.1"}
 
@@ -30,13 +30,13 @@ def test_memory() -> None:
 
 def test_lines() -> None:
     targets = {"a": "10.0.0.2:4711", "c": "10.0.0.4:4712"}
-    (sentence,) = preflight.lines("b", targets, {"a": Line(), "c": Line(error="timed out")})
+    (sentence,) = preflight.lines("b", targets, {"a": LinkMeasurement(), "c": LinkMeasurement(error="timed out")})
     assert sentence.startswith("Host b does not reach c at 10.0.0.4:4712 (timed out); let TCP through")
 
 
 def test_the_launcher_s_own_lines() -> None:
-    assert preflight.unreached("b", "10.0.0.3:4711", Line()) == []
-    (sentence,) = preflight.unreached("b", "10.0.0.3:4711", Line(error="no route to host"))
+    assert preflight.unreached("b", "10.0.0.3:4711", LinkMeasurement()) == []
+    (sentence,) = preflight.unreached("b", "10.0.0.3:4711", LinkMeasurement(error="no route to host"))
     assert sentence.startswith("This machine does not reach host b at 10.0.0.3:4711 (no route to host); let TCP")
 
 
@@ -72,11 +72,11 @@ def test_hosts_that_lose_each_other(said: str, far: str | None) -> None:
 
 
 def test_the_table_s_line() -> None:
-    found = Found("b", {**HERE, "cores": 4, "memory": 7 << 30}, "10.0.0.3", "eth0", "the same", 1 << 30)
+    found = HostReport("b", {**HERE, "cores": 4, "memory": 7 << 30}, "10.0.0.3", "eth0", "the same", 1 << 30)
     assert found.cells() == [
         "b", "10.0.0.3", "4", "0.1.0 3.11.2 2.13.0 0.28.1", "7,168 of 1,024 needed", "the same", "ok",
     ]  # fmt: skip
     found.faults.append("Something.")
     assert found.cells()[-1] == "see below"
-    assert Found("c").cells()[-1] == "no answer"
-    assert len(Found("c").cells()) == len(found.cells()) == len(preflight.HEADINGS)
+    assert HostReport("c").cells()[-1] == "no answer"
+    assert len(HostReport("c").cells()) == len(found.cells()) == len(preflight.HEADINGS)

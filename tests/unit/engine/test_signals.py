@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.engine.signals import Stop, asked, look, patient, stoppable, whole
+from gbactl.engine.signals import StopRequest, asked, look, patient, stoppable, whole
 from gbactl.errors import ClusterError, Stopped
 from gbactl.wire.messages import Event
 
@@ -120,7 +120,7 @@ def test_who_is_patient_is_told_of_the_first_and_ended_by_the_second(number: int
 def test_the_first_signal_has_the_run_saved_and_ends_it_when_that_is_done() -> None:
     said: list[str] = []
     told: list[Event] = []
-    stop = Stop(30.0, said.append)
+    stop = StopRequest(30.0, said.append)
     with pytest.raises(Stopped), stoppable(), patient():
         stop.look(told.append)
         assert told == [] and said == []
@@ -139,7 +139,7 @@ def test_with_no_time_to_stop_it_ends_at_once() -> None:
     told: list[Event] = []
     with pytest.raises(Stopped), stoppable(), patient():
         os.kill(os.getpid(), signal.SIGINT)
-        Stop(0.0, lambda text: None).look(told.append)
+        StopRequest(0.0, lambda text: None).look(told.append)
     assert told == []
 
 
@@ -156,7 +156,7 @@ def test_with_no_time_to_stop_it_ends_at_once() -> None:
 def test_a_sentence_says_what_became_of_it(
     trains: bool, found: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
-    stop = Stop(30.0, lambda text: None)
+    stop = StopRequest(30.0, lambda text: None)
     stop.trains, stop.found = trains, found
     assert stop.sentence(tmp_path) == sentence.format(run=tmp_path)
 
@@ -164,14 +164,14 @@ def test_a_sentence_says_what_became_of_it(
 def test_an_older_checkpoint_is_named_where_nothing_newer_is(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "cut-000003").mkdir(parents=True)
     (tmp_path / "checkpoints" / "cut-000003" / "manifest.json").write_text("{}")
-    stop = Stop(30.0, lambda text: None)
+    stop = StopRequest(30.0, lambda text: None)
     stop.trains = True
     older = f"; the newest checkpoint is cut-000003, go on with 'gbactl train resume={tmp_path}'"
     assert stop.sentence(tmp_path) == f"where it stood is not saved (it ended at once){older}"
 
 
 def test_what_fails_while_it_is_saved_is_why_it_is_not() -> None:
-    stop = Stop(30.0, lambda text: None)
+    stop = StopRequest(30.0, lambda text: None)
     error = ClusterError("C was killed.")
     assert stop.stopped_by(error) is None and stop.found == {}
     with stoppable(), patient():

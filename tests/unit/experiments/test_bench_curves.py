@@ -16,9 +16,7 @@ MACHINE = {"cpu": "CPU", "cores": 2, "memory_gib": 8.0, "versions": {"python": "
 
 
 @given(power=st.floats(-2, 2), factor=st.floats(0.1, 1e6), xs=st.lists(st.integers(1, 10**8), min_size=2, unique=True))
-def test_the_slope_of_a_power_law_is_its_power(
-    bench: Modules, power: float, factor: float, xs: list[int]
-) -> None:
+def test_the_slope_of_a_power_law_is_its_power(bench: Modules, power: float, factor: float, xs: list[int]) -> None:
     assert bench["growth"].slope(xs, [factor * x**power for x in xs]) == pytest.approx(power, abs=1e-6)
 
 

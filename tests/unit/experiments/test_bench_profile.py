@@ -7,9 +7,9 @@ from types import ModuleType
 Modules = dict[str, ModuleType]
 
 RAW = (
-    'thread (3754): MainThread;run (server.py);poll (hub.py) 30\n'
-    'thread (3754): MainThread;run (server.py);apply (shard.py) 60\n'
-    'thread (3754): MainThread;main (x.py);apply (shard.py) 6\n'
+    "thread (3754): MainThread;run (server.py);poll (hub.py) 30\n"
+    "thread (3754): MainThread;run (server.py);apply (shard.py) 60\n"
+    "thread (3754): MainThread;main (x.py);apply (shard.py) 6\n"
     'process 12:"python";thread (3760): saver;run (checkpoint_writer.py) 4\n'
 )
 

@@ -58,7 +58,7 @@ def test_the_sweep_holds_every_variant_with_the_failures_of_its_seed(scripts: An
 
 @pytest.mark.parametrize("size", ["default", "full", "tiny"])
 def test_real_jobs_lose_a_server_a_worker_and_the_coordinator(scripts: Any, size: str) -> None:
-    from gbactl.faults.spec import parse
+    from gbactl.faults.fault_kinds import parse
     from gbactl.launch.compose import compose
 
     parts = {part.name: part for part in scripts["study"].read_study(FOLDER / "sweep.yaml", size)}
@@ -156,9 +156,7 @@ def test_what_has_not_run_with_this_version_stays_as_it_is(
     assert write_cpr.section(out.read_text(), "## 2.") == ""
 
 
-def test_an_unfinished_study_says_what_to_type(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scripts["study"], "STUDIES", tmp_path)
     with pytest.raises(SystemExit, match=r"has no result in .*; type: make cpr"):
         scripts["write_cpr"].done("abstract")

@@ -53,9 +53,7 @@ def kinds(scripts: Any) -> list[Any]:
     return list(found.values())
 
 
-def test_the_last_cell_of_every_part_composes(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_last_cell_of_every_part_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
     last = {cell.part: cell for cell in kinds(scripts)}
     assert len({scripts["cells"].study.key_of(cell, "v") for cell in last.values()}) == len(last)

@@ -17,7 +17,7 @@ from gbactl.coordinator.event_log import read
 from gbactl.data.dataset import open_dataset
 from gbactl.simulation.cluster import run_virtual
 from gbactl.simulation.network import VirtualChannel
-from gbactl.wire.messages import Centre, Elastic, Pull, Push, Rows
+from gbactl.wire.messages import EasgdCentre, EasgdUpdate, Pull, Push, Rows
 from tests.support import small_data
 from tests.support.modes import EVERY
 
@@ -177,7 +177,7 @@ def test_what_is_counted_from_the_log_is_what_went_through_the_network(
     [result] = [event.fields for event in events if event.name == "result"]
     counted = scripts["traffic"].sent(read(tmp_path / "events.log"), data)
     assert sum(seen.bytes[kind] for kind in (Pull, Rows, Push)) == counted["rows"] + counted["dense"]
-    assert seen.bytes[Elastic] + seen.bytes[Centre] == result.get("replicas", {}).get("bytes_exchanged", 0)
+    assert seen.bytes[EasgdUpdate] + seen.bytes[EasgdCentre] == result.get("replicas", {}).get("bytes_exchanged", 0)
     assert (counted["dense"] > 0) == (mode in ("async", "gba"))
     assert counted["all-reduce"] == (8 * 3 * result["global_step"] * PARAMETERS if mode == "sync" else 0)
     if mode == "sync":

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig
 from gbactl.launch.compose import compose
-from gbactl.policies.base import names, policy_class
+from gbactl.policies.policy import names, policy_class
 from tests.support import recorded
 
 FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "soak"
@@ -129,7 +129,7 @@ def test_the_model_of_the_files_is_compared(
         checks.model(tmp_path, {**result, "checksums": {**result["checksums"], "model": "0"}})
     with pytest.raises(checks.Wrong, match="the run ended at step"):
         checks.model(tmp_path, {**result, "global_step": result["global_step"] + 1})
-    folder = Folder(tmp_path / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "checkpoints")
     chain = folder.chain(folder.names()[-1])
     for entry in chain.last.files:
         path = tmp_path / "checkpoints" / chain.last.name / entry.name

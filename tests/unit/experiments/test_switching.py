@@ -53,9 +53,7 @@ def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.Monke
     assert len({study.key_of(cell, "v") for cell in last.values()}) == len(last)
 
 
-def test_an_unfinished_study_says_what_to_type(
-    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scripts["pauses"].study, "STUDIES", tmp_path)
     with pytest.raises(SystemExit, match=r"has no result in .*; type: make switching"):
         scripts["write_up"].cells("day")

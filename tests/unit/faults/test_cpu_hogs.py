@@ -16,7 +16,7 @@ import pytest
 from gbactl.config import RunConfig, from_dict
 from gbactl.errors import ConfigError
 from gbactl.faults import cpu_hogs as module
-from gbactl.faults.cpu_hogs import Hogs, Placed, hogged, place
+from gbactl.faults.cpu_hogs import CpuHogs, HogPlacement, hogged, place
 
 CORE = min(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 0
 
@@ -25,8 +25,8 @@ def run(*plans: dict[str, Any], **cluster: Any) -> RunConfig:
     return from_dict({"faults": {"plans": list(plans)}, "cluster": {"workers": 4, **cluster}})
 
 
-def hogs_of(cfg: RunConfig) -> Hogs:
-    return Hogs(cfg.fault_plan(), cfg.pinned)
+def hogs_of(cfg: RunConfig) -> CpuHogs:
+    return CpuHogs(cfg.fault_plan(), cfg.pinned)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hog_is_put_where_its_workers_are() -> None:
     cfg = run({"kind": "hog", "workers": [1, 3], "processes": 2, "from": 1, "until": 9}, {"kind": "hog", "cores": [0]})
     plan = cfg.fault_plan()
-    assert place(plan, cfg.pinned) == [Placed(1, 1, 9), Placed(1, 1, 9), Placed(0, 0.0, None)]
+    assert place(plan, cfg.pinned) == [HogPlacement(1, 1, 9), HogPlacement(1, 1, 9), HogPlacement(0, 0.0, None)]
     assert hogged(plan, cfg.pinned) == {0, 1, 2, 3}
     assert hogged(run({"kind": "hog", "workers": [1]}).fault_plan(), pinned=True) == {1, 3}
     assert hogged(run().fault_plan(), pinned=True) == frozenset()
@@ -97,9 +97,9 @@ def test_a_hog_ends_with_its_window() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's parent-death signal")
 def test_a_hog_dies_with_its_launcher() -> None:
     code = (
-        "import sys, time\nfrom gbactl.config import from_dict\nfrom gbactl.faults.cpu_hogs import Hogs\n"
+        "import sys, time\nfrom gbactl.config import from_dict\nfrom gbactl.faults.cpu_hogs import CpuHogs\n"
         f"c = from_dict({{'faults': {{'plans': [{{'kind': 'hog', 'cores': [{CORE}]}}]}}}})\n"
-        "h = Hogs(c.fault_plan(), c.pinned)\n"
+        "h = CpuHogs(c.fault_plan(), c.pinned)\n"
         "h.start()\nprint(h.running[0].pid, flush=True)\ntime.sleep(600)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gbactl.config import from_dict, to_dict
 from gbactl.errors import ConfigError
-from gbactl.faults.load_trace import Trace, read_trace
+from gbactl.faults.load_trace import LoadTrace, read_trace
 from gbactl.launch.compose import compose
 from tests.support.fault_plans import plan
 
@@ -21,10 +21,10 @@ TIMES = st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True).map
 
 
 def test_a_factor_holds_until_the_next_one() -> None:
-    trace = Trace(points=DAY)
+    trace = LoadTrace(points=DAY)
     assert [trace.at(0, 0, s) for s in (0.0, 1.9, 2.0, 2.9, 3.0, 99.0)] == [1.0, 1.0, 4.0, 4.0, 1.5, 1.5]
-    assert Trace(points=[[5.0, 3.0]]).at(0, 0, 4.9) == 1.0
-    scaled = Trace(points=DAY, scale=10.0, period=4.0)
+    assert LoadTrace(points=[[5.0, 3.0]]).at(0, 0, 4.9) == 1.0
+    scaled = LoadTrace(points=DAY, scale=10.0, period=4.0)
     assert [scaled.at(0, 0, s) for s in (19.0, 20.0, 39.0, 59.0, 60.0)] == [1.0, 4.0, 1.5, 1.0, 4.0]
 
 
@@ -32,7 +32,7 @@ def test_a_factor_holds_until_the_next_one() -> None:
 def test_it_is_the_last_point_that_has_come(times: list[int], data: st.DataObject) -> None:
     factors = data.draw(st.lists(st.floats(1.0, 9.0), min_size=len(times), max_size=len(times)))
     at = data.draw(st.floats(0.0, 2000.0))
-    trace = Trace(points=[[float(t), f] for t, f in zip(times, factors, strict=True)])
+    trace = LoadTrace(points=[[float(t), f] for t, f in zip(times, factors, strict=True)])
     come = [f for t, f in zip(times, factors, strict=True) if t <= at]
     assert trace.at(1, 2, at) == (come[-1] if come else 1.0)
 

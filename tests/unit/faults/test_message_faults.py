@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.faults import random_streams
-from gbactl.faults.message_faults import Fate, Storms, Weather
+from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream, TransmissionOutcome
 from tests.support.fault_plans import plan
 
 STORM = {"kind": "messages", "drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "delay": 0.2}
@@ -19,7 +19,7 @@ AGAIN = {**STORM, "mtbf": 10.0, "seconds": 1.0}
 BEFORE = (-1, -math.inf)
 
 
-def storms(*plans: dict[str, Any], seed: int = 0) -> Storms:
+def storms(*plans: dict[str, Any], seed: int = 0) -> AllActivePeriods:
     return plan(*plans, seed=seed).storms()
 
 
@@ -84,7 +84,7 @@ def test_how_often_one_asks_changes_nothing(seed: int, steps: list[float]) -> No
 
 def test_fates_are_drawn_in_a_storm_alone() -> None:
     made = plan(STORM, {**STORM, "workers": [1]})
-    weather = Weather(made.messages(0), "S0", True)
-    assert [weather.draw(frozenset({1})) for _ in range(50)] == [Fate((0.0,))] * 50
+    weather = MessageFaultStream(made.messages(0), "S0", True)
+    assert [weather.draw(frozenset({1})) for _ in range(50)] == [TransmissionOutcome((0.0,))] * 50
     names = {name for _ in range(200) for name in weather.draw(frozenset({0, 1})).names}
     assert names == {"dropped", "duplicated", "reordered", "delayed"}

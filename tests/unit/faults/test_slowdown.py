@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.faults.observed import Observed, fault_metrics
-from gbactl.faults.slowdown import MOST_LATE, Delay, Slowness, server_slowdowns
+from gbactl.faults.observed_effects import ObservedBatches, fault_metrics
+from gbactl.faults.slowdown import MOST_LATE, ServerSlowdown, WorkerSlowdown, server_slowdowns
 from tests.support.fault_plans import plan
 
 FOUR = {"kind": "constant", "factor": 4, "workers": [1]}
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, *plans: dict[str, Any], worker: int = 1) -> None:
         self.now, self.slept, self.late = 100.0, 0, 0.0
-        self.delay = Delay(plan(*plans), worker, lambda: self.now, self.sleep)
+        self.delay = WorkerSlowdown(plan(*plans), worker, lambda: self.now, self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.slept += 1
@@ -106,7 +106,7 @@ class ServerWorld:
 
     def __init__(self, server: int = 0) -> None:
         self.now, self.late, self.answers = 50.0, 0.0, list[float]()
-        self.slowness = Slowness(plan(THREE, servers=2), server, lambda: self.now, self.sleep)
+        self.slowness = ServerSlowdown(plan(THREE, servers=2), server, lambda: self.now, self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds + self.late
@@ -166,6 +166,6 @@ def test_injected_beside_observed() -> None:
     found = server_slowdowns(made, counters)
     assert found == {"S0": {"injected": 3.0, "observed": pytest.approx(3.3), "error": pytest.approx(0.1)}}
     assert server_slowdowns(made, {"S0": counters["S0"]})["S0"]["observed"] is None  # nobody to compare with
-    result = {"faults": Observed(made).summary(counters)}
+    result = {"faults": ObservedBatches(made).summary(counters)}
     assert fault_metrics(result) == {"fault_injected/S0": 3.0, "fault_observed/S0": pytest.approx(3.3)}
-    assert server_slowdowns(plan(), counters) == {} and Slowness.of(plan(), 0) is None
+    assert server_slowdowns(plan(), counters) == {} and ServerSlowdown.of(plan(), 0) is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.kernels.base import Kernels, Rule, Workspace
+from gbactl.kernels.base import Kernels, OptimizerRule, Workspace
 
 
 def ints(*values: int) -> Any:
@@ -60,7 +60,7 @@ def test_an_index_outside_is_refused(kernels: Kernels, bad: int) -> None:
         kernels.segment_sum(np.ones((1, 17), np.float32), ints(bad), table)
     with pytest.raises(ValueError, match="outside"):
         kernels.check_index(ints(bad), 4)
-    step = kernels.bind_rows(Rule("sgd"), table, [], None)
+    step = kernels.bind_rows(OptimizerRule("sgd"), table, [], None)
     with pytest.raises(ValueError, match="outside"):
         step.listed(ints(0, bad), np.ones((2, 17), np.float32), None, 1.0, 1.0, 1.0, 0.0)
     assert (table == 1).all()
@@ -135,7 +135,7 @@ def test_initial_rows_are_uniform(kernels: Kernels) -> None:
 )
 def test_other_layouts_are_refused(kernels: Kernels, bad: Any) -> None:
     table = np.ones((9, 4), np.float32)
-    step = kernels.bind_rows(Rule("sgd"), table, [], None)
+    step = kernels.bind_rows(OptimizerRule("sgd"), table, [], None)
     with pytest.raises(ValueError, match=r"must be|expected"):
         step.listed(ints(0, 1), bad, None, 1.0, 1.0, 1.0, 0.0)
     with pytest.raises(ValueError, match=r"must be|expected"):

@@ -12,7 +12,7 @@ from gbactl.config import ModeConfig, RunConfig, flatten, to_dict
 from gbactl.errors import UsageError
 from gbactl.launch.compose import compose, known_keys, mode_file
 from gbactl.paths import conf_dir
-from gbactl.policies.base import names, policy_class
+from gbactl.policies.policy import names, policy_class
 
 FILES = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 NEEDED = {"cluster/hosts.yaml": ("cluster.hosts=[a:2,b:2]",)}  # what only a user can know
@@ -59,9 +59,7 @@ def test_every_experiment_runs_in_every_mode(experiment: str, mode: str) -> None
 def test_without_a_word_it_is_the_default_of_the_schema() -> None:
     ours, schema = flatten(to_dict(compose([]))), flatten(to_dict(RunConfig()))
     data = {key for key in ours if key.startswith("data")}
-    assert {key: ours[key] for key in set(ours) - data} == {
-        key: schema[key] for key in set(schema) - {"data"}
-    }
+    assert {key: ours[key] for key in set(ours) - data} == {key: schema[key] for key in set(schema) - {"data"}}
 
 
 def test_every_file_of_faults_has_its_name_which_is_logged_with_the_run() -> None:
@@ -72,9 +70,7 @@ def test_every_file_of_faults_has_its_name_which_is_logged_with_the_run() -> Non
 def test_every_key_of_the_schema_can_be_typed() -> None:
     """Those of gba's decay only where mode=gba is chosen."""
     files = {path: yaml.safe_load((conf_dir() / path).read_text()) for path in FILES}
-    typed = set(
-        flatten({k: v for k, v in files[Path("train.yaml")].items() if k not in ("defaults", "hydra")})
-    )
+    typed = set(flatten({k: v for k, v in files[Path("train.yaml")].items() if k not in ("defaults", "hydra")}))
     for path, values in files.items():
         if path.parts[0] not in ("train.yaml", "experiment", "data"):
             everywhere = "@package _global_" in (conf_dir() / path).read_text()
@@ -98,9 +94,7 @@ def test_experiments_open_with_the_command_that_runs_them() -> None:
 
 
 def test_overrides() -> None:
-    cfg = compose(
-        ["mode=gba", "mode.iota=inf", "model.hidden=[32]", "cluster.workers=2", "+tracking.tags.study=a"]
-    )
+    cfg = compose(["mode=gba", "mode.iota=inf", "model.hidden=[32]", "cluster.workers=2", "+tracking.tags.study=a"])
     assert cfg.mode.options["iota"] == float("inf")
     assert (cfg.model.hidden, cfg.local_batch, cfg.tracking.tags) == ([32], 1024, {"study": "a"})
 

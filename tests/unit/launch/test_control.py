@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from gbactl.errors import GbactlError, UsageError
-from gbactl.launch import rundir
-from gbactl.launch.control import FILE, Control
-from gbactl.launch.switch_command import Asking, ask, mode_with
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.control import FILE, ControlClient, ControlSocket, ask, mode_with
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.messages import Event, Take
+from gbactl.wire.messages import Event, TakeBatch
 
 PROGRESS = {"mode": "gba", "step": 7}
 
@@ -30,7 +29,7 @@ def wishes() -> list[Event]:
 
 
 @pytest.fixture
-def control(tmp_path: Path, wishes: list[Event]) -> Iterator[Control]:
+def control(tmp_path: Path, wishes: list[Event]) -> Iterator[ControlSocket]:
     """Its coordinator answers at once: accepted, done."""
 
     def forward(event: Event) -> None:
@@ -41,22 +40,22 @@ def control(tmp_path: Path, wishes: list[Event]) -> Iterator[Control]:
         for state in ("accepted", "done"):
             made.heard(Event("switch", {**told, "state": state, "pause_ms": 5.0}))
 
-    made = Control(tmp_path, forward)
+    made = ControlSocket(tmp_path, forward)
     yield made
     made.close()
 
 
-def test_a_wish_is_handed_on_and_answered(tmp_path: Path, control: Control, wishes: list[Event]) -> None:
-    with Asking(tmp_path) as asking:
+def test_a_wish_is_handed_on_and_answered(tmp_path: Path, control: ControlSocket, wishes: list[Event]) -> None:
+    with ControlClient(tmp_path) as asking:
         assert asking.switch({"name": "gba", "iota": float("inf")}, wait=False)["state"] == "accepted"
-    with Asking(tmp_path) as asking:
+    with ControlClient(tmp_path) as asking:
         assert asking.switch({"name": "gba"}, wait=True)["state"] == "done"
     assert [wish.fields["id"] for wish in wishes] == [1, 2]
     assert wishes[0].fields["mode"] == {"name": "gba", "iota": float("inf")}
 
 
 def test_a_machine_reads_json_and_a_person_the_sentence_beside_it(
-    tmp_path: Path, control: Control, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, control: ControlSocket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.yaml").touch()
     ask(str(tmp_path), "gba", (), wait=True, as_json=False, uri=None)
@@ -65,8 +64,8 @@ def test_a_machine_reads_json_and_a_person_the_sentence_beside_it(
     assert told.err == "The run goes on in gba from step 7 on, after a pause of 5 ms.\n"
 
 
-def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: Control) -> None:
-    with Asking(tmp_path) as asking:
+def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: ControlSocket) -> None:
+    with ControlClient(tmp_path) as asking:
         assert asking.status() == {"switches": []}
         control.heard(Event("progress", PROGRESS))
         asking.switch({"name": "gba"}, wait=True)
@@ -75,7 +74,7 @@ def test_status_is_the_last_progress_and_the_switches(tmp_path: Path, control: C
     assert "id" not in found["switches"][0]
 
 
-def test_who_waits_for_a_run_that_ends_is_told(tmp_path: Path, control: Control, wishes: list[Event]) -> None:
+def test_who_waits_for_a_run_that_ends_is_told(tmp_path: Path, control: ControlSocket, wishes: list[Event]) -> None:
     def end() -> None:
         while not wishes:
             time.sleep(0.01)
@@ -83,47 +82,47 @@ def test_who_waits_for_a_run_that_ends_is_told(tmp_path: Path, control: Control,
 
     thread = threading.Thread(target=end)
     thread.start()
-    with pytest.raises(GbactlError, match="ended before it answered"), Asking(tmp_path) as asking:
+    with pytest.raises(GbactlError, match="ended before it answered"), ControlClient(tmp_path) as asking:
         asking.switch({"name": "silent"}, wait=True)
     thread.join()
 
 
 def test_the_file_is_its_owner_s_and_goes_with_the_run(tmp_path: Path, wishes: list[Event]) -> None:
-    control = Control(tmp_path, wishes.append)
+    control = ControlSocket(tmp_path, wishes.append)
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     control.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="is not running"):
-        Asking(tmp_path)
+        ControlClient(tmp_path)
 
 
 def test_a_run_that_has_ended_or_was_killed_or_is_virtual_is_one_sentence(tmp_path: Path, wishes: list[Event]) -> None:
-    control = Control(tmp_path, wishes.append)
+    control = ControlSocket(tmp_path, wishes.append)
     left = (tmp_path / FILE).read_text()
     control.close()
     (tmp_path / FILE).write_text(left)
     with pytest.raises(UsageError, match="is not running"):
-        Asking(tmp_path)
-    held = rundir.lock(tmp_path)
+        ControlClient(tmp_path)
+    held = run_dirs.lock(tmp_path)
     with pytest.raises(UsageError, match="is about to start; ask again"):
-        Asking(tmp_path)
-    (tmp_path / rundir.LOG).touch()
+        ControlClient(tmp_path)
+    (tmp_path / run_dirs.LOG).touch()
     with pytest.raises(UsageError, match=r"has trained and writes its result; wait for .*result\.json\.$"):
-        Asking(tmp_path)
+        ControlClient(tmp_path)
     held.release()
     (tmp_path / "config.yaml").write_text("cluster: {name: virtual}\n")
     with pytest.raises(UsageError, match="is virtual"):
-        Asking(tmp_path)
+        ControlClient(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(UsageError, match="has ended"):
-        Asking(tmp_path)
+        ControlClient(tmp_path)
     (tmp_path / FILE).write_text("{}")
     with pytest.raises(UsageError, match="cannot be read"):
-        Asking(tmp_path)
+        ControlClient(tmp_path)
 
 
 @pytest.mark.parametrize("role", ["worker", "launcher", "coordinator"])
-def test_other_roles_are_turned_away(tmp_path: Path, control: Control, wishes: list[Event], role: str) -> None:
+def test_other_roles_are_turned_away(tmp_path: Path, control: ControlSocket, wishes: list[Event], role: str) -> None:
     fields = json.loads((tmp_path / FILE).read_text())
     hub = SocketHub(bytes.fromhex(fields["key"]), Peer(role, 0))
     hub.connect(fields["address"], peer=Peer("launcher", 0)).send(Event("switch", {"mode": {"name": "gba"}}))
@@ -132,11 +131,13 @@ def test_other_roles_are_turned_away(tmp_path: Path, control: Control, wishes: l
     hub.close()
 
 
-@pytest.mark.parametrize("message", [Take(0), Event("result", {})])
-def test_what_is_no_question_does_nothing(tmp_path: Path, control: Control, wishes: list[Event], message: Any) -> None:
-    with Asking(tmp_path) as asking:
+@pytest.mark.parametrize("message", [TakeBatch(0), Event("result", {})])
+def test_what_is_no_question_does_nothing(
+    tmp_path: Path, control: ControlSocket, wishes: list[Event], message: Any
+) -> None:
+    with ControlClient(tmp_path) as asking:
         asking.channel.send(message)
-    with Asking(tmp_path) as asking:
+    with ControlClient(tmp_path) as asking:
         assert asking.status() == {"switches": []}
     assert not wishes
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gbactl.launch import progress as module
-from gbactl.launch.progress import Show, _summary, unit_of
+from gbactl.launch.progress import ProgressDisplay, _summary, unit_of
 
 
 def progress(share: float, **more: Any) -> dict[str, Any]:
@@ -30,10 +30,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_line_now_and_then_and_one_at_the_end(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    show = Show()
+def test_a_line_now_and_then_and_one_at_the_end(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    show = ProgressDisplay()
     for tick in range(40):
         clock[0] += 0.5
         show.progress(progress(tick / 40))
@@ -48,12 +46,12 @@ def test_a_line_now_and_then_and_one_at_the_end(
 
 
 def test_no_loss_yet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    Show().progress(progress(0.0, loss=None))
+    ProgressDisplay().progress(progress(0.0, loss=None))
     assert "loss" not in capsys.readouterr().err
 
 
 def test_long_lines_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    Show().say("word " * 80)
+    ProgressDisplay().say("word " * 80)
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -66,8 +64,8 @@ def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
         "judged_auc": 0.71234,
         "judged_logloss": 0.51,
     }
-    Show().round(fields)
-    Show(unit_of("virtual")).round(fields)
+    ProgressDisplay().round(fields)
+    ProgressDisplay(unit_of("virtual")).round(fields)
     real, virtual = capsys.readouterr().err.splitlines()
     assert real == "  day 0: 40 steps, 1,234 samples/s; on day1: AUC 0.71234, log loss 0.51000"
     assert virtual == real.replace("samples/s", "samples/virtual s")
@@ -75,9 +73,9 @@ def test_a_finished_round(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_scores_of_the_epoch_that_was_chosen_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     result = {"best_round": "epoch 4", "judged_on": "day1", "judged_auc": 0.9, "evaluated_on": "day1"}
-    Show().best(result)
+    ProgressDisplay().best(result)
     assert capsys.readouterr().err == "", "a day's line had them"
-    Show().best({**result, "judged_on": "validation", "evaluated_on": "test", "auc": 0.8, "logloss": 0.4})
+    ProgressDisplay().best({**result, "judged_on": "validation", "evaluated_on": "test", "auc": 0.8, "logloss": 0.4})
     assert capsys.readouterr().err == (
         "  epoch 4 is the best on validation (AUC 0.90000); on test: AUC 0.80000, log loss 0.40000\n"
     )
@@ -110,7 +108,7 @@ def test_the_summary_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     faults = _summary({**result, "faults": {"plans": plans, "acted": [acted], "never": [1]}})[-3:-1]
     assert faults == [("fault", "W3 4x slower 0.1-0.4 s"), ("fault", "never acted: faults.plans[1] (kill at 120 s)")]
     assert dict(_summary({**result, "warnings": ["bad"]}))["warning"] == "bad"
-    Show().result(result)
+    ProgressDisplay().result(result)
     assert "gba, seed 1" in capsys.readouterr().out
 
 
@@ -124,7 +122,7 @@ def test_a_terminal_that_goes_away_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module.sys, "stderr", Gone())
     left: list[str] = []
     monkeypatch.setattr(module, "leave_terminal", lambda: left.append("it"))
-    show = Show()
+    show = ProgressDisplay()
     show.say("a line")
     show.progress(progress(1.0))
     assert left == ["it", "it"]

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
-from gbactl.coordinator.state import Position, config_at
+from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
-from gbactl.launch.checkpoint_command import verify_all
-from gbactl.launch.export import whole_rows
+from gbactl.launch.checkpoint_command import verify_all, whole_rows
 from gbactl.launch.resume import saying
-from gbactl.replay.recording import scan
+from gbactl.replay.log_scan import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
 from tests.support.deaths import Victim
@@ -51,7 +50,7 @@ def train(cfg: RunConfig, run_dir: Path, told: list[Event] | None = None) -> dic
 
 def resume(cfg: RunConfig, run_dir: Path, cut: str, into: Path, **cluster: Any) -> dict[str, Any]:
     """Go on from a checkpoint in a directory of its own, as `gbactl train resume=... run_dir=...` does."""
-    chain = Folder(run_dir / "checkpoints").verified(cut)
+    chain = CheckpointFolder(run_dir / "checkpoints").verified(cut)
     then = from_dict({**config_at(chain), "resume": str(chain.folder / cut)})
     changed = dataclasses.replace(
         then, mode=cfg.mode, cluster=dataclasses.replace(cfg.cluster, **cluster), checkpoint=CheckpointConfig()
@@ -60,7 +59,7 @@ def resume(cfg: RunConfig, run_dir: Path, cut: str, into: Path, **cluster: Any) 
 
 
 def steps_of(run_dir: Path) -> dict[str, int]:
-    folder = Folder(run_dir / "checkpoints")
+    folder = CheckpointFolder(run_dir / "checkpoints")
     return {name: folder.chain(name).last.step for name in folder.names()}
 
 
@@ -119,7 +118,7 @@ def test_what_was_rounded_is_gone_on_with_and_exported(data: dict[str, Any], tmp
     cfg = config("sync", data)
     cfg.checkpoint.dtype = "bf16"
     result = train(cfg, tmp_path / "first")
-    folder = Folder(tmp_path / "first" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "first" / "checkpoints")
     again = resume(cfg, tmp_path / "first", "cut-000001", tmp_path / "second", servers=servers)
     assert again["samples"] == result["samples"]
     assert again["checksums"]["model"] != result["checksums"]["model"], "it was rounded once"
@@ -134,9 +133,9 @@ def test_what_was_in_flight_is_read_again_and_counts_once(mode: str, data: dict[
     cfg = config(mode, data)
     result = train(cfg, tmp_path / "one")
     assert result["samples"]["read"] == 2 * ROWS
-    folder = Folder(tmp_path / "one" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     for cut in folder.names()[:-1][:3:2]:
-        position = Position.read(folder.verified(cut).last.position)
+        position = JobPosition.read(folder.verified(cut).last.position)
         unread = sum(high - low for low, high in position.unread or ())
         assert position.ledger.read == position.ledger.finished == ROWS * (position.round + 1) - unread
         again = resume(cfg, tmp_path / "one", cut, tmp_path / cut)
@@ -153,15 +152,15 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, file: str
 ) -> None:
     """Whoever writes that file of the first one hears from /dev/full what a full disk says."""
-    full, plain = {"cut-000001"}, Folder.begin
+    full, plain = {"cut-000001"}, CheckpointFolder.begin
 
-    def begin(folder: Folder, number: int) -> Path:
+    def begin(folder: CheckpointFolder, number: int) -> Path:
         path = plain(folder, number)
         if path.name in full:
             (path / f".{file}.partial").symlink_to("/dev/full")
         return path
 
-    monkeypatch.setattr(Folder, "begin", begin)
+    monkeypatch.setattr(CheckpointFolder, "begin", begin)
     told: list[Event] = []
     result = train(config(mode, data), tmp_path, told)
     failed = [event.fields for event in told if event.name == "checkpoint" and event.fields["state"] == "failed"]
@@ -169,7 +168,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     assert "No space left" in failed[0]["why"] and "cut-000001" in failed[0]["why"]
     said = f"The checkpoint of step 3 failed: {failed[0]['why']}; training goes on, the next one tries again."
     assert saying(failed[0]) == said
-    folder = Folder(tmp_path / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "checkpoints")
     names = [path.name for path in folder.path.iterdir()]
     assert sorted(names) == folder.names(), "no half file is left"
     assert not full & set(names) and "cut-000002" in names
@@ -183,7 +182,7 @@ def test_patience_goes_on_where_it_was(data: dict[str, Any], tmp_path: Path, mon
     cfg.train.epochs, cfg.train.patience = EPOCHS, 2
     result = train(cfg, tmp_path / "one")
     assert 3 <= len(result["phases"]) < EPOCHS, "it stopped early"
-    chains = map(Folder(tmp_path / "one" / "checkpoints").verified, steps_of(tmp_path / "one"))
+    chains = map(CheckpointFolder(tmp_path / "one" / "checkpoints").verified, steps_of(tmp_path / "one"))
     later = [chain.last for chain in chains if chain.last.position["round"] > 1 and not chain.last.position["ended"]]
     again = [resume(cfg, tmp_path / "one", later[-1].name, tmp_path / "two")]
     assert later[-1].position["stopping"]["seen"] == later[-1].position["round"]
@@ -205,7 +204,7 @@ def test_only_so_many_are_kept(data: dict[str, Any], tmp_path: Path) -> None:
     cfg = config("async", data)
     cfg = dataclasses.replace(cfg, checkpoint=dataclasses.replace(cfg.checkpoint, keep=2))
     result = train(cfg, tmp_path)
-    assert len(Folder(tmp_path / "checkpoints").names()) == 2 < result["checkpoint"]["saved"]
+    assert len(CheckpointFolder(tmp_path / "checkpoints").names()) == 2 < result["checkpoint"]["saved"]
 
 
 def test_a_resumed_run_cannot_be_replayed(sync: tuple[Path, dict[str, Any]], data: dict[str, Any],
@@ -222,7 +221,7 @@ def test_one_of_another_run_is_not_gone_on_with(
     """Whatever part of the run it is that has told of its own."""
     run_dir = Path(shutil.copytree(sync[0], tmp_path / "run"))
     (run_dir / "events.log").rename(run_dir / log)
-    folder = Folder(run_dir / "checkpoints")
+    folder = CheckpointFolder(run_dir / "checkpoints")
     newest = folder.newest().last
     foreign = Path(shutil.copytree(folder.path / newest.name, folder.path / "cut-000999"))
     manifests.write(foreign, dataclasses.replace(newest, number=999, identity="of another seed"))
@@ -233,7 +232,7 @@ def test_one_of_another_run_is_not_gone_on_with(
 
 
 def test_the_configuration_of_a_checkpoint_can_be_used_again(sync: tuple[Path, dict[str, Any]]) -> None:
-    chain = Folder(sync[0] / "checkpoints").newest()
+    chain = CheckpointFolder(sync[0] / "checkpoints").newest()
     cfg = from_dict(config_at(chain))
     assert to_dict(cfg)["mode"]["name"] == "sync" and cfg.run_dir is None
 
@@ -254,10 +253,10 @@ def test_an_export_is_the_model_for_torch_and_others(
     import torch
     from safetensors.numpy import load_file
 
-    from gbactl.launch.export import export, schema_of
+    from gbactl.launch.checkpoint_command import export, schema_of
     from gbactl.models import build
 
-    folder = Folder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")
+    folder = CheckpointFolder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")
     chain = folder.newest()
     paths = export(chain, tmp_path / "model")
     state = torch.load(paths[1], weights_only=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gbactl.config.build import build
 from gbactl.errors import ConfigError
 from gbactl.policies import HopBsOptions, make
-from gbactl.policies.clocks import Clocks
+from gbactl.policies.hop_bs import WorkerClocks
 from tests.support.policy_driver import Driver, phase
 
 seeds = st.integers(0, 1 << 30)
@@ -95,7 +95,7 @@ def test_the_bound_is_checked() -> None:
 
 
 def test_the_slowest_clock_never_goes_back() -> None:
-    clocks = Clocks([0, 1])
+    clocks = WorkerClocks([0, 1])
     for _ in range(3):
         clocks.tick(0)
     assert (clocks.slowest, clocks.ahead(0)) == (0, 3)

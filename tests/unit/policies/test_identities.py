@@ -32,9 +32,7 @@ def test_gba_without_a_limit_weighs_everything_in_full(
 
 
 @given(st.integers(1, 150), st.integers(1, 5), st.integers(1, 5), seeds)
-def test_gba_of_one_gradient_without_a_limit_is_async(
-    samples: int, local: int, workers: int, seed: int
-) -> None:
+def test_gba_of_one_gradient_without_a_limit_is_async(samples: int, local: int, workers: int, seed: int) -> None:
     part = phase(samples, local, 1, first=3, workers=workers)
     assert _decisions("gba", part, NEVER_STALE, seed) == _decisions("async", part, None, seed)
 

@@ -25,7 +25,7 @@ from gbactl.policies import (
     Step,
     make,
 )
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from tests.support.modes import EVERY, REPLICAS, SERVED
 from tests.support.policy_driver import Driver, phase, run
 
@@ -101,9 +101,7 @@ def test_the_tokens_of_sync_never_go_backwards_while_nobody_dies(part: Phase, se
 
 @pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
-def test_new_batches_are_handed_out_in_data_order(
-    name: str, part: Phase, data: st.DataObject, seed: int
-) -> None:
+def test_new_batches_are_handed_out_in_data_order(name: str, part: Phase, data: st.DataObject, seed: int) -> None:
     driver = run(name, part, data.draw(OPTIONS[name]), seed, deaths=False)
     batches = [grant.batch for worker, grant in driver.grants if grant.samples]
     if name == "sync":
@@ -115,9 +113,7 @@ def test_new_batches_are_handed_out_in_data_order(
 
 @pytest.mark.parametrize("name", EVERY)
 @given(phases, st.data(), seeds)
-def test_weights_and_divisors_are_what_a_shard_accepts(
-    name: str, part: Phase, data: st.DataObject, seed: int
-) -> None:
+def test_weights_and_divisors_are_what_a_shard_accepts(name: str, part: Phase, data: st.DataObject, seed: int) -> None:
     for step in run(name, part, data.draw(OPTIONS[name]), seed).steps:
         assert step.members
         assert all(0.0 <= m.weight <= 1.0 for m in step.members)
@@ -210,7 +206,7 @@ def test_policies_know_no_torch_no_numpy_and_no_clock() -> None:
         "__future__", "abc", "collections", "collections.abc", "dataclasses", "heapq", "importlib", "pkgutil",
             "typing",
     }  # fmt: skip
-    known = ("gbactl.policies", "gbactl.errors", "gbactl.typed")
+    known = ("gbactl.policies", "gbactl.errors", "gbactl.config_types")
     assert all(name.startswith(known) for name in imported if "gbactl" in name)
 
 

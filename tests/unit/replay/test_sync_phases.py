@@ -13,8 +13,8 @@ from gbactl.config import CollectiveConfig, RunConfig, SwitchConfig, check
 from gbactl.coordinator import event_log
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.replay.command import replay, sentence
-from gbactl.replay.worker import Replica
+from gbactl.replay.gradient_recomputation import ReplayedReplica
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.simulation.cluster import run_virtual
 from tests.support.recorded import config, record
 
@@ -96,10 +96,10 @@ def test_a_model_that_differs_is_noticed_at_the_switch(
     """Before the next step, and named: the shards alone would not show it yet."""
     recorded(planned(data, "gba", entry("samples", 600, "sync"), entry("samples", 700, "gba")), tmp_path)
 
-    def idle(self: Replica, *_: Any) -> None:
+    def idle(self: ReplayedReplica, *_: Any) -> None:
         self._gradients.clear()
 
-    monkeypatch.setattr(Replica, "step", idle)
+    monkeypatch.setattr(ReplayedReplica, "step", idle)
     verdict = replay(tmp_path)
     assert not verdict["identical"]
     assert "The model is not as logged at a switch, drained" in verdict["divergence"]["text"]

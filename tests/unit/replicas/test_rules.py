@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gbactl.replicas import Rule, make
+from gbactl.replicas import AveragingRule, make
 
 BLOCK: dict[str, Any] = {"block_momentum": 0.0, "block_lr": 1.0, "nesterov": False}
 numbers = st.floats(-100, 100, width=32)
@@ -18,7 +18,7 @@ vectors = arrays(np.float32, 5, elements=numbers)
 shares = st.floats(0, 1, width=32)
 
 
-def exchanged(rule: Rule, replica: Any, other: Any) -> tuple[Any, Any]:
+def exchanged(rule: AveragingRule, replica: Any, other: Any) -> tuple[Any, Any]:
     """(replica, other) after an exchange in which nothing else happened."""
     difference, new = np.asarray(replica, np.float32).copy(), np.asarray(other, np.float32).copy()
     rule.exchange(difference, new)

@@ -1,5 +1,3 @@
 """Makes the hand-made runs importable."""
 
 from __future__ import annotations
-
-

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from gbactl.errors import GbactlError
 from gbactl.report import plots
-from gbactl.report.curves import Curves, Stretch, curves_of, shares
+from gbactl.report.curves import Curves, ModeSegment, curves_of, shares
 from gbactl.report.plots import plot
 
 RESULT = {
@@ -64,7 +64,7 @@ def switching(*modes: str) -> dict[str, object]:
 
 def test_stretches_of_one_mode() -> None:
     curves = curves_of("switch", "1", switching("sync", "sync", "gba"))
-    assert curves.modes == (Stretch("sync", (0, 20), (0, 3.5)), Stretch("gba", (20, 40), (3.5, 7.0)))
+    assert curves.modes == (ModeSegment("sync", (0, 20), (0, 3.5)), ModeSegment("gba", (20, 40), (3.5, 7.0)))
     assert curves.switched and not curves_of("gba", "1", switching("gba", "gba", "gba")).switched
 
 

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from gbactl.checkpoint.tensor_file import widened
 from gbactl.errors import WireError
-from gbactl.server.checkpoint_writer import PIECES_AHEAD, Chooser, Saver
-from gbactl.store.gradient_slice import Order, Part
+from gbactl.server.checkpoint_writer import PIECES_AHEAD, RowChooser, ShardSaver
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Save, Saved
 from tests.support.checkpoint_files import fill, spec
@@ -24,17 +24,17 @@ def step(shard: Shard, rows: np.ndarray) -> None:
     """Train one gradient that carries these rows."""
     grad = np.ones((len(rows), 3), np.float32)
     dense = np.ones(9, np.float32)
-    shard.stage(shard.version, Part(rows.astype(np.int32), grad, dense))
-    shard.apply(Order(shard.version, ((shard.version, 1.0),), 1.0, 1.0))
+    shard.stage(shard.version, GradientSlice(rows.astype(np.int32), grad, dense))
+    shard.apply(StepOrder(shard.version, ((shard.version, 1.0),), 1.0, 1.0))
 
 
-def saver_of(folder: Path, most_kept: int = 1 << 30, inline: bool = False) -> tuple[Shard, Saver, list[Saved]]:
+def saver_of(folder: Path, most_kept: int = 1 << 30, inline: bool = False) -> tuple[Shard, ShardSaver, list[Saved]]:
     shard, told = Shard(spec(0, 1, ROWS)), []
     fill(shard)
-    return shard, Saver(shard, folder, Chooser(shard, None, (), 1.0), most_kept, told.append, inline), told
+    return shard, ShardSaver(shard, folder, RowChooser(shard, None, (), 1.0), most_kept, told.append, inline), told
 
 
-def ended(saver: Saver, told: list[Saved]) -> Saved:
+def ended(saver: ShardSaver, told: list[Saved]) -> Saved:
     deadline = time.monotonic() + 20
     while not told:
         assert time.monotonic() < deadline
@@ -76,7 +76,7 @@ def test_rows_and_moments_take_half_the_bytes(tmp_path: Path) -> None:
     fill(shard)
     chain = []
     for number, dtype in enumerate(("fp32", "bf16")):
-        saver = Saver(shard, tmp_path, Chooser(shard, None, (), 1.0), 1 << 30, told.append, dtype=dtype)
+        saver = ShardSaver(shard, tmp_path, RowChooser(shard, None, (), 1.0), 1 << 30, told.append, dtype=dtype)
         (tmp_path / f"cut-00000{number}").mkdir()
         saver.begin(Save(number, 0, f"cut-00000{number}", "whole", True, 0.0), True)
         ended(saver, told)

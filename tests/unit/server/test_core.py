@@ -10,20 +10,17 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
 from gbactl.wire.messages import (
-    Adopt,
+    AdoptVersion,
     Barrier,
     BeginPhase,
-    Checked,
-    DropPart,
+    DropSlice,
     Fence,
     Fenced,
     Inspect,
@@ -34,12 +31,14 @@ from gbactl.wire.messages import (
     Reached,
     Rows,
     Staged,
+    StepChecksum,
     Stop,
     Sum,
-    SumPart,
-    Take,
+    Summand,
+    TakeBatch,
     unpack,
 )
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 ROWS, WIDTH, DENSE = 10, 3, 5
 TOLD = (0.5, 0.1, 1.0, 0, 0)  # loss, seconds, slowdown, versions
@@ -73,9 +72,7 @@ class Setting:
         self.served()
         return [f.kind if f.kind == frames.CLOSED else unpack(f.kind, f.descriptor) for _, f in hub.poll(0)]
 
-    def push(
-        self, batch: int, index: list[int], value: float = 1.0, worker: int = 0, number: int = 1
-    ) -> None:
+    def push(self, batch: int, index: list[int], value: float = 1.0, worker: int = 0, number: int = 1) -> None:
         rows = np.array(index, np.int32)
         grads = np.full(len(index) * WIDTH + DENSE, value, np.float32)
         payload = np.concatenate([rows.view(np.uint8), grads.view(np.uint8)])
@@ -165,10 +162,10 @@ def test_a_part_of_another_phase_is_ignored(at: Setting) -> None:
 
 def test_a_dropped_part_is_forgotten_and_may_come_again(at: Setting) -> None:
     at.push(0, [2])
-    at.coordinator.send(DropPart(0, 0))
+    at.coordinator.send(DropSlice(0, 0))
     at.served()
     assert at.shard.staged == (0,), "a drop of another phase"
-    at.coordinator.send(DropPart(1, 0))
+    at.coordinator.send(DropSlice(1, 0))
     at.served()
     assert at.shard.staged == ()
     at.push(0, [3], worker=1)
@@ -180,7 +177,7 @@ def test_a_checked_step_tells_a_digest_of_what_it_touched(at: Setting) -> None:
     for setting, value in ((at, 0.5), (twin, 0.25)):
         setting.push(0, [2, 4], value)
         setting.order(0, 0, checksum=True)
-    found = [[m for m in setting.told(setting.c_hub) if isinstance(m, Checked)] for setting in (at, twin)]
+    found = [[m for m in setting.told(setting.c_hub) if isinstance(m, StepChecksum)] for setting in (at, twin)]
     assert [m.step for m in found[0]] == [0]
     assert found[0][0].digest == at.shard.step_digest(np.array([2, 4], np.int32))
     assert found[0] != found[1]
@@ -214,10 +211,10 @@ def test_pulls_wait_for_their_version_and_are_served_in_its_order(at: Setting) -
 def test_who_asks_before_a_server_has_taken_a_place_is_answered_then(at: Setting) -> None:
     """Rows of a version that it does not have yet, and a sum without the part of a rank that died."""
     at.pull(1, [0], after=5)
-    part = SumPart(0, "d", 1, 1, 0, 2, 2, [0], 5)
+    part = Summand(0, "d", 1, 1, 0, 2, 2, [0], 5)
     at.workers[1].send(part, np.ones(1, np.float32).view(np.uint8))
     at.served()
-    at.coordinator.send(Adopt(5, [], False))
+    at.coordinator.send(AdoptVersion(5, [], False))
     assert at.tickets() == [(1, 5)]
     assert Sum(0, "d", 1) in at.told(at.w_hubs[1])
 
@@ -228,11 +225,11 @@ def test_a_barrier_is_answered_when_everything_ordered_is_applied(at: Setting) -
     assert at.told(at.c_hub) == [Reached(0, 0)]
     at.push(0, [1])
     at.order(0, 0)
-    assert at.told(at.c_hub) [-1] == Reached(0, 1)
+    assert at.told(at.c_hub)[-1] == Reached(0, 1)
 
 
 def test_inspection_tells_checksum_memory_and_refusals(at: Setting) -> None:
-    at.workers[1].send(Take(0))
+    at.workers[1].send(TakeBatch(0))
     at.hub.refused["somebody without the key"] = 2
     at.served()
     at.coordinator.send(Inspect("checksum"))
@@ -298,7 +295,7 @@ REFUSED = {
     "a barrier from a worker": (Barrier(0), floats(0)),
     "a stop from a worker": (Stop("now"), floats(0)),
     "a phase from a worker": (phase(9), floats(0)),
-    "a message that is not for servers": (Take(0), floats(0)),
+    "a message that is not for servers": (TakeBatch(0), floats(0)),
 }
 
 
@@ -334,9 +331,7 @@ def test_a_message_that_cannot_be_read(at: Setting, descriptor: bytes) -> None:
         OrderStep(1, 0, [1, 2], [1.0], 1.0, 1.0, 1.0, [], [], False),
     ],
 )
-def test_an_order_that_cannot_be_followed_ends_the_server_with_a_sentence(
-    at: Setting, order: OrderStep
-) -> None:
+def test_an_order_that_cannot_be_followed_ends_the_server_with_a_sentence(at: Setting, order: OrderStep) -> None:
     at.coordinator.send(order)
     with pytest.raises(WireError, match="S0 cannot follow the coordinator"):
         at.served()

@@ -11,13 +11,12 @@ from gbactl.errors import WireError
 from gbactl.replicas import make
 from gbactl.server.core import Server
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
-from gbactl.wire.in_memory import MemoryHub
-from gbactl.wire.messages import Ack, Centre, Elastic, GiveReplica, SettleReplicas, decode
+from gbactl.wire.messages import Ack, AddReplica, AverageReplicas, EasgdCentre, EasgdUpdate, decode
+from tests.support.in_memory import MemoryHub
 
 SIZE = 4
 
@@ -59,9 +58,9 @@ def packed(value: float, first: float, second: float) -> Any:
 
 def test_an_exchange_is_answered_with_the_centre_before_and_moves_it() -> None:
     at = Setting()
-    at.send(Elastic(7, 0.25), [4.0] * SIZE)
+    at.send(EasgdUpdate(7, 0.25), [4.0] * SIZE)
     [(message, before)] = at.heard()
-    assert message == Centre(7) and before.tolist() == [8.0] * SIZE
+    assert message == EasgdCentre(7) and before.tolist() == [8.0] * SIZE
     assert at.block.value.tolist() == [7.0] * SIZE
 
 
@@ -69,7 +68,7 @@ def test_trainer_and_server_move_by_the_same_bits() -> None:
     at, rng = Setting(), np.random.default_rng(0)
     sent = rng.normal(0, 0.1, SIZE).astype(np.float32)
     at.block.value[:] = rng.normal(0, 0.1, SIZE)
-    at.send(Elastic(1, 0.3), sent)
+    at.send(EasgdUpdate(1, 0.3), sent)
     [(_, centre)] = at.heard()
     difference, other = sent.copy(), centre.copy()
     make("easgd", SIZE, {"alpha": 0.3}).exchange(difference, other)
@@ -79,8 +78,9 @@ def test_trainer_and_server_move_by_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("message", "size"),
     [
-        (Elastic(1, 0.5), SIZE - 1), (Elastic(1, 0.5), SIZE + 1), (Elastic(1, 1.5), SIZE), (Elastic(1, -0.5), SIZE),
-        (Elastic(1, float("nan")), SIZE), (GiveReplica(3, 1), SIZE), (GiveReplica(-1, 1), 3 * SIZE),
+        (EasgdUpdate(1, 0.5), SIZE - 1), (EasgdUpdate(1, 0.5), SIZE + 1), (EasgdUpdate(1, 1.5), SIZE),
+        (EasgdUpdate(1, -0.5), SIZE),
+        (EasgdUpdate(1, float("nan")), SIZE), (AddReplica(3, 1), SIZE), (AddReplica(-1, 1), 3 * SIZE),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_and_changes_nothing(message: Any, size: int) -> None:
@@ -88,40 +88,40 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(message: Any, size: in
     at.send(message, [4.0] * size)
     assert at.heard() == [] and at.server.refused == {"WireError": 1}
     assert at.block.value.tolist() == [8.0] * SIZE
-    at.send(Elastic(2, 0.5), [4.0] * SIZE, trainer=1)
-    assert at.heard(1)[0][0] == Centre(2), "it serves the other one"
+    at.send(EasgdUpdate(2, 0.5), [4.0] * SIZE, trainer=1)
+    assert at.heard(1)[0][0] == EasgdCentre(2), "it serves the other one"
 
 
 def test_a_trainer_may_not_settle() -> None:
     at = Setting()
-    at.trainers[0].send(SettleReplicas(True))
+    at.trainers[0].send(AverageReplicas(True))
     assert at.heard() == [] and at.server.refused == {"WireError": 1}
 
 
 @pytest.mark.parametrize(("value", "expected"), [(True, 3.0), (False, 8.0)])
 def test_what_all_gave_is_averaged_but_for_a_centre(value: bool, expected: float) -> None:
     at = Setting()
-    at.send(GiveReplica(5, 1), packed(2.0, 0.5, 4.0))
-    at.send(GiveReplica(9, 1), packed(4.0, 1.5, 8.0), trainer=1)
+    at.send(AddReplica(5, 1), packed(2.0, 0.5, 4.0))
+    at.send(AddReplica(9, 1), packed(4.0, 1.5, 8.0), trainer=1)
     assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(0, 0)
     assert at.block.value.tolist() == [8.0] * SIZE, "not before it is settled"
-    at.coordinator.send(SettleReplicas(value))
+    at.coordinator.send(AverageReplicas(value))
     at.served()
     assert at.block.value.tolist() == [expected] * SIZE and at.block.step == 9
     assert [moment.tolist() for moment in at.block.moments.values()] == [[1.0] * SIZE, [6.0] * SIZE]
-    at.coordinator.send(SettleReplicas(True))
+    at.coordinator.send(AverageReplicas(True))
     at.served()
     assert at.block.value.tolist() == [expected] * SIZE, "where nobody gave anything, nothing changes"
 
 
 def test_where_all_are_asked_again_what_was_given_before_counts_no_more() -> None:
     at = Setting()
-    at.send(GiveReplica(5, 1), packed(100.0, 0.5, 4.0))
-    at.send(GiveReplica(6, 2), packed(2.0, 0.5, 4.0))
-    at.send(GiveReplica(9, 1), packed(100.0, 1.5, 8.0), trainer=1)
+    at.send(AddReplica(5, 1), packed(100.0, 0.5, 4.0))
+    at.send(AddReplica(6, 2), packed(2.0, 0.5, 4.0))
+    at.send(AddReplica(9, 1), packed(100.0, 1.5, 8.0), trainer=1)
     assert at.heard(0)[0][0] == at.heard(1)[0][0] == Ack(0, 0), "who comes too late is answered all the same"
-    at.send(GiveReplica(7, 2), packed(4.0, 0.5, 4.0), trainer=1)
-    at.coordinator.send(SettleReplicas(True))
+    at.send(AddReplica(7, 2), packed(4.0, 0.5, 4.0), trainer=1)
+    at.coordinator.send(AverageReplicas(True))
     at.served()
     assert at.block.value.tolist() == [3.0] * SIZE and at.block.step == 7
 
@@ -129,18 +129,18 @@ def test_where_all_are_asked_again_what_was_given_before_counts_no_more() -> Non
 def test_a_shard_without_a_dense_slice_refuses() -> None:
     at = Setting()
     at.shard.dense = None
-    at.send(Elastic(1, 0.5), [4.0] * SIZE)
+    at.send(EasgdUpdate(1, 0.5), [4.0] * SIZE)
     assert at.heard() == [] and sum(at.server.refused.values()) == 1
 
 
 def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
     from types import SimpleNamespace
 
-    from gbactl.trainer.easgd_exchange import ElasticExchange
+    from gbactl.trainer.exchange import EasgdExchange
     from gbactl.wire.frames import Frame
-    from gbactl.worker.dense_slices import Slices
+    from gbactl.worker.dense_placement import ShardSlices
 
     exchange: Any = SimpleNamespace(servers=[None], more={})
-    ElasticExchange(Slices(exchange, [(0, SIZE)]), SIZE)
+    EasgdExchange(ShardSlices(exchange, [(0, SIZE)]), SIZE)
     with pytest.raises(WireError, match="answered an exchange with 4 bytes"):
-        exchange.more[Centre](0, Centre(0), Frame(0, b"", np.zeros(4, np.uint8)))
+        exchange.more[EasgdCentre](0, EasgdCentre(0), Frame(0, b"", np.zeros(4, np.uint8)))

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gbactl.errors import WireError
-from gbactl.server.gradient_sums import OPEN, Sums, SumSide
+from gbactl.server.gradient_sums import OPEN, GenerationSums, SumHandlers
 from gbactl.store.shard import Shard
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import Frame
-from gbactl.wire.messages import PartsLost, RingBroken, Sum, SumPart
+from gbactl.wire.messages import RingBroken, Sum, Summand, SummandsLost
 from tests.support.serving import SPEC
 
 RANKS, ROUNDS = 4, 4
@@ -27,9 +27,9 @@ def values(*numbers: float) -> Any:
     return np.array(numbers, np.float32)
 
 
-def part(number: int = 1, which: int = 0, parts: int = 0, absent: tuple[int, ...] = (), **more: Any) -> SumPart:
+def part(number: int = 1, which: int = 0, parts: int = 0, absent: tuple[int, ...] = (), **more: Any) -> Summand:
     told = {"generation": 0, "name": "d", "length": 1, "ranks": 2, "after": 0, **more}
-    return SumPart(number=number, part=which, parts=parts, absent=list(absent), **told)
+    return Summand(number=number, part=which, parts=parts, absent=list(absent), **told)
 
 
 class Told:
@@ -47,7 +47,7 @@ def told(answers: Any) -> list[tuple[int, int, float]]:
 
 
 def test_a_sum_goes_to_those_who_want_it_when_the_last_part_is_there() -> None:
-    sums = Sums()
+    sums = GenerationSums()
     assert told(sums.part(0, part(which=0, parts=3), values(1))) == []
     assert told(sums.part(1, part(which=2, parts=3), values(4))) == []
     assert told(sums.part(0, part(which=1, parts=3), values(2))) == [(0, 1, 7.0), (1, 1, 7.0)]
@@ -55,14 +55,14 @@ def test_a_sum_goes_to_those_who_want_it_when_the_last_part_is_there() -> None:
 
 
 def test_the_order_of_a_sum_is_that_of_its_parts() -> None:
-    sums, parts, answers = Sums(), {2: 1e8, 0: 1.0, 1: -1e8}, []
+    sums, parts, answers = GenerationSums(), {2: 1e8, 0: 1.0, 1: -1e8}, []
     for which, value in parts.items():
         answers = told(sums.part(0, part(which=which, parts=3), values(value)))
     assert answers == [(0, 1, float(np.float32(np.float32(1.0) - np.float32(1e8)) + np.float32(1e8)))]
 
 
 def test_what_the_ring_had_summed_counts_for_all() -> None:
-    sums = Sums()
+    sums = GenerationSums()
     assert told(sums.part(0, part(7), values(1))) == []
     assert told(sums.brought(1, Sum(0, "d", 7), values(OF_RING))) == [(0, 7, OF_RING)]
     assert told(sums.part(1, part(8, which=1), values(2))) == []
@@ -71,7 +71,7 @@ def test_what_the_ring_had_summed_counts_for_all() -> None:
 
 def test_a_part_that_is_gone_is_waited_for_until_its_step_is_ordered() -> None:
     """Rank 1 died with part 1: it is handed out again, unless its rows were announced."""
-    sums = Sums()
+    sums = GenerationSums()
     assert told(sums.part(0, part(which=0, parts=3, after=5), values(1))) == []
     assert told(sums.part(0, part(which=2, parts=3, after=5), values(4))) == []
     assert told(sums.part(0, part(which=-1, parts=3, after=5, absent=(1,)), None)) == []
@@ -80,7 +80,7 @@ def test_a_part_that_is_gone_is_waited_for_until_its_step_is_ordered() -> None:
 
 
 def test_who_lives_and_has_not_told_everything_is_waited_for() -> None:
-    sums = Sums()
+    sums = GenerationSums()
     sums.version = 7
     one = {"parts": 4, "ranks": 3, "absent": (2,)}
     assert told(sums.part(0, part(which=0, after=5, **one), values(1))) == []
@@ -91,7 +91,7 @@ def test_who_lives_and_has_not_told_everything_is_waited_for() -> None:
 
 def test_a_sum_of_which_nothing_is_left_is_zero() -> None:
     """The last step had one batch, and its worker is gone."""
-    sums = Sums()
+    sums = GenerationSums()
     assert told(sums.part(0, part(which=-1, parts=1, after=3), None)) == []
     assert told(sums.part(0, part(which=-1, parts=1, after=3, absent=(1,)), None)) == []
     assert told(sums.reached(3)) == [(0, 1, 0.0)] and sums.lost == {2: {0}}
@@ -102,16 +102,16 @@ def test_the_coordinator_is_told_once_of_what_is_gone_and_each_new_one_again() -
     worker.reserve = lambda size: np.zeros(size, np.uint8)
     worker.send = lambda message, payload: worker.sent.append((message.name, float(payload.view(np.float32)[0])))
     shard = SimpleNamespace(version=5)
-    side = SumSide(shard, coordinator)  # type: ignore[arg-type]
+    side = SumHandlers(shard, coordinator)  # type: ignore[arg-type]
     for name in ("dense.1", "dense.0"):  # buckets of one gradient
         message = part(name=name, parts=2, after=5, absent=(1,))
-        side.from_workers[SumPart](worker, message, Frame(1, b"", values(3).view(np.uint8)))
+        side.from_workers[Summand](worker, message, Frame(1, b"", values(3).view(np.uint8)))
     assert worker.sent == [("dense.1", 3.0), ("dense.0", 3.0)]
-    assert coordinator.messages == [RingBroken(), PartsLost(4, [1])]
+    assert coordinator.messages == [RingBroken(), SummandsLost(4, [1])]
     side.stepped()
     assert len(coordinator.messages) == 2
     side.revive()
-    assert sorted(coordinator.messages, key=str) == 2 * [PartsLost(4, [1])] + 2 * [RingBroken()]
+    assert sorted(coordinator.messages, key=str) == 2 * [SummandsLost(4, [1])] + 2 * [RingBroken()]
 
 
 @dataclass
@@ -132,7 +132,7 @@ AFTER = 9  # of the step
 def test_a_step_s_sum_lacks_what_died_alone_and_no_part_of_who_lives(data: st.DataObject) -> None:
     """Rank 2 dies: its batch was announced or not, its part was told or not. If not announced, somebody else computes
     it. Rows are announced after their part is told; the server may be lost, and told again by each in its own time."""
-    sums, ranks = Sums(), {0: Dealt([], [0]), 1: Dealt([], [1])}
+    sums, ranks = GenerationSums(), {0: Dealt([], [0]), 1: Dealt([], [1])}
     announced, dead_told = data.draw(st.booleans()), data.draw(st.booleans())
     pushed: set[int] = {2} if announced else set()
     version, behind, dealt_again, restarts = AFTER - 1, set[int](), announced, 1
@@ -188,7 +188,7 @@ def test_a_step_s_sum_lacks_what_died_alone_and_no_part_of_who_lives(data: st.Da
             version = AFTER
             heard(sums.reached(version))
         elif what == "restart":
-            restarts, dead_told, sums, behind = 0, False, Sums(), {0, 1}
+            restarts, dead_told, sums, behind = 0, False, GenerationSums(), {0, 1}
             sums.version = version
         else:
             behind.discard(index)
@@ -210,7 +210,7 @@ class Rank:
     asked: bool = False
     had: dict[int, float] = field(default_factory=dict)
 
-    def act(self, sums: Sums) -> list[tuple[int, int, float]]:
+    def act(self, sums: GenerationSums) -> list[tuple[int, int, float]]:
         head = {"ranks": RANKS, "absent": tuple(self.absent)}
         if self.brings:
             self.brings, self.had[self.number] = False, OF_RING
@@ -227,7 +227,7 @@ class Rank:
 def test_all_who_live_have_the_same_sums_whoever_dies_when(data: st.DataObject) -> None:
     """The ring breaks in some round, of which some ranks have the sum, and some of the others die in any order."""
     first = data.draw(st.integers(1, 3))
-    sums, last = Sums(), first + ROUNDS
+    sums, last = GenerationSums(), first + ROUNDS
     ranks = [Rank(index, first, data.draw(st.booleans())) for index in range(RANKS)]
     by_ring = any(rank.brings for rank in ranks)
     doomed = data.draw(st.sets(st.integers(0, RANKS - 1), min_size=1, max_size=RANKS - 1))
@@ -269,15 +269,15 @@ def test_all_who_live_have_the_same_sums_whoever_dies_when(data: st.DataObject) 
     part(which=2), part(which=-2), part(which=3, parts=3), part(number=0), part(number=-5), part(ranks=1 << 17),
     part(parts=-3, which=-1), part(parts=1 << 40),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused(message: SumPart) -> None:
+def test_what_cannot_be_is_refused(message: Summand) -> None:
     with pytest.raises(WireError):
-        list(Sums().part(0, message, values(1)))
+        list(GenerationSums().part(0, message, values(1)))
     with pytest.raises(WireError):
-        list(Sums().part(2, part(), values(1)))  # no rank of two
+        list(GenerationSums().part(2, part(), values(1)))  # no rank of two
 
 
 def test_a_sum_has_one_length_and_nobody_is_far_ahead() -> None:
-    sums = Sums()
+    sums = GenerationSums()
     list(sums.part(0, part(), values(1)))
     with pytest.raises(WireError):
         list(sums.part(1, part(length=2), values(1, 2)))
@@ -287,7 +287,7 @@ def test_a_sum_has_one_length_and_nobody_is_far_ahead() -> None:
 
 
 def test_a_new_generation_knows_nothing_of_the_one_before() -> None:
-    sums = Sums()
+    sums = GenerationSums()
     list(sums.part(0, part(5, absent=(1,)), values(1)))
     assert told(sums.part(0, part(1, generation=3), values(1))) == []  # rank 1 is waited for
     assert told(sums.part(1, part(5, which=1), values(9))) == []  # from before
@@ -295,7 +295,7 @@ def test_a_new_generation_knows_nothing_of_the_one_before() -> None:
 
 
 def test_a_frame_that_does_not_fit_is_refused() -> None:
-    side, channel = SumSide(Shard(SPEC), Told()), SimpleNamespace(peer=Peer("worker", 0))
+    side, channel = SumHandlers(Shard(SPEC), Told()), SimpleNamespace(peer=Peer("worker", 0))
     for message in (part(length=2), part(which=-1), part(which=5), Sum(0, "d", 0)):
         with pytest.raises(WireError):
             side.from_workers[type(message)](channel, message, Frame(1, b"", values(1).view(np.uint8)))

@@ -93,9 +93,7 @@ def test_from_gba_a_calm_cluster_goes_to_sync_once(two_days: Path, tmp_path: Pat
     assert [phase["mode"] for phase in result["phases"]] == ["gba", "sync", "sync"]
 
 
-def test_what_cannot_be_is_noted_and_not_asked(
-    two_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_noted_and_not_asked(two_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For instance where a worker is gone that sync would need, or the last batch is handed out."""
     monkeypatch.setattr(ModeSwitch, "_hindrance", lambda self, cfg: f"no {cfg.mode.name} today")
     result = run(auto(), two_days, tmp_path)

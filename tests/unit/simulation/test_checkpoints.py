@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.data.dataset import open_dataset
@@ -25,7 +25,7 @@ def test_saving_changes_nothing_and_sync_goes_on_bit_for_bit(mode: str, data: Pa
     cfg = dataclasses.replace(config(mode), checkpoint=saved)
     whole, without = run(cfg, data, tmp_path / "a"), run(config(mode), data, tmp_path / "b")
     assert whole["checksums"] == without["checksums"]
-    folder = Folder(tmp_path / "a" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "a" / "checkpoints")
     assert [folder.verified(name).last.step for name in folder.names()] == [4, 8, 12, 12]
     values = config_at(folder.chain("cut-000001"))
     values["resume"] = str(folder.path / "cut-000001")
@@ -43,7 +43,7 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Pa
     )
     cfg = dataclasses.replace(config("gba"), checkpoint=saved)
     result = run(cfg, data, tmp_path / "a")
-    folder = Folder(tmp_path / "a" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "a" / "checkpoints")
     cuts = [folder.verified(cut).last for cut in folder.names()]
     assert [cut.kind for cut in cuts[:5]] == ["chosen", "rest", "chosen", "whole", "chosen"]
     assert (cuts[-1].kind, cuts[-1].base) == ("whole", [])
@@ -54,7 +54,7 @@ def test_chosen_rows_and_a_base_make_a_model(name: str, data: Path, tmp_path: Pa
     values["resume"] = str(folder.path / cuts[4].name)
     again = run(from_dict(values), data, tmp_path / "b")
     assert again["samples"]["read"] == result["samples"]["read"]
-    first = Folder(tmp_path / "b" / "checkpoints")
+    first = CheckpointFolder(tmp_path / "b" / "checkpoints")
     assert first.chain(first.names()[0]).last.kind == "whole", "what it went on from is not in its folder"
 
 
@@ -65,7 +65,7 @@ def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_p
     result = run(cfg, data, tmp_path / "a")
     modes = [phase["mode"] for phase in result["phases"]]
     assert modes == ["sync", "gba", "sync"]
-    folder = Folder(tmp_path / "a" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "a" / "checkpoints")
     homes = set()
     for name in folder.names()[:-1]:
         chain = folder.verified(name)
@@ -83,9 +83,7 @@ def test_a_run_that_switches_goes_on_with_the_switches_to_come(data: Path, tmp_p
 
 
 @pytest.mark.parametrize(("name", "steps", "seconds"), [("full", 4, 300.0), ("cpr_mfu", 12, 150.0)])
-def test_a_save_takes_the_time_that_it_costs(
-    name: str, steps: int, seconds: float, data: Path, tmp_path: Path
-) -> None:
+def test_a_save_takes_the_time_that_it_costs(name: str, steps: int, seconds: float, data: Path, tmp_path: Path) -> None:
     """12 steps. full saves at 4, 8 and 12; cpr_mfu half of the rows at 6, and all at 12. The last save of all, when
     training is over, costs nothing."""
     saved = CheckpointConfig(
@@ -107,7 +105,7 @@ def test_cuts_around_the_loss_of_a_worker_of_sync_are_whole(data: Path, tmp_path
     killed = run(cfg, data, tmp_path / "killed")
     assert killed["checksums"]["model"] == plain["checksums"]["model"]
     assert [failed["process"] for failed in killed["recovery"]] == ["W1"]
-    folder = Folder(tmp_path / "killed" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "killed" / "checkpoints")
     steps = [folder.chain(name).last.step for name in folder.names()[:-1]]
     assert {3, 7} <= set(steps)
     for name in folder.names()[:-1]:
@@ -149,7 +147,7 @@ def test_a_run_without_checkpoints_is_saved_when_it_is_stopped(
     mode: str, when: str, data: Path, tmp_path: Path
 ) -> None:
     """In a phase, or while what it trained is evaluated."""
-    cfg, folder = config(mode), Folder(tmp_path / "a" / "checkpoints")
+    cfg, folder = config(mode), CheckpointFolder(tmp_path / "a" / "checkpoints")
     told = stopped(cfg, data, tmp_path / "a", when).fields
     last = folder.verified("cut-000001").last
     assert (told["state"], told["name"], told["step"], told["bytes"]) == ("saved", last.name, last.step, last.bytes)

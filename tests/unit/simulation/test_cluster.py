@@ -13,7 +13,7 @@ from gbactl.data.prepare import prepare
 from gbactl.simulation.cluster import VirtualCluster, place, run_virtual
 from gbactl.simulation.worker import VirtualWorker
 from gbactl.wire.messages import Granted
-from gbactl.worker.loop import DataSource
+from gbactl.worker.loop import MappedBatchSource
 from tests.support.modes import EVERY
 from tests.support.simulated_runs import adds_up, config, run
 
@@ -92,9 +92,9 @@ def test_backup_workers_have_the_data_of_their_next_batch_before_it_is_granted(
     """All but the first, and the last of all, for which all ask. Rows are pulled when the step has
     begun: no gradient is stale."""
     calls: Counter[str] = Counter()
-    granted, prepared = VirtualWorker._granted, DataSource.prepare
+    granted, prepared = VirtualWorker._granted, MappedBatchSource.prepare
 
-    def counted(self: DataSource, grant: Any) -> Any:
+    def counted(self: MappedBatchSource, grant: Any) -> Any:
         assert self.phase is not None
         calls["prepared"] += self.phase.training
         return prepared(self, grant)
@@ -104,7 +104,7 @@ def test_backup_workers_have_the_data_of_their_next_batch_before_it_is_granted(
         granted(self, grant)
         calls["late"] += calls["prepared"] > before
 
-    monkeypatch.setattr(DataSource, "prepare", counted)
+    monkeypatch.setattr(MappedBatchSource, "prepare", counted)
     monkeypatch.setattr(VirtualWorker, "_granted", timed)
     slow = [{"kind": "constant", "workers": [0], "factor": 4.0}] if backup else []
     cfg = config("hop_bw", faults=slow, hard=False, prefetch=prefetch, options={"backup": backup})
@@ -130,14 +130,14 @@ def test_a_slowed_worker_does_as_much_less(long: Path, tmp_path: Path) -> None:
 
 
 def test_who_runs_where() -> None:
-    from gbactl.simulation.clock import Events
+    from gbactl.simulation.discrete_events import EventQueue
 
-    shared = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 2}), Events())
+    shared = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 2}), EventQueue())
     assert len({id(h) for h in shared.workers}) == 4
     assert [shared.workers.index(h) for h in shared.servers] == [0, 4]
-    own = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 8, "servers_on": "own"}), Events())
+    own = place(config("gba", workers=8, servers=2, cost={"workers_per_host": 8, "servers_on": "own"}), EventQueue())
     assert len({id(h) for h in (*own.workers, *own.servers, own.coordinator)}) == 4
-    one = place(config("gba", workers=8, servers=2), Events())
+    one = place(config("gba", workers=8, servers=2), EventQueue())
     assert len({id(h) for h in (*one.workers, *one.servers, one.coordinator)}) == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator import event_log
 from gbactl.errors import DivergedError
@@ -53,7 +53,7 @@ def test_the_newest_good_checkpoint_is_left_and_named(mode: str, data: Path, tmp
         cfg = exploding(mode, 1e30, on_divergence, interval_steps=1, keep=keep)
         with pytest.raises(DivergedError) as caught:
             run(cfg, data, where, told)
-        folder = Folder(where / "checkpoints")
+        folder = CheckpointFolder(where / "checkpoints")
         assert 1 <= len(folder.names()) <= keep
         last = folder.verified(folder.names()[-1]).last
         assert str(caught.value).endswith(
@@ -70,7 +70,7 @@ def test_what_has_diverged_before_is_compared_with_the_first_loss_of_all(data: P
     """A run that goes on does not take the first loss that it hears for a usual one."""
     result = run(exploding("gba", 1e6, "continue", "adam", interval_steps=1, keep=99), data, tmp_path / "a")
     assert result["ne"] > 10, "it was to train to its end"
-    chain = Folder(tmp_path / "a" / "checkpoints").newest()
+    chain = CheckpointFolder(tmp_path / "a" / "checkpoints").newest()
     assert chain.last.position["statistics"]["limit"]["first"] == pytest.approx(0.693, abs=0.05)
     cfg = exploding("gba", 1e-9, "stop", "adam")
     values = to_dict(dataclasses.replace(cfg, resume=str(chain.folder / "cut-000003")))

@@ -14,7 +14,7 @@ import pytest
 from gbactl.config import RunConfig, check
 from gbactl.coordinator.worker_recovery import FATES
 from gbactl.errors import ClusterError, PeerGoneError
-from gbactl.faults.message_faults import Storms, Weather
+from gbactl.faults.message_faults import AllActivePeriods, MessageFaultStream
 from tests.support.failures import logged
 from tests.support.modes import EVERY, SERVED, every_k
 from tests.support.simulated_runs import adds_up, config, run
@@ -111,7 +111,7 @@ def storming(
 
     It has one thread; what other tests have left in theirs may still transmit."""
     told, seen, own = list[tuple[int, float]](), list[tuple[int, float, bool]](), threading.get_ident()
-    on, draw = Storms.on, Weather.draw
+    on, draw = AllActivePeriods.on, MessageFaultStream.draw
 
     def asks(this: Any, step: int, seconds: float) -> Any:
         if threading.get_ident() == own:
@@ -131,8 +131,8 @@ def storming(
 
     plain = trained()
     with monkeypatch.context() as patched:
-        patched.setattr(Storms, "on", asks)
-        patched.setattr(Weather, "draw", draws)
+        patched.setattr(AllActivePeriods, "on", asks)
+        patched.setattr(MessageFaultStream, "draw", draws)
         result = trained({**STORM, **when})
     adds_up(result, 1500)
     assert set(result["messages"]) == set(FATES) and (mode != "sync" or result["checksums"] == plain["checksums"])

@@ -41,9 +41,7 @@ def test_values_are_rounded_as_in_a_cluster_of_threads(
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_lock_step_gba_is_that_of_a_cluster_of_threads(
-    data: Path, tmp_path: Path, lock_step: None, hard: bool
-) -> None:
+def test_lock_step_gba_is_that_of_a_cluster_of_threads(data: Path, tmp_path: Path, lock_step: None, hard: bool) -> None:
     """The servers hold the dense vector: with and without a copy of it."""
     cfg = config("gba", servers=1, hard=hard, cost=UNEVEN)
     virtual, threads = run(cfg, data, tmp_path / "virtual"), run_in_memory(cfg, data, tmp_path / "threads")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.coordinator.worker_recovery import FATES
@@ -20,7 +20,11 @@ KILL = {"kind": "kill", "workers": [1], "step": 6}
 
 def failing(mode: str, plan: dict[str, Any], lost: str = "replace", **options: Any) -> RunConfig:
     cfg = config(
-        mode, faults=[plan], cost={"restart_us": 2000.0}, local_batch=32, options={**every_k(mode), **options},
+        mode,
+        faults=[plan],
+        cost={"restart_us": 2000.0},
+        local_batch=32,
+        options={**every_k(mode), **options},
         prefetch=1,
     )
     cfg.cluster.lost_worker, cfg.cluster.hang_seconds = lost, 0.02
@@ -93,7 +97,7 @@ def test_a_server_goes_back_and_training_goes_on(data: Path, tmp_path: Path, mod
 @pytest.mark.parametrize(("mode", "then"), [("shadow_easgd", "shadow_easgd"), ("fr_ma", "fr_ma"), ("fr_ma", "gba")])
 def test_a_run_goes_on_from_what_was_saved_of_replicas(data: Path, tmp_path: Path, mode: str, then: str) -> None:
     run(saving(mode, "full", hogwild_threads=2), data, tmp_path / "one")
-    folder = Folder(tmp_path / "one" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "one" / "checkpoints")
     chain = folder.verified(folder.names()[1])
     values = {**config_at(chain), "resume": str(chain.folder / chain.last.name)}
     cfg = dataclasses.replace(from_dict(values), checkpoint=CheckpointConfig())

@@ -12,7 +12,7 @@ from gbactl.config import ModelConfig
 from gbactl.data.prepare import prepare
 from gbactl.simulation.cost_model import CostModel
 from gbactl.simulation.server import VirtualServer
-from gbactl.wire.messages import Elastic
+from gbactl.wire.messages import EasgdUpdate
 from tests.support.modes import CENTRED, FOREGROUND, REPLICAS, every_k
 from tests.support.simulated_runs import adds_up, config, model, run
 
@@ -114,7 +114,7 @@ def test_a_centre_on_one_of_the_servers_takes_that_one_all_the_time(
     plain = VirtualServer._seconds
 
     def seconds(self: Any, message: Any) -> float:
-        if isinstance(message, Elastic):
+        if isinstance(message, EasgdUpdate):
             heard.append((self.index, self.dense_size))
         return plain(self, message)
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint.folder import Folder
+from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.checkpoint.plan import VARIANTS
 from gbactl.checkpoint.restore import arrays_of, load_shard
 from gbactl.config import CheckpointConfig, RunConfig, check, from_dict
 from gbactl.coordinator.state import config_at
 from gbactl.errors import ClusterError, EventLogError
-from gbactl.replay.recording import scan
-from gbactl.simulation.failures import ServerFailures
+from gbactl.replay.log_scan import scan
+from gbactl.simulation.process_failures import ServerFailures
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import Event
 from tests.support.failures import logged
@@ -66,9 +66,7 @@ def test_what_is_spent_is_what_a_run_takes_longer(data: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("cpr")])
 @pytest.mark.parametrize("mode", ["gba", "sync", "async"])
-def test_partial_recovery_adds_up_and_costs_what_it_costs(
-    data: Path, tmp_path: Path, mode: str, name: str
-) -> None:
+def test_partial_recovery_adds_up_and_costs_what_it_costs(data: Path, tmp_path: Path, mode: str, name: str) -> None:
     cfg = saving(name, mode, {**KILL, "step": 30 if mode == "async" else 7})
     result, again = run(cfg, data, tmp_path / "run"), run(cfg, data, tmp_path / "again")
     adds_up(result, 1500)
@@ -143,7 +141,7 @@ def test_the_lost_shard_alone_goes_back(
         version = servers[shard].shard.version
         real(self, shard)
         fresh = self.cluster.new_shard(shard)
-        folder = Folder(tmp_path / "run" / "checkpoints")
+        folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
         load_shard(fresh, folder.verified("cut-000001"), mode == "gba")
         seen.append({"before": before, "after": [contents(server.shard) for server in servers], "saved": fresh})
         assert servers[shard].shard.version == version
@@ -228,7 +226,7 @@ def test_chosen_rows_rest_on_what_the_lost_server_went_back_to(data: Path, tmp_p
     cfg = saving("cpr_mfu", "gba", {**KILL, "step": 5}, {**KILL, "step": 9}, steps=4)
     checkpoint = dataclasses.replace(cfg.checkpoint, keep=99, base_every=0)
     result = run(dataclasses.replace(cfg, checkpoint=checkpoint), data, tmp_path / "run")
-    folder = Folder(tmp_path / "run" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     cuts = [folder.verified(name).last for name in folder.names()]
     kinds = [(cut.step, cut.kind, len(cut.base)) for cut in cuts]
     assert kinds[:4] == [(2, "chosen", 0), (4, "rest", 1), (6, "chosen", 2), (8, "rest", 3)]
@@ -238,7 +236,7 @@ def test_chosen_rows_rest_on_what_the_lost_server_went_back_to(data: Path, tmp_p
 @pytest.mark.parametrize("name", ["full", "cpr"])
 def test_a_run_that_went_on_from_a_checkpoint_goes_back_to_that(data: Path, tmp_path: Path, name: str) -> None:
     whole = run(saving("full", "sync"), data, tmp_path / "whole")
-    folder = Folder(tmp_path / "whole" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "whole" / "checkpoints")
     values = config_at(folder.verified("cut-000001"))
     later = saving(name, "sync", {**KILL, "step": 6}, steps=100)
     values |= {"resume": str(folder.path / "cut-000001"), "faults": {"plans": [{**KILL, "step": 6}]}}
@@ -277,7 +275,7 @@ def test_a_checkpoint_under_way_ends_with_the_coordinator(data: Path, tmp_path: 
     checkpoint = dataclasses.replace(cfg.checkpoint, keep=99, base_every=0)
     result = run(dataclasses.replace(cfg, checkpoint=checkpoint), data, tmp_path / "run")
     adds_up(result, 1500)
-    folder = Folder(tmp_path / "run" / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     cuts = [folder.verified(name).last for name in folder.names()]
     assert [(cut.step, cut.kind) for cut in cuts][:3] == [(2, "chosen"), (6, "whole"), (8, "chosen")]
     told = result["checkpoint"]

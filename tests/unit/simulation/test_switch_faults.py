@@ -12,8 +12,8 @@ from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, Swi
 from gbactl.coordinator.event_log import InfoRecord, read
 from gbactl.errors import PeerGoneError
 from gbactl.wire.messages import Event, PutDense
-from gbactl.worker.client import Exchange
-from gbactl.worker.dense_params import Placements
+from gbactl.worker.client import WorkerClient
+from gbactl.worker.dense_placement import Placements
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 
@@ -50,7 +50,7 @@ def dies_when_moving(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
 
 def dies_half_way(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     """It gives one server its slice, the other one nothing."""
-    plain = Exchange.put_dense
+    plain = WorkerClient.put_dense
 
     def put_dense(self: Any, message: PutDense, parts: Any) -> None:
         if self.index == victim:
@@ -58,7 +58,7 @@ def dies_half_way(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
             raise Killed
         plain(self, message, parts)
 
-    monkeypatch.setattr(Exchange, "put_dense", put_dense)
+    monkeypatch.setattr(WorkerClient, "put_dense", put_dense)
 
 
 def switches(told: list[Event]) -> list[dict[str, Any]]:
@@ -105,9 +105,7 @@ def test_who_dies_when_the_servers_take_over_is_replaced(
     assert lost == ([] if how is dies_half_way and victim else [f"W{victim}"])
 
 
-def test_where_nobody_may_be_lost_the_run_ends(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nobody_may_be_lost_the_run_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dies_when_moving(monkeypatch, 1)
     with pytest.raises(PeerGoneError, match="W1 is gone"):
         run_in_memory(config("gba", "sync", "end"), data, tmp_path)

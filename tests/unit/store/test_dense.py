@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
+from gbactl.store.aligned_memory import zeros
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, held
-from gbactl.store.memory import zeros
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 
 P, Q = 1200, 77
 SPEC = DenseSpec(P, Q)
@@ -39,8 +39,7 @@ def test_a_vector_cut_anywhere_gives_the_same_bits(
     whole = DenseBlock(start.copy(), SPEC, optimizer(name), kernels=kernels)
     bounds = [0, *sorted(cuts), P + Q]
     pieces = [
-        DenseBlock(start[lo:hi].copy(), SPEC, optimizer(name), lo, kernels)
-        for lo, hi in itertools.pairwise(bounds)
+        DenseBlock(start[lo:hi].copy(), SPEC, optimizer(name), lo, kernels) for lo, hi in itertools.pairwise(bounds)
     ]
     for step in steps:
         whole.apply_parts(step, 3.0, 2.5, 0.5)

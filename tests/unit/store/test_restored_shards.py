@@ -9,8 +9,8 @@ import pytest
 
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Order, Part, Shard, ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 
 F = np.float32
 SPEC = ShardSpec(
@@ -19,12 +19,12 @@ SPEC = ShardSpec(
 )  # fmt: skip
 
 
-def part(*rows: int, value: float = 1.0) -> Part:
-    return Part(np.array(rows, np.int32), np.full((len(rows), 2), value, F), np.full(3, value, F))
+def part(*rows: int, value: float = 1.0) -> GradientSlice:
+    return GradientSlice(np.array(rows, np.int32), np.full((len(rows), 2), value, F), np.full(3, value, F))
 
 
-def order(step: int, *batches: int, weight: float = 1.0) -> Order:
-    return Order(step, tuple((batch, weight) for batch in batches), float(len(batches)), weight * len(batches))
+def order(step: int, *batches: int, weight: float = 1.0) -> StepOrder:
+    return StepOrder(step, tuple((batch, weight) for batch in batches), float(len(batches)), weight * len(batches))
 
 
 def test_a_lost_part_is_a_gradient_of_zero_and_no_batch_of_the_running_statistics(kernels: Kernels) -> None:

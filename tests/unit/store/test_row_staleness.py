@@ -14,8 +14,8 @@ from gbactl.errors import ConfigError
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Order, Part, Shard, ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 
 F = np.float32
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]
@@ -38,14 +38,14 @@ def pull(shard: Shard, batch: int, *rows: int) -> None:
 
 def push(shard: Shard, batch: int, *rows: int, value: float = 1.0) -> None:
     index = np.array(rows, np.int32)
-    assert shard.stage(batch, Part(index, np.full((len(rows), 2), value, F), np.full(3, value, F)))
+    assert shard.stage(batch, GradientSlice(index, np.full((len(rows), 2), value, F), np.full(3, value, F)))
 
 
 def touch(shard: Shard, batch: int, *rows: int) -> None:
     """A step from a fresh gradient of ones."""
     pull(shard, batch, *rows)
     push(shard, batch, *rows)
-    shard.apply(Order(shard.version, ((batch, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
+    shard.apply(StepOrder(shard.version, ((batch, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
 
 
 def rows(shard: Shard) -> list[float]:
@@ -59,7 +59,7 @@ def test_a_row_weighs_by_the_steps_that_touched_it_since_it_was_pulled(kernels: 
     touch(shard, 1, 2)
     before = rows(shard)
     push(shard, 9, 0, 1, 2)
-    shard.apply(Order(2, ((9, 0.25),), 1.0, 0.25, row_weights=(HALVES[:3],)))
+    shard.apply(StepOrder(2, ((9, 0.25),), 1.0, 0.25, row_weights=(HALVES[:3],)))
     assert [old - new for old, new in zip(before, rows(shard), strict=True)] == [1.0, 0.5, 0.25, 0, 0, 0]
 
 
@@ -69,7 +69,7 @@ def test_never_more_than_the_token_staleness(kernels: Kernels) -> None:
     for batch in range(5):
         touch(shard, batch, 1)
     push(shard, 9, 0, 1)
-    shard.apply(Order(5, ((9, 0.5),), 1.0, 0.5, row_weights=(HALVES[:2],)))
+    shard.apply(StepOrder(5, ((9, 0.5),), 1.0, 0.5, row_weights=(HALVES[:2],)))
     assert rows(shard)[:2] == [-1.0, -5.5]
 
 
@@ -86,7 +86,7 @@ def test_a_row_of_weight_0_is_left_out_entirely(kernels: Kernels, scope: str) ->
         push(shard, 9, *([0, 1] if stale else [0]))
         if stale:
             shard._staged[9].grad[1] = np.nan
-        shard.apply(Order(1, ((9, 0.0),), 2.0, 0.0, row_weights=((1.0, 0.0),)))
+        shard.apply(StepOrder(1, ((9, 0.0),), 2.0, 0.0, row_weights=((1.0, 0.0),)))
         shards.append(shard)
     assert shards[0].checksum() == shards[1].checksum()
     assert shards[1].rows.touches.tolist() == [1, 1, 0, 0, 0, 0]
@@ -98,7 +98,7 @@ def test_a_gradient_of_dense_weight_0_may_still_touch_rows(kernels: Kernels) -> 
     touch(shard, 0, 1)
     dense = shard.dense_state()["value"].tolist()
     push(shard, 9, 0, 1)
-    assert shard.apply(Order(1, ((9, 0.0),), 2.0, 0.0, row_weights=((1.0, 0.0),))) == (9,)
+    assert shard.apply(StepOrder(1, ((9, 0.0),), 2.0, 0.0, row_weights=((1.0, 0.0),))) == (9,)
     assert rows(shard)[:2] == [-0.5, -1.0]
     assert shard.dense_state()["value"].tolist() == dense
     assert shard.version == 2
@@ -114,7 +114,7 @@ def test_if_all_weigh_nothing_or_nothing_is_accepted_only_the_version_advances(
     before = shard.checksum()
     pull(shard, 0, 0, 1)
     push(shard, 0, 0, 1)
-    shard.apply(Order(0, ((0, 0.0),), divisor, 0.0, row_weights=(weights,)))
+    shard.apply(StepOrder(0, ((0, 0.0),), divisor, 0.0, row_weights=(weights,)))
     assert (shard.version, shard.checksum()) == (1, before)
 
 
@@ -122,7 +122,7 @@ def test_the_dense_part_counts_where_no_row_does(kernels: Kernels) -> None:
     shard = make(kernels, row_l2="all", row_weight_decay=0.5)
     shard.table[:] = 1
     push(shard, 0)
-    shard.apply(Order(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
+    shard.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
     assert rows(shard) == [0.5] * 6
     assert shard.dense_state()["value"].tolist() == [-1.0] * 3
 
@@ -139,7 +139,7 @@ def test_contributors_are_those_whose_row_weighs_something(kernels: Kernels) -> 
     push(shard, 9, 0, value=4.0)
     push(shard, 6, 1, value=3.0)
     own = ((1.0, 0.0), (1.0, 0.5), (1.0, 0.0), (1.0,))
-    shard.apply(Order(1, ((7, 0.0), (8, 0.5), (9, 0.0), (6, 1.0)), 4.0, 1.5, row_weights=own))
+    shard.apply(StepOrder(1, ((7, 0.0), (8, 0.5), (9, 0.0), (6, 1.0)), 4.0, 1.5, row_weights=own))
     change = [old - new for old, new in zip(before, rows(shard), strict=True)]
     assert change[:2] == [(1 + 1 + 4) / 3, (0.5 + 3) / 2]
 
@@ -155,7 +155,7 @@ def test_an_accepted_row_s_own_weights_take_the_place_of_the_dense_ones(kernels:
     for batch in (6, 7, 8, 9):
         push(shard, batch, 0, 1)
     members = ((6, 0.0), (7, 0.0), (8, 0.0), (9, 1.0))
-    order = Order(1, members, 1.0, 1.0, row_weights=((1.0, 0.0),) * 3 + ((1.0,),), accepted=True)
+    order = StepOrder(1, members, 1.0, 1.0, row_weights=((1.0, 0.0),) * 3 + ((1.0,),), accepted=True)
     assert shard.gradient_norms(order)[1] == pytest.approx([2**0.5, 2**0.5])
     shard.apply(order)
     assert [old - new for old, new in zip(before, rows(shard), strict=True)][:2] == [1.0, 1.0]
@@ -209,14 +209,14 @@ def test_a_row_s_sum_is_divided_as_the_rule_says(
     shard = make(kernels, sparse_divisor=rule, row_staleness="row" if by_row else "token")
     for batch, member in enumerate(members):
         index = np.array(sorted(member.touched), np.int32)
-        part = Part(index, np.full((len(index), 2), member.value, F), np.full(3, member.value, F))
+        part = GradientSlice(index, np.full((len(index), 2), member.value, F), np.full(3, member.value, F))
         pull(shard, batch, *index.tolist())
         shard.stage(batch, part)
         if by_row:  # as if the row had been touched so often since
             part.touches = -np.array([member.touched[row] for row in index], np.uint32)
     weight_sum = sum(m.weight for m in members)
     divisor = weight_sum if accepted else sum(m.share for m in members)
-    order = Order(0, tuple((b, m.weight) for b, m in enumerate(members)), divisor, weight_sum, accepted=accepted)
+    order = StepOrder(0, tuple((b, m.weight) for b, m in enumerate(members)), divisor, weight_sum, accepted=accepted)
     if by_row:
         order = replace(order, row_weights=tuple(tuple(f * m.share for f in m.factors) for m in members))
     shard.apply(replace(order, shares=tuple(m.share for m in members)))
@@ -237,7 +237,7 @@ def test_where_nothing_is_stale_an_accepted_step_is_any_other(kernels: Kernels, 
             pull(shard, batch, *ids)
             push(shard, batch, *ids, value=0.1 * batch)
         members = tuple((batch, 1.0) for batch in range(4))
-        shard.apply(Order(0, members, 4.0, 4.0, row_weights=((1.0, 0.5),) * 4, accepted=accepted))
+        shard.apply(StepOrder(0, members, 4.0, 4.0, row_weights=((1.0, 0.5),) * 4, accepted=accepted))
         tables.append(shard.table.view(np.int32).copy())
     np.testing.assert_array_equal(*tables)
 
@@ -251,7 +251,7 @@ def test_without_a_note_of_the_same_rows_the_weight_is_that_of_the_token(kernels
     for batch in range(3):
         push(shard, batch, 0)
     members = tuple((batch, 0.5) for batch in range(3))
-    shard.apply(Order(0, members, 1.0, 1.5, row_weights=((1.0, 0.5),) * 3))
+    shard.apply(StepOrder(0, members, 1.0, 1.5, row_weights=((1.0, 0.5),) * 3))
     assert rows(shard)[0] == -1.5
 
 
@@ -261,7 +261,7 @@ def test_the_last_pull_counts(kernels: Kernels) -> None:
     touch(shard, 0, 0)
     pull(shard, 9, 0)
     push(shard, 9, 0)
-    shard.apply(Order(1, ((9, 0.5),), 1.0, 0.5, row_weights=((1.0, 0.5),)))
+    shard.apply(StepOrder(1, ((9, 0.5),), 1.0, 0.5, row_weights=((1.0, 0.5),)))
     assert rows(shard)[0] == -2.0
 
 
@@ -272,7 +272,7 @@ def test_notes_take_memory_only_while_their_batch_is_outstanding(kernels: Kernel
         pull(shard, batch, 0, 1, 2)
     assert shard.nbytes["staged"] == 4 * 3 * 8
     push(shard, 0, 0, 1, 2)
-    shard.apply(Order(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
+    shard.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
     pull(shard, 0, 0, 1, 2)
     shard.drop(1)
     assert shard.nbytes["staged"] == 2 * 3 * 8
@@ -292,12 +292,12 @@ def test_row_weights_that_cannot_be_change_nothing(kernels: Kernels, own: Any) -
     push(shard, 0, 1), push(shard, 1, 2)
     before = shard.checksum()
     with pytest.raises(ValueError, match=r"Step 0 has .*row weight"):
-        shard.apply(Order(0, ((0, 1.0), (1, 1.0)), 2.0, 2.0, row_weights=own))
+        shard.apply(StepOrder(0, ((0, 1.0), (1, 1.0)), 2.0, 2.0, row_weights=own))
     assert (shard.version, shard.checksum(), shard.staged) == (0, before, (0, 1))
     plain = make(kernels, row_staleness="token")
     push(plain, 0, 1)
     with pytest.raises(ValueError, match="did not expect"):
-        plain.apply(Order(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
+        plain.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0, row_weights=((1.0,),)))
 
 
 def test_a_pull_of_a_row_that_is_not_there_is_refused(kernels: Kernels) -> None:
@@ -338,8 +338,8 @@ def run(kernels: Kernels, shards: int, seed: int, **changes: Any) -> tuple[Any, 
             grad = rng.standard_normal((len(ids), 2)).astype(F)
             for s, shard in enumerate(made):
                 mine = ids % shards == s
-                shard.stage(member, Part(ids[mine] // shards, grad[mine]))
-        order = Order(
+                shard.stage(member, GradientSlice(ids[mine] // shards, grad[mine]))
+        order = StepOrder(
             made[0].version, tuple((m, w[-1]) for m, w in zip(members, own, strict=True)), 3.0,
             sum(w[-1] for w in own), row_weights=tuple(own),
         )  # fmt: skip
@@ -392,8 +392,8 @@ def test_rows_no_fresher_than_their_token_give_the_bits_of_row_staleness_token(
             weights = tuple(0.7**s for s in range(step + 1))
             chosen = batches[step * members : (step + 1) * members]
             for batch in chosen:
-                shard.stage(batch, Part(np.arange(6, dtype=np.int32), rng.standard_normal((6, 2)).astype(F)))
-            order = Order(step, tuple((b, weights[-1]) for b in chosen), 3.0, weights[-1] * members)
+                shard.stage(batch, GradientSlice(np.arange(6, dtype=np.int32), rng.standard_normal((6, 2)).astype(F)))
+            order = StepOrder(step, tuple((b, weights[-1]) for b in chosen), 3.0, weights[-1] * members)
             shard.apply(replace(order, row_weights=(weights,) * members) if staleness == "row" else order)
         tables.append(shard.table.view(np.int32).copy())
     np.testing.assert_array_equal(*tables)

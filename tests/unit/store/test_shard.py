@@ -13,11 +13,10 @@ from gbactl.errors import ConfigError
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec, dense_square
-from gbactl.store.gradient_slice import Order, Part
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.gradient_slice import GradientSlice, StepOrder
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.rows import NORMS_SAMPLED, row_norms
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 F = np.float32
 SPEC = ShardSpec(
@@ -26,8 +25,8 @@ SPEC = ShardSpec(
 )  # fmt: skip
 
 
-def part(*rows: int, value: float = 1.0, dense: float | None = 1.0, **more: Any) -> Part:
-    return Part(
+def part(*rows: int, value: float = 1.0, dense: float | None = 1.0, **more: Any) -> GradientSlice:
+    return GradientSlice(
         np.array(rows, np.int32),
         np.full((len(rows), 2), value, F),
         None if dense is None else np.full(3, dense, F),
@@ -49,7 +48,7 @@ def test_one_step_sums_weighs_and_divides(kernels: Kernels) -> None:
     shard = make(kernels)
     assert shard.stage(4, part(1, 2))
     assert shard.stage(7, part(2, 3, value=3.0, dense=2.0))
-    assert shard.apply(Order(0, ((4, 1.0), (7, 0.5)), divisor=2.0, weight_sum=1.5)) == (4, 7)
+    assert shard.apply(StepOrder(0, ((4, 1.0), (7, 0.5)), divisor=2.0, weight_sum=1.5)) == (4, 7)
     assert rows(shard) == [0, -0.5, -1.25, -0.75, 0, 0, 0, 0, 0, 0]
     out = np.empty(3, F)
     shard.pull_dense(out)
@@ -62,10 +61,10 @@ def test_contributors_divide_by_those_that_carry_the_row(kernels: Kernels) -> No
     shard = make(kernels, sparse_divisor="contributors")
     for batch, made in enumerate([part(1, 2), part(2, value=3.0), part(2, 5)]):
         shard.stage(batch, made)
-    shard.apply(Order(0, ((0, 1.0), (1, 0.5), (2, 0.0)), divisor=100.0, weight_sum=1.5))
+    shard.apply(StepOrder(0, ((0, 1.0), (1, 0.5), (2, 0.0)), divisor=100.0, weight_sum=1.5))
     assert rows(shard)[:6] == [0, -1, -1.25, 0, 0, 0]
     shard.stage(3, part(0))
-    shard.apply(Order(1, ((3, 0.5),), divisor=100.0, weight_sum=0.5))
+    shard.apply(StepOrder(1, ((3, 0.5),), divisor=100.0, weight_sum=0.5))
     assert rows(shard)[0] == -0.5
 
 
@@ -73,12 +72,12 @@ def test_to_contributors_a_short_batch_counts_as_its_share(kernels: Kernels) -> 
     shard = make(kernels, sparse_divisor="contributors")
     for batch, made in enumerate([part(1, 2), part(2, 5, value=3.0), part(2)]):
         shard.stage(batch, made)
-    order = Order(0, ((0, 1.0), (1, 0.25), (2, 0.0)), 1.25, 1.25, shares=(1.0, 0.25, 1.0))
+    order = StepOrder(0, ((0, 1.0), (1, 0.25), (2, 0.0)), 1.25, 1.25, shares=(1.0, 0.25, 1.0))
     assert shard.gradient_norms(order)[1] == pytest.approx([2**0.5 * r for r in (1, 1.75 / 1.25, 3)])
     shard.apply(order)
     assert rows(shard)[:6] == [0, -1, F(-1.75) / F(1.25), 0, 0, -3]
     shard.stage(3, part(0))
-    shard.apply(Order(1, ((3, 0.25),), 0.25, 0.25, shares=(0.25,)))
+    shard.apply(StepOrder(1, ((3, 0.25),), 0.25, 0.25, shares=(0.25,)))
     assert rows(shard)[0] == -1
 
 
@@ -86,7 +85,7 @@ def test_to_contributors_an_accepted_gradient_counts_as_its_weight(kernels: Kern
     shard = make(kernels, sparse_divisor="contributors")
     for batch, made in enumerate([part(1, 2), part(2, 5, value=3.0)]):
         shard.stage(batch, made)
-    shard.apply(Order(0, ((0, 1.0), (1, 0.25)), 1.25, 1.25, accepted=True, shares=(1.0, 0.5)))
+    shard.apply(StepOrder(0, ((0, 1.0), (1, 0.25)), 1.25, 1.25, accepted=True, shares=(1.0, 0.5)))
     assert rows(shard)[:6] == [0, -1, F(-1.75) / F(1.25), 0, 0, -3]
 
 
@@ -95,7 +94,7 @@ def test_shares_that_cannot_be_change_nothing(kernels: Kernels, shares: tuple[fl
     shard = make(kernels, sparse_divisor="contributors")
     shard.stage(0, part(1)), shard.stage(1, part(2))
     with pytest.raises(ValueError, match="Step 0 has a share"):
-        shard.apply(Order(0, ((0, 1.0), (1, 1.0)), 2.0, 2.0, shares=shares))
+        shard.apply(StepOrder(0, ((0, 1.0), (1, 1.0)), 2.0, 2.0, shares=shares))
     assert (shard.version, shard.staged, rows(shard)) == (0, (0, 1), [0] * 10)
 
 
@@ -104,10 +103,10 @@ def test_row_decay_on_touched_rows_or_on_all(kernels: Kernels) -> None:
         shard = make(kernels, row_l2=scope, row_weight_decay=0.25)
         shard.table[:] = 1
         shard.stage(0, part(3))
-        shard.apply(Order(0, ((0, 1.0),), 2.0, 1.0))
+        shard.apply(StepOrder(0, ((0, 1.0),), 2.0, 1.0))
         assert rows(shard) == [untouched] * 3 + [0.25] + [untouched] * 6
         shard.stage(1, part(0, value=4.0))
-        shard.apply(Order(1, ((1, 0.0),), 2.0, 1.0))
+        shard.apply(StepOrder(1, ((1, 0.0),), 2.0, 1.0))
         assert rows(shard) == [untouched] * 3 + [0.25] + [untouched] * 6
 
 
@@ -121,7 +120,7 @@ def test_weight_0_touches_nothing(kernels: Kernels, scope: str) -> None:
         for batch in extra:
             shard.stage(batch, part(2, 7, value=float("inf"), dense=float("nan")))
         members = [(1, 0.0), (0, 1.0), (2, 0.0)] if extra else [(0, 1.0)]
-        shard.apply(Order(0, tuple(members), 1.0, 1.0))
+        shard.apply(StepOrder(0, tuple(members), 1.0, 1.0))
         shards.append(shard)
     assert shards[0].checksum() == shards[1].checksum()
 
@@ -130,7 +129,7 @@ def test_all_weights_0_advances_the_version_alone(kernels: Kernels) -> None:
     shard = make(kernels, dense_optimizer=OptimizerSpec("adam"), row_l2="all", row_weight_decay=0.5)
     shard.stage(0, part(1))
     before = shard.checksum()
-    assert shard.apply(Order(0, ((0, 0.0),), divisor=0.0, weight_sum=0.0)) == (0,)
+    assert shard.apply(StepOrder(0, ((0, 0.0),), divisor=0.0, weight_sum=0.0)) == (0,)
     assert (shard.version, shard.checksum()) == (1, before)
     assert int(shard.dense_state()["step"][0]) == 0
     assert not shard.stage(0, part(1))
@@ -140,12 +139,12 @@ def test_a_batch_is_applied_at_most_once_a_phase(kernels: Kernels) -> None:
     shard = make(kernels)
     assert shard.stage(5, part(1))
     assert not shard.stage(5, part(2))
-    shard.apply(Order(0, ((5, 1.0),), 1.0, 1.0))
+    shard.apply(StepOrder(0, ((5, 1.0),), 1.0, 1.0))
     assert not shard.stage(5, part(3))
     assert shard.staged == ()
     shard.begin_phase()
     assert shard.stage(5, part(4))
-    shard.apply(Order(1, ((5, 1.0),), 1.0, 1.0))
+    shard.apply(StepOrder(1, ((5, 1.0),), 1.0, 1.0))
     assert rows(shard)[:5] == [0, -1, 0, 0, -1]
 
 
@@ -155,24 +154,24 @@ def test_a_dropped_part_may_come_again(kernels: Kernels) -> None:
     assert shard.drop(0)
     assert not shard.drop(0)
     with pytest.raises(ValueError, match="not staged"):
-        shard.apply(Order(0, ((0, 1.0),), 1.0, 1.0))
+        shard.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0))
     assert shard.stage(0, part(2))
 
 
 @pytest.mark.parametrize(
     "order",
     [
-        Order(1, ((0, 1.0),), 1.0, 1.0),
-        Order(0, ((0, 1.0), (9, 1.0)), 1.0, 1.0),
-        Order(0, ((0, 1.0), (0, 1.0)), 1.0, 1.0),
-        Order(0, ((0, 1.0), (1, -1.0)), 1.0, 1.0),
-        Order(0, ((0, float("nan")),), 1.0, 1.0),
-        Order(0, ((0, 1.0),), 0.0, 1.0),
-        Order(0, ((0, 1.0),), 1.0, float("inf")),
-        Order(0, ((0, 1.0), (2, 1.0)), 1.0, 1.0),
+        StepOrder(1, ((0, 1.0),), 1.0, 1.0),
+        StepOrder(0, ((0, 1.0), (9, 1.0)), 1.0, 1.0),
+        StepOrder(0, ((0, 1.0), (0, 1.0)), 1.0, 1.0),
+        StepOrder(0, ((0, 1.0), (1, -1.0)), 1.0, 1.0),
+        StepOrder(0, ((0, float("nan")),), 1.0, 1.0),
+        StepOrder(0, ((0, 1.0),), 0.0, 1.0),
+        StepOrder(0, ((0, 1.0),), 1.0, float("inf")),
+        StepOrder(0, ((0, 1.0), (2, 1.0)), 1.0, 1.0),
     ],
 )
-def test_an_order_that_cannot_be_changes_nothing(kernels: Kernels, order: Order) -> None:
+def test_an_order_that_cannot_be_changes_nothing(kernels: Kernels, order: StepOrder) -> None:
     shard = make(kernels)
     shard.stage(0, part(1))
     shard.stage(1, part(2))
@@ -187,13 +186,13 @@ def test_an_order_that_cannot_be_changes_nothing(kernels: Kernels, order: Order)
     "bad",
     [
         part(10), part(-1), part(1, 1),
-        Part(np.array([1], np.int64), np.ones((1, 2), F)),  # type: ignore[arg-type]
-        Part(np.array([1, 2], np.int32), np.ones((1, 2), F)),
-        Part(np.array([1], np.int32), np.ones((1, 3), F)),
-        Part(np.array([1], np.int32), np.ones((1, 2), F), np.ones(2, F)),
+        GradientSlice(np.array([1], np.int64), np.ones((1, 2), F)),  # type: ignore[arg-type]
+        GradientSlice(np.array([1, 2], np.int32), np.ones((1, 2), F)),
+        GradientSlice(np.array([1], np.int32), np.ones((1, 3), F)),
+        GradientSlice(np.array([1], np.int32), np.ones((1, 2), F), np.ones(2, F)),
     ],
 )  # fmt: skip
-def test_a_bad_part_is_refused_and_stays_the_callers(kernels: Kernels, bad: Part) -> None:
+def test_a_bad_part_is_refused_and_stays_the_callers(kernels: Kernels, bad: GradientSlice) -> None:
     released: list[int] = []
     bad.release = lambda: released.append(1)
     shard = make(kernels)
@@ -212,7 +211,7 @@ def test_a_part_is_released_once_when_it_is_done_with(kernels: Kernels) -> None:
     assert released == ["repeated"]
     assert shard.detach(3)
     assert not shard.detach(17)
-    shard.apply(Order(0, ((0, 1.0), (1, 0.0), (3, 1.0)), 1.0, 1.0))
+    shard.apply(StepOrder(0, ((0, 1.0), (1, 0.0), (3, 1.0)), 1.0, 1.0))
     shard.drop(2)
     assert released == ["repeated", "detached", "applied", "weightless", "dropped"]
 
@@ -225,15 +224,15 @@ def test_shared_memory_may_change_after_detach_but_not_the_index(kernels: Kernel
     shard.stage(1, held)
     shard.detach(0)
     index[:], grad[:], late[:] = 9, 100.0, 1_000_000
-    shard.apply(Order(0, ((0, 1.0),), 1.0, 1.0))
-    shard.apply(Order(1, ((1, 1.0),), 1.0, 1.0))
+    shard.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0))
+    shard.apply(StepOrder(1, ((1, 1.0),), 1.0, 1.0))
     assert rows(shard) == [0, -1, 0, 0, -1, 0, 0, 0, 0, 0]
 
 
 def test_rows_may_come_without_a_dense_part(kernels: Kernels) -> None:
     shard = make(kernels)
     shard.stage(0, part(1, dense=None))
-    shard.apply(Order(0, ((0, 1.0),), 1.0, 1.0))
+    shard.apply(StepOrder(0, ((0, 1.0),), 1.0, 1.0))
     assert rows(shard)[1] == -1
     assert int(shard.dense_state()["step"][0]) == 0
 
@@ -257,7 +256,7 @@ def test_dense_state_moves_to_another_shard(kernels: Kernels) -> None:
     one, other = (make(kernels, dense_optimizer=adam) for _ in range(2))
     for step in range(2):
         one.stage(step, part(1))
-        one.apply(Order(step, ((step, 1.0),), 1.0, 1.0))
+        one.apply(StepOrder(step, ((step, 1.0),), 1.0, 1.0))
     assert one.checksum() != other.checksum()
     other.load_dense(one.dense_state())
     other.table[:] = one.table
@@ -277,7 +276,7 @@ def test_memory_is_the_table_and_its_state(kernels: Kernels, name: str, width: i
     held = shard.nbytes
     per_row = {"sgd": width, "adagrad": 2 * width, "rowwise_adagrad": width + 1, "adam": 3 * width + 1}[name]
     assert sum(held.values()) == 1000 * 4 * per_row
-    shard.stage(0, Part(np.arange(5, dtype=np.int32), np.ones((5, width), F)))
+    shard.stage(0, GradientSlice(np.arange(5, dtype=np.int32), np.ones((5, width), F)))
     assert shard.nbytes["staged"] == 5 * 4 * (width + 1)
 
 
@@ -312,8 +311,8 @@ def test_a_shard_tells_those_of_a_step_before_it_is_applied() -> None:
     for batch in (0, 1):
         grad = np.full((1, 1), 6, np.float32)
         dense = np.array([6, 8, 100], np.float32)
-        shard.stage(batch, Part(np.array([batch], np.int32), grad, dense))
-    square, rows = shard.gradient_norms(Order(0, ((0, 1.0), (1, 0.0)), 2.0, 1.0))
+        shard.stage(batch, GradientSlice(np.array([batch], np.int32), grad, dense))
+    square, rows = shard.gradient_norms(StepOrder(0, ((0, 1.0), (1, 0.0)), 2.0, 1.0))
     assert math.sqrt(square) == pytest.approx(5.0)
     assert rows == pytest.approx([3.0])
     assert shard.checksum() == before

@@ -12,8 +12,8 @@ import pytest
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec, dense_range
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Order, Part, Shard, ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 
 ROWS, WIDTH, BATCH = 203, 17, 12
 CARDINALITIES = np.array([100, 3, 100])
@@ -30,7 +30,7 @@ def batches(count: int) -> list[tuple[Any, Any, Any]]:
     return [(ids, grad.astype(np.float32), dense.astype(np.float32)) for ids, grad, dense in made]
 
 
-def orders(count: int) -> list[Order]:
+def orders(count: int) -> list[StepOrder]:
     """Steps of 1 to 4 members in a random order, some weights 0 or broken, as gba and async give."""
     rng = np.random.default_rng(8)
     left, made = list(rng.permutation(count)), []
@@ -40,7 +40,7 @@ def orders(count: int) -> list[Order]:
         weights = rng.choice([1.0, 1.0, 0.5, 0.3, 0.0], len(taken))
         total = float(weights.sum())
         members = tuple((int(batch), float(w)) for batch, w in zip(taken, weights, strict=True))
-        made.append(Order(len(made), members, float(size), total, 0.9 ** len(made)))
+        made.append(StepOrder(len(made), members, float(size), total, 0.9 ** len(made)))
     return made
 
 
@@ -61,7 +61,7 @@ def train(kernels: Kernels, shards: int, arrival: int, holders: int | None = Non
         for shard, low, high in zip(made, bounds, bounds[1:], strict=False):
             lo, hi = shard.dense_range
             mine = dense[lo:hi] if lo < hi else None  # as a server has it whose slice is empty
-            shard.stage(int(batch), Part(unique.index[low:high], sums[low:high], mine))
+            shard.stage(int(batch), GradientSlice(unique.index[low:high], sums[low:high], mine))
     for order in orders(24):
         for shard in made:
             shard.apply(order)
@@ -95,9 +95,7 @@ def test_same_bits(kernels: Kernels, name: str, scope: str, divisor: str) -> Non
 def test_options_matter(kernels: Kernels) -> None:
     """The comparison above can fail: each option changes the outcome."""
     seen = set()
-    for scope, divisor, decay in itertools.product(
-        ["touched", "all"], ["global", "contributors"], [0.0, 0.5]
-    ):
+    for scope, divisor, decay in itertools.product(["touched", "all"], ["global", "contributors"], [0.0, 0.5]):
         rows, _ = train(
             kernels, 2, 0, row_l2=scope, sparse_divisor=divisor, row_weight_decay=decay,
             row_optimizer=OptimizerSpec("adagrad", 0.05),

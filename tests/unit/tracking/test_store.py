@@ -59,7 +59,5 @@ def test_the_package_imports_neither_mlflow_nor_torch() -> None:
         "sys.exit(bool({'mlflow', 'torch', 'pandas', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     root = Path(gbactl.__file__).parents[1]  # the test's own working directory is another
-    done = subprocess.run(
-        [sys.executable, "-c", code], timeout=60, check=False, env={"PYTHONPATH": str(root)}
-    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, env={"PYTHONPATH": str(root)})
     assert done.returncode == 0

@@ -9,10 +9,11 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.trainer.core import CentreSlices, TrainerCore
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.trainer.core import TrainerCore
+from gbactl.trainer.exchange import CentreSlices
 from gbactl.wire.frames import Bytes
-from gbactl.wire.messages import Centre, DenseSaved, Elastic, OpenReplicas
+from gbactl.wire.messages import DenseSaved, EasgdCentre, EasgdUpdate, OpenReplicas
 
 CUTS = {0: (0, 2), 2: (2, 3)}
 
@@ -89,12 +90,12 @@ def test_a_centre_is_put_together_from_its_slices() -> None:
     slices = CentreSlices(CUTS, 3)
     asked = slices.ask(np.array([1.0, 2.0, 3.0], np.float32), 0.5, [0, 1, 2])
     assert [(shard, told, part.tolist()) for shard, told, part in asked] == [
-        (0, Elastic(1, 0.5), [1.0, 2.0]),
-        (2, Elastic(1, 0.5), [3.0]),
+        (0, EasgdUpdate(1, 0.5), [1.0, 2.0]),
+        (2, EasgdUpdate(1, 0.5), [3.0]),
     ]
-    slices.arrived(2, Centre(1), payload(9.0))
+    slices.arrived(2, EasgdCentre(1), payload(9.0))
     assert slices.missing == {0}
-    slices.arrived(0, Centre(1), payload(7.0, 8.0))
+    slices.arrived(0, EasgdCentre(1), payload(7.0, 8.0))
     assert not slices.missing and slices.centre.tolist() == [7.0, 8.0, 9.0]
 
 
@@ -115,4 +116,4 @@ def test_an_answer_to_another_exchange_or_of_another_size_is_refused(
     for _ in range(2):
         slices.ask(np.zeros(3, np.float32), 0.5, CUTS)
     with pytest.raises(WireError, match=r"^S0 answered an exchange with \d+ bytes\.$"):
-        slices.arrived(0, Centre(request_id), payload(*values))
+        slices.arrived(0, EasgdCentre(request_id), payload(*values))

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.collective.in_process import MemoryGroup
 from gbactl.errors import ClusterError
-from gbactl.kernels.halves import CODECS
+from gbactl.kernels.half_precision import CODECS
 from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optim import OptimizerSpec
-from gbactl.trainer.exchange import CentreMeeting, RoundMeeting
-from gbactl.trainer.exchange_schedule import Foreground, Pace, Shadow
-from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import Notes
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.trainer.exchange import AveragingRounds, CentreExchange
+from gbactl.trainer.exchange_schedule import ExchangePace, ForegroundDriver, ShadowDriver
+from gbactl.trainer.replica import ExchangeStatistics, Replica
+from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4
 LIMIT = 20.0
@@ -61,17 +60,17 @@ def test_a_step_in_the_middle_of_an_exchange_with_the_centre_is_not_lost() -> No
         mine.step(ones(100.0), 1.0, 1.0)  # 4 -> -96, while the exchange is on its way
         return ones(8.0)
 
-    meeting = CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.25}), Notes(), ask)
+    meeting = CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.25}), ExchangeStatistics(), ask)
     assert not meeting.once(False)
     assert mine.value.tolist() == [-96.0 + 0.25 * (8.0 - 4.0)] * SIZE
 
 
 def test_a_step_in_the_middle_of_a_round_is_not_lost() -> None:
     mine, others = replica(4.0), MemoryGroup(2)
-    meeting = RoundMeeting(mine, make("ma", SIZE, {"alpha": 0.5}), Notes(), others.member(0))
-    theirs = RoundMeeting(replica(8.0), make("ma", SIZE, {"alpha": 0.5}), Notes(), others.member(1))
+    meeting = AveragingRounds(mine, make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), others.member(0))
+    theirs = AveragingRounds(replica(8.0), make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), others.member(1))
     total = meeting.offer(False)
-    handle = meeting.collective.start(RoundMeeting.NAME, total)
+    handle = meeting.collective.start(AveragingRounds.NAME, total)
     mine.step(ones(100.0), 1.0, 1.0)
     assert not theirs.once(False)
     meeting.collective.wait(handle)
@@ -85,8 +84,8 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
     """1.0001 is 1 on its way: who has it there, and hears 1 from all others, keeps it."""
     mine, others, codec = replica(1.0001), MemoryGroup(2), CODECS[name]
     before = mine.value.tolist()
-    meeting = RoundMeeting(mine, make("ma", SIZE, {}), Notes(), others.member(0), codec=codec, item=2)
-    theirs = RoundMeeting(replica(1.0), make("ma", SIZE, {}), Notes(), others.member(1), codec=codec)
+    meeting = AveragingRounds(mine, make("ma", SIZE, {}), ExchangeStatistics(), others.member(0), codec=codec, item=2)
+    theirs = AveragingRounds(replica(1.0), make("ma", SIZE, {}), ExchangeStatistics(), others.member(1), codec=codec)
     all_of([lambda: meeting.once(False), lambda: theirs.once(False)])
     assert mine.value.tolist() == before and theirs.replica.value.tolist() == [1.0] * SIZE
     assert meeting.notes.sent == 2 * 2.0 * (SIZE + 4) / 2
@@ -96,7 +95,7 @@ def test_a_step_too_small_for_two_bytes_is_not_lost_in_an_exchange(name: str) ->
         heard.append(sent.tolist())
         return ones()
 
-    CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask, codec=codec).once(False)
+    CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask, codec=codec).once(False)
     assert mine.value.tolist() == before and heard == [[1.0] * SIZE]
 
 
@@ -126,7 +125,9 @@ def test_trainers_part_after_the_same_round_whenever_they_were_told() -> None:
 
     def trainer(rank: int) -> None:
         weight, busy = (0.0, 0) if rank == 3 else (1.0, 1 + 4 * rank)
-        meeting = RoundMeeting(replicas[rank], make("ma", SIZE, {}), Notes(), group.member(rank), weight)
+        meeting = AveragingRounds(
+            replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), group.member(rank), weight
+        )
         while not meeting.once(rounds[rank] >= busy):
             rounds[rank] += 1
 
@@ -143,7 +144,7 @@ def test_one_that_dies_is_dropped_from_the_mean_and_the_others_part() -> None:
     def trainer(rank: int) -> None:
         mine = group.member(rank)
         mine.without_the_dead()
-        meeting = RoundMeeting(replicas[rank], make("ma", SIZE, {}), Notes(), mine)
+        meeting = AveragingRounds(replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), mine)
         while not meeting.once(rounds[rank] >= busy[rank]):
             rounds[rank] += 1
             if rank == 1 and rounds[rank] == 2:
@@ -163,7 +164,8 @@ def test_the_mean_is_over_those_who_are_there() -> None:
         each.without_the_dead()
     group.leave(1)
     meetings = {
-        rank: RoundMeeting(replica(4.0 * rank), make("ma", SIZE, {}), Notes(), members[rank]) for rank in (0, 2)
+        rank: AveragingRounds(replica(4.0 * rank), make("ma", SIZE, {}), ExchangeStatistics(), members[rank])
+        for rank in (0, 2)
     }
     all_of([lambda each=each: each.once(False) for each in meetings.values()])
     assert [each.replica.value[0] for each in meetings.values()] == [4.0, 4.0]
@@ -172,13 +174,13 @@ def test_the_mean_is_over_those_who_are_there() -> None:
 
 def test_one_that_is_out_of_data_answers_and_may_still_be_given_a_batch() -> None:
     """Rank 1 is idle from its start; while rank 0 exchanges every second iteration it takes two steps more."""
-    group, given, notes = MemoryGroup(2), threading.Event(), [Notes(), Notes()]
+    group, given, notes = MemoryGroup(2), threading.Event(), [ExchangeStatistics(), ExchangeStatistics()]
     replicas = [replica(0.0), replica(8.0)]
 
-    def drive(rank: int) -> Foreground:
+    def drive(rank: int) -> ForegroundDriver:
         mine = group.member(rank)
         mine.without_the_dead()
-        return Foreground(RoundMeeting(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2)
+        return ForegroundDriver(AveragingRounds(replicas[rank], make("ma", SIZE, {}), notes[rank], mine), 2)
 
     def busy() -> None:
         loop = drive(0)
@@ -213,10 +215,10 @@ def test_when_all_are_out_of_data_no_round_moves_anything(trainers: int) -> None
     def trainer(rank: int) -> None:
         rule = make("bmuf", SIZE, {"block_momentum": 0.5, "block_lr": 1.0, "nesterov": False})
         rule.start(ones(5.0))
-        meeting = RoundMeeting(replicas[rank], rule, Notes(), group.member(rank))
+        meeting = AveragingRounds(replicas[rank], rule, ExchangeStatistics(), group.member(rank))
         accept = meeting.accept
         meeting.accept = lambda began: (accept(began), rounds.release())[0]  # type: ignore[method-assign]
-        loop = Foreground(meeting, 100)
+        loop = ForegroundDriver(meeting, 100)
         loop.idle()
         for _ in range(3):
             assert rounds.acquire(timeout=LIMIT)
@@ -233,8 +235,8 @@ def test_trainers_of_unequal_speed_end_without_waiting_for_ever(shadow: bool) ->
 
     def trainer(rank: int) -> None:
         mine = replica(float(rank))
-        meeting = RoundMeeting(mine, make("ma", SIZE, {"alpha": 0.5}), Notes(), group.member(rank))
-        loop = Pace(shadow, 0.0, 4).drive(meeting)
+        meeting = AveragingRounds(mine, make("ma", SIZE, {"alpha": 0.5}), ExchangeStatistics(), group.member(rank))
+        loop = ExchangePace(shadow, 0.0, 4).drive(meeting)
         for count in range(steps[rank]):
             mine.step(ones(0.0), 1.0, 1.0)
             loop.stepped(count + 1)
@@ -252,8 +254,8 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
         assert answer.wait(LIMIT)
         return ones(0.0)
 
-    notes = Notes()
-    loop = Shadow(CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 0.0)
+    notes = ExchangeStatistics()
+    loop = ShadowDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 0.0)
     assert asked.wait(LIMIT)
     for count in range(1000):
         mine.step(ones(-1.0), 1.0, 1.0)
@@ -266,13 +268,13 @@ def test_compute_goes_on_while_a_shadow_exchange_takes_its_time() -> None:
 
 def rate(interval: float, seconds: float = 2.5) -> float:
     """Local steps per second beside exchanges that take a second each."""
-    mine, notes, work = replica(), Notes(), np.ones((200, 200), np.float32)
+    mine, notes, work = replica(), ExchangeStatistics(), np.ones((200, 200), np.float32)
 
     def ask(sent: Any, alpha: float) -> Any:
         time.sleep(1.0)
         return ones(0.0)
 
-    loop = Shadow(CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), interval)
+    loop = ShadowDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), interval)
     began = time.perf_counter()
     while time.perf_counter() < began + seconds:
         np.dot(work, work)
@@ -298,7 +300,7 @@ def test_a_shadow_that_failed_is_told_of_in_the_compute_loop() -> None:
         failed.set()
         raise ClusterError("another rank is gone.")
 
-    loop = Shadow(CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask), 0.0)
+    loop = ShadowDriver(CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), 0.0)
     assert failed.wait(LIMIT)
     loop._thread.join(LIMIT)
     with pytest.raises(ClusterError, match="another rank is gone"):
@@ -315,8 +317,8 @@ def test_the_foreground_exchanges_every_k_iterations() -> None:
         asked.append(mine.iterations)
         return ones(0.0)
 
-    notes = Notes()
-    loop = Foreground(CentreMeeting(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3)
+    notes = ExchangeStatistics()
+    loop = ForegroundDriver(CentreExchange(mine, make("easgd", SIZE, {"alpha": 0.5}), notes, ask), 3)
     for count in range(10):
         mine.step(ones(1.0), 1.0, 1.0)
         loop.stepped(count + 1)
@@ -328,26 +330,28 @@ def test_with_an_infinite_interval_nothing_is_exchanged() -> None:
     def ask(sent: Any, alpha: float) -> Any:
         raise AssertionError("nobody asked for that")
 
-    loop = Shadow(CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), Notes(), ask), float("inf"))
+    loop = ShadowDriver(
+        CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), ExchangeStatistics(), ask), float("inf")
+    )
     loop.stepped(1)
     loop.close()
 
 
-def pace(rule: str, trainers: int, index: int = 0, *, shadow: bool = True, interval: float = 0.0) -> Pace:
+def pace(rule: str, trainers: int, index: int = 0, *, shadow: bool = True, interval: float = 0.0) -> ExchangePace:
     own = {"alpha": 0.5, "shadow_interval": interval, "block_momentum": 0.5, "block_lr": 1.0, "nesterov": False, "k": 5}
-    return Pace.of(make(rule, SIZE, own), shadow, trainers, index, own)
+    return ExchangePace.of(make(rule, SIZE, own), shadow, trainers, index, own)
 
 
 def test_one_trainer_alone_has_nothing_to_average_with() -> None:
-    assert pace("ma", 1) == Pace() and pace("bmuf", 1) == pace("easgd", 1) == Pace(True, 0.0)
-    assert pace("ma", 2) == Pace(True, 0.0) and pace("ma", 2, shadow=False) == Pace(k=5)
-    assert pace("easgd", 2, 2) == Pace(), "who does not train only answers"
+    assert pace("ma", 1) == ExchangePace() and pace("bmuf", 1) == pace("easgd", 1) == ExchangePace(True, 0.0)
+    assert pace("ma", 2) == ExchangePace(True, 0.0) and pace("ma", 2, shadow=False) == ExchangePace(k=5)
+    assert pace("easgd", 2, 2) == ExchangePace(), "who does not train only answers"
 
 
 def test_trainers_come_to_a_centre_one_after_the_other_and_meet_each_other_at_once() -> None:
     """A quarter of the interval apart, the last after the whole of it."""
     assert [pace("easgd", 4, index, interval=2.0).part for index in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert [pace("ma", 4, index, interval=2.0) for index in range(4)] == [Pace(True, 2.0)] * 4
+    assert [pace("ma", 4, index, interval=2.0) for index in range(4)] == [ExchangePace(True, 2.0)] * 4
 
 
 def test_the_first_pause_is_its_part_of_the_interval() -> None:
@@ -358,9 +362,24 @@ def test_the_first_pause_is_its_part_of_the_interval() -> None:
         asked.set()
         return ones(0.0)
 
-    notes = Notes()
-    meeting = CentreMeeting(replica(), make("easgd", SIZE, {"alpha": 0.5}), notes, ask)
-    loop = Pace(True, 1000.0, part=1e-6).drive(meeting)
+    notes = ExchangeStatistics()
+    meeting = CentreExchange(replica(), make("easgd", SIZE, {"alpha": 0.5}), notes, ask)
+    loop = ExchangePace(True, 1000.0, part=1e-6).drive(meeting)
     assert asked.wait(LIMIT)
     loop.close()
     assert notes.exchanges == 1
+
+
+def test_gaps_are_iterations_between_two_exchanges() -> None:
+    notes = ExchangeStatistics()
+    for iterations in (3, 3, 10):
+        notes.met(iterations, 0.5, 100.0)
+    assert notes.gaps == {3: 1, 0: 1, 7: 1} and (notes.seconds, notes.sent) == (1.5, 300.0)
+
+
+def test_distances_are_taken_at_ever_wider_spacing() -> None:
+    notes, zero = ExchangeStatistics(), np.zeros(4, np.float32)
+    for number in range(10_000):
+        notes.distance(float(number), zero + 3.0, zero)
+        notes.met(number, 0.0, 0.0)
+    assert notes.distances[0] == (0.0, 6.0) and 50 < len(notes.distances) < 120

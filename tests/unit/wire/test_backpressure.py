@@ -9,7 +9,7 @@ import pytest
 from gbactl.wire import frames, socket_channel
 from gbactl.wire.auth import Peer
 from gbactl.wire.event_loop import SocketHub
-from gbactl.wire.messages import Ack, Take, unpack
+from gbactl.wire.messages import Ack, TakeBatch, unpack
 from tests.support.hubs import KEY, SECONDS, SERVER, Pair, noise, while_polling
 
 KILO, MEGA = 1 << 10, 1 << 20
@@ -38,7 +38,7 @@ def test_who_does_not_read_is_given_up_and_counted(pair: Pair) -> None:
     pair.far_hub.queued.most = MOST
     assert MOST < fill(pair) < MOST + MEGA
     assert pair.far_hub.queued.bytes == 0 and not pair.far._out
-    pair.far.send(Take(1))  # into the void: no error
+    pair.far.send(TakeBatch(1))  # into the void: no error
     [(channel, frame)] = pair.far_hub.poll(SECONDS)
     assert channel is pair.far and frame.kind == frames.CLOSED and pair.far.closed
     assert dict(pair.far_hub.refused) == {"W1 does not read what it is sent.": 1}
@@ -56,7 +56,7 @@ def test_others_do_not_notice(pair: Pair) -> None:
     other, _ = while_polling(pair.far_hub, lambda: with_key.connect(pair.far_hub.address, peer=SERVER))
     pair.far_hub.queued.most = MOST
     fill(pair)
-    other.send(Take(9))
+    other.send(TakeBatch(9))
     kinds: list[int] = []
     while len(kinds) < 2:
         kinds += [frame.kind for _, frame in pair.far_hub.poll(SECONDS)]

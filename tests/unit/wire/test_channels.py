@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import frames
-from gbactl.wire.messages import Ack, Push, Take, unpack
+from gbactl.wire.messages import Ack, Push, TakeBatch, unpack
 from tests.support.hubs import SLOT, Pair, noise
 
 
@@ -97,11 +97,11 @@ def test_a_closed_channel_is_told_to_the_other_end_once(pair: Pair) -> None:
     [(channel, frame)] = pair.arrivals(pair.far_hub, 1)
     assert channel is pair.far and frame.kind == frames.CLOSED
     assert pair.far_hub.poll(0.05) == []
-    pair.far.send(Take(1))  # into the void: no error
+    pair.far.send(TakeBatch(1))  # into the void: no error
 
 
 def test_a_message_sent_before_closing_arrives_before_the_loss(pair: Pair) -> None:
-    pair.near.send(Take(5))
+    pair.near.send(TakeBatch(5))
     pair.near_hub.close()
     kinds = [frame.kind for _, frame in _until_closed(pair)]
     assert len(kinds) == 2 and kinds[-1] == frames.CLOSED

@@ -11,15 +11,26 @@ import pytest
 
 from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
-from gbactl.kernels.halves import CODECS, rounded
+from gbactl.kernels.half_precision import CODECS, rounded
 from gbactl.nodes.roles import dressed
-from gbactl.replay.command import replay, sentence
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
-from gbactl.wire.compression import NarrowHub, narrowed
-from gbactl.wire.in_memory import MemoryHub
-from gbactl.wire.messages import Centre, DenseState, Elastic, Predictions, Pull, Push, PutDense, Rows, SumPart, unpack
-from gbactl.wire.reconnecting import LastingHub
+from gbactl.wire.compression import HalfPrecisionHub, narrowed
+from gbactl.wire.messages import (
+    DenseState,
+    EasgdCentre,
+    EasgdUpdate,
+    Predictions,
+    Pull,
+    Push,
+    PutDense,
+    Rows,
+    Summand,
+    unpack,
+)
+from gbactl.wire.reconnecting import ReconnectingHub
+from tests.support.in_memory import MemoryHub
 from tests.support.modes import SERVED
 from tests.support.recorded import config, record, splits
 
@@ -42,8 +53,8 @@ class Narrow:
     def __init__(self, name: str, to: str = "server") -> None:
         network: dict[str, MemoryHub] = {}
         self.raw = MemoryHub(network, Peer(to, 0))
-        self.far = NarrowHub(self.raw, CODECS[name])
-        self.near = NarrowHub(MemoryHub(network, Peer("worker", 0)), CODECS[name])
+        self.far = HalfPrecisionHub(self.raw, CODECS[name])
+        self.near = HalfPrecisionHub(MemoryHub(network, Peer("worker", 0)), CODECS[name])
         self.channel = self.near.connect(self.raw.address, peer=Peer(to, 0))
 
     def arrives(self, message: Any, payload: np.ndarray, hub: Any) -> np.ndarray:
@@ -60,7 +71,7 @@ class Narrow:
 def test_what_goes_as_it_is_keeps_no_memory() -> None:
     narrow = Narrow("fp16")
     for number in range(1, 4):
-        message = SumPart(0, "d", number, len(FLOATS), 0, 1, 1, [], 0)
+        message = Summand(0, "d", number, len(FLOATS), 0, 1, 1, [], 0)
         assert (narrow.arrives(message, FLOATS.view(np.uint8), narrow.far) == FLOATS.view(np.uint8)).all()
         assert not narrow.channel._lent
 
@@ -73,7 +84,7 @@ def test_a_gradient(name: str) -> None:
     assert np.array_equal(wire.arrives(push, payload, wire.far), joined(IDS, rounded(CODECS[name], FLOATS)))
 
 
-@pytest.mark.parametrize("message", [Rows(1, 2, 4, 12), Elastic(1, 0.5), Centre(1)])
+@pytest.mark.parametrize("message", [Rows(1, 2, 4, 12), EasgdUpdate(1, 0.5), EasgdCentre(1)])
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_rows_and_dense_values(name: str, message: Any) -> None:
     wire = Narrow(name)
@@ -110,7 +121,7 @@ def test_what_cannot_have_been_narrowed_arrives_as_it_is(payload: bytes) -> None
 
 def test_a_lost_connection_is_told_of_the_same_channel() -> None:
     wire = Narrow("fp16")
-    wire.channel.send(Elastic(1, 0.5), joined(FLOATS))
+    wire.channel.send(EasgdUpdate(1, 0.5), joined(FLOATS))
     [(channel, _)] = wire.far.poll(1)
     wire.channel.close()
     [(gone, frame)] = wire.far.poll(1)
@@ -120,9 +131,9 @@ def test_a_lost_connection_is_told_of_the_same_channel() -> None:
 def test_fp32_is_the_hub_itself() -> None:
     hub = MemoryHub({}, Peer("worker", 0))
     assert narrowed(hub, "fp32") is hub
-    assert isinstance(narrowed(hub, "bf16"), NarrowHub)
+    assert isinstance(narrowed(hub, "bf16"), HalfPrecisionHub)
     lasting = dressed(hub, with_dtype(config("shadow_easgd", {"name": "libfm"}), "fp16"), hub.me)
-    assert isinstance(lasting, LastingHub) and isinstance(lasting.hub, NarrowHub)
+    assert isinstance(lasting, ReconnectingHub) and isinstance(lasting.hub, HalfPrecisionHub)
 
 
 def test_another_type_is_refused() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, shared_memory
 from gbactl.wire.event_loop import SocketHub
-from gbactl.wire.messages import Ack, Take, kind_of, pack, unpack
+from gbactl.wire.messages import Ack, TakeBatch, kind_of, pack, unpack
 from gbactl.wire.socket_channel import ATTACH, ATTACHED
 from tests.support.hubs import KEY, SECONDS, SERVER, SLOT, WORKER, Pair, noise, while_polling
 
@@ -68,13 +68,13 @@ class Stranger:
 
 def still_serves(pair: Pair) -> None:
     """An old connection works, and a new one too."""
-    pair.near.send(Take(7))
-    assert pair.receive(pair.far_hub) == [(Take(7), b"")]
+    pair.near.send(TakeBatch(7))
+    assert pair.receive(pair.far_hub) == [(TakeBatch(7), b"")]
     third = SocketHub(KEY, auth.Peer("worker", 2))
     channel, _ = while_polling(pair.far_hub, lambda: third.connect(pair.far_hub.address, peer=SERVER))
-    channel.send(Take(8))
+    channel.send(TakeBatch(8))
     [(_, frame)] = pair.far_hub.poll(SECONDS)
-    assert unpack(frame.kind, frame.descriptor) == Take(8)
+    assert unpack(frame.kind, frame.descriptor) == TakeBatch(8)
     third.close()
     [(_, frame)] = pair.far_hub.poll(SECONDS)
     assert frame.kind == frames.CLOSED
@@ -142,13 +142,13 @@ def test_a_slow_handshake_blocks_nobody(pair: Pair) -> None:
     slow.sock.sendall(words[-1:])
     proof = while_polling(pair.far_hub, lambda: slow.sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL))[0]
     keys = auth.confirm(KEY, hello, mine, proof, SERVER)
-    slow.sock.sendall(frames.encode(keys.from_connector, kind_of(Take(9)), pack(Take(9))))
+    slow.sock.sendall(frames.encode(keys.from_connector, kind_of(TakeBatch(9)), pack(TakeBatch(9))))
     [(channel, _)] = pair.far_hub.poll(SECONDS)
     assert str(channel.peer) == "W9"
 
 
 def one(
-    kind: int = kind_of(Take(0)), descriptor: bytes = pack(Take(0)), **more: Any
+    kind: int = kind_of(TakeBatch(0)), descriptor: bytes = pack(TakeBatch(0)), **more: Any
 ) -> Callable[[bytes], bytes]:
     return lambda key: frames.encode(key, kind, descriptor, **more)
 
@@ -199,12 +199,12 @@ def test_a_malformed_frame_costs_its_sender_the_connection(pair: Pair, case: str
 def test_good_frames_before_a_malformed_one_still_count(pair: Pair) -> None:
     stranger = Stranger(pair.far_hub)
     keys = stranger.authenticate(pair.far_hub)
-    good = frames.encode(keys.from_connector, kind_of(Take(3)), pack(Take(3)))
+    good = frames.encode(keys.from_connector, kind_of(TakeBatch(3)), pack(TakeBatch(3)))
     stranger.sock.sendall(good + b"junk" * 20)
     found: list[tuple[Any, frames.Frame]] = []
     while not found or found[-1][1].kind != frames.CLOSED:
         found += pair.far_hub.poll(SECONDS)
-    assert [frame.kind for _, frame in found] == [kind_of(Take(3)), frames.CLOSED]
+    assert [frame.kind for _, frame in found] == [kind_of(TakeBatch(3)), frames.CLOSED]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -223,8 +223,7 @@ def test_frames_cut_anywhere_by_the_network_arrive_whole(pair: Pair) -> None:
     keys = stranger.authenticate(pair.far_hub)
     payload = noise(300).tobytes()
     data = b"".join(
-        frames.encode(keys.from_connector, kind_of(Ack(0, n)), pack(Ack(0, n)), len(payload), sequence=n)
-        + payload
+        frames.encode(keys.from_connector, kind_of(Ack(0, n)), pack(Ack(0, n)), len(payload), sequence=n) + payload
         for n in range(3)
     )
     found: list[tuple[Any, frames.Frame]] = []
@@ -262,10 +261,10 @@ def test_a_payload_that_trickles_in_wakes_nobody_for_every_piece(pair: Pair, mon
         )  # fmt: skip
         found = trickle(pair, stranger, head + payload) or pair.far_hub.poll(SECONDS)
         assert [frame.payload.tobytes() for _, frame in found] == [payload]
-        small = frames.encode(keys.from_connector, kind_of(Take(n)), pack(Take(n)), sequence=2 * n + 1)
+        small = frames.encode(keys.from_connector, kind_of(TakeBatch(n)), pack(TakeBatch(n)), sequence=2 * n + 1)
         stranger.sock.sendall(small)
         [(_, frame)] = pair.far_hub.poll(SECONDS)
-        assert unpack(frame.kind, frame.descriptor) == Take(n)
+        assert unpack(frame.kind, frame.descriptor) == TakeBatch(n)
     assert woken[0] < 20  # of 342 pieces
 
 
@@ -285,7 +284,7 @@ def test_a_channel_that_its_own_node_closes_leaves_the_hub_in_order(pair: Pair) 
     for _ in range(5):
         stranger = Stranger(pair.far_hub)
         keys = stranger.authenticate(pair.far_hub)
-        stranger.sock.sendall(frames.encode(keys.from_connector, kind_of(Take(3)), pack(Take(3))))
+        stranger.sock.sendall(frames.encode(keys.from_connector, kind_of(TakeBatch(3)), pack(TakeBatch(3))))
         [(channel, _)] = pair.far_hub.poll(SECONDS)
         channel.close()
         assert stranger.closed(pair.far_hub)
@@ -316,7 +315,7 @@ def test_when_the_slots_run_out_payloads_take_the_wire_and_slots_come_back(share
     for number, frame in enumerate(held):
         assert frame.payload.tobytes() == bytes([number]) * SLOT
         frame.release()
-    shared.far.send(Take(0))  # carries the releases
+    shared.far.send(TakeBatch(0))  # carries the releases
     shared.receive(shared.near_hub)
     again = {shared.near.reserve(SLOT).ctypes.data for _ in range(slots)}
     assert len(again & addresses) >= slots
@@ -334,10 +333,10 @@ def test_a_peer_on_another_host_gets_everything_by_wire(monkeypatch: pytest.Monk
 
 
 def test_a_malformed_slot_number_after_attaching(shared: Pair) -> None:
-    shared.near._send_raw(kind_of(Take(0)), pack(Take(0)), None)
+    shared.near._send_raw(kind_of(TakeBatch(0)), pack(TakeBatch(0)), None)
     shared.receive(shared.far_hub)
     bad = frames.encode(
-        shared.near._send_key, kind_of(Take(0)), pack(Take(0)), SLOT, sequence=shared.near._sent, slot=99
+        shared.near._send_key, kind_of(TakeBatch(0)), pack(TakeBatch(0)), SLOT, sequence=shared.near._sent, slot=99
     )
     shared.near.sock.sendall(bad)
     [(_, frame)] = shared.far_hub.poll(SECONDS)

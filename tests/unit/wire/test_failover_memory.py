@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from gbactl.store.shard import Shard
-from gbactl.wire import failover_memory
-from gbactl.wire.failover_memory import Holdings, Waiting
-from gbactl.wire.messages import BeginPhase, Granted, Holding, Staged
+from gbactl.wire import reconnecting
+from gbactl.wire.messages import BeginPhase, Granted, Staged, WorkerState
+from gbactl.wire.reconnecting import GrantedBatches, StagedGradients
 
 
 def phase(number: int, training: bool = True) -> BeginPhase:
@@ -19,25 +19,25 @@ def grant(number: int, batch: int) -> Granted:
 
 
 def test_what_was_granted_and_what_of_it_is_held() -> None:
-    found = Holdings()
-    assert found.told(3, 1, None) == Holding(3, 1, 0, [], [])
+    found = GrantedBatches()
+    assert found.told(3, 1, None) == WorkerState(3, 1, 0, [], [])
     for batch in range(3):
         found.granted(grant(7, batch), phase(7))
     found.returned(grant(7, 1))
     found.granted(grant(8, 1), phase(8, training=False))
     told = found.told(3, 2, phase(8))
-    assert told == Holding(3, 2, 8, [7, 0, 7, 1, 7, 2, 8, 1], [7, 0, 1, 7, 2, 1, 8, 1, 0])
+    assert told == WorkerState(3, 2, 8, [7, 0, 7, 1, 7, 2, 8, 1], [7, 0, 1, 7, 2, 1, 8, 1, 0])
     found.returned(grant(7, 1))
 
 
 def test_old_grants_are_forgotten_and_held_ones_never() -> None:
-    found = Holdings()
-    for batch in range(2 * failover_memory.LAST):
+    found = GrantedBatches()
+    for batch in range(2 * reconnecting.LAST):
         found.granted(grant(1, batch), phase(1))
         if batch:
             found.returned(grant(1, batch))
     told = found.told(0, 1, phase(1))
-    last = failover_memory.LAST
+    last = reconnecting.LAST
     assert told.held == [1, 0, 1] and len(told.granted) == 2 * last and told.granted[1] == last
 
 
@@ -53,7 +53,7 @@ def staged(batch: int, worker: int = 0) -> Staged:
 
 
 def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
-    parts, shard = Waiting(), cast(Any, Held())
+    parts, shard = StagedGradients(), cast(Any, Held())
     for batch in (5, 2, 9):
         parts.told(staged(batch), cast(Shard, shard))
     shard.staged = (5, 9)
@@ -65,9 +65,9 @@ def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
 
 
 def test_parts_that_were_applied_are_forgotten() -> None:
-    parts, shard = Waiting(), cast(Any, Held())
-    for batch in range(4 * failover_memory.MOST):
+    parts, shard = StagedGradients(), cast(Any, Held())
+    for batch in range(4 * reconnecting.MOST):
         shard.staged = (batch - 1, batch)
         parts.told(staged(batch), shard)
-    assert len(parts._told) <= failover_memory.MOST + 1
+    assert len(parts._told) <= reconnecting.MOST + 1
     assert [each.batch for each in parts.waiting(shard)] == list(shard.staged)

@@ -45,11 +45,11 @@ def test_an_exception_of_another_kind_would_be_found(monkeypatch: pytest.MonkeyP
 
 
 def test_what_breaks_a_coordinator_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: Coordinator, _: Channel, message: messages.Norms, __: frames.Frame) -> None:
+    def careless(self: Coordinator, _: Channel, message: messages.GradientNorms, __: frames.Frame) -> None:
         self.norms.add("gba", message, 1)
 
     monkeypatch.setattr(Coordinator, "_on_norms", careless)
-    monkeypatch.setattr(Intruder, "_likely", lambda *_: messages.Norms(0, -1.0, []))
+    monkeypatch.setattr(Intruder, "_likely", lambda *_: messages.GradientNorms(0, -1.0, []))
     spoken = Spoken()
     with pytest.raises(ValueError, match="math domain"):
         for seed in range(20):
@@ -67,7 +67,7 @@ def test_a_claim_for_which_there_is_no_memory_is_refused(monkeypatch: pytest.Mon
         raise MemoryError
 
     monkeypatch.setattr(wire.socket_channel.BufferPool, "take", none_left)
-    head = frames.encode(wire.KEY, 6, messages.pack(messages.Take(1)), frames.MAX_PAYLOAD)
+    head = frames.encode(wire.KEY, 6, messages.pack(messages.TakeBatch(1)), frames.MAX_PAYLOAD)
     assert wire.read(head + b"x" * 10, random.Random(0)) == ([], "refused")
     with pytest.raises(WireError):
         frames.parse_header(b"x" * 99)

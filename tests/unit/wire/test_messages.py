@@ -20,7 +20,7 @@ from gbactl.wire.messages import (
     Pull,
     Saved,
     Staged,
-    Take,
+    TakeBatch,
     kind_of,
     pack,
     unpack,
@@ -29,12 +29,7 @@ from tests.support.wire_strategies import messages
 
 kinds = st.integers(1, len(MESSAGES))
 anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), (1 << 64) - 1)
-    | st.floats()
-    | st.text()
-    | st.binary(),
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(0, 9), inner),
     max_leaves=12,
 )
@@ -53,7 +48,7 @@ def test_the_numbers_of_the_messages_are_theirs() -> None:
 @pytest.mark.parametrize("kind", [0, -1, len(MESSAGES) + 1, 255])
 def test_an_unknown_kind(kind: int) -> None:
     with pytest.raises(WireError, match=f"unknown kind {kind}"):
-        unpack(kind, pack(Take(0)))
+        unpack(kind, pack(TakeBatch(0)))
 
 
 @given(messages, st.data())
@@ -80,12 +75,12 @@ def test_a_field_too_many_or_too_few(message: Any, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("cls", "fields"),
     [
-        (Take, ["0"]),
-        (Take, [True]),
-        (Take, [0.0]),
-        (Take, [None]),
-        (Take, [1 << 62]),
-        (Take, [-(1 << 62)]),
+        (TakeBatch, ["0"]),
+        (TakeBatch, [True]),
+        (TakeBatch, [0.0]),
+        (TakeBatch, [None]),
+        (TakeBatch, [1 << 62]),
+        (TakeBatch, [-(1 << 62)]),
         (Hello, ["worker", 0, b"bytes", 1]),
         (Pull, [1, 0, 2, 1, 0, 0]),
         (OrderStep, [1, 2, [1, "2"], [1.0], 1.0, 1.0, 1.0, [], [], False, False, []]),
@@ -111,8 +106,8 @@ def test_a_field_of_a_wrong_type_or_size(cls: type[Any], fields: list[Any]) -> N
 
 @pytest.mark.parametrize("top", [None, 7, "text", {}, {"worker": 0}])
 def test_something_else_than_a_list(top: Any) -> None:
-    with pytest.raises(WireError, match="Take"):
-        unpack(KIND[Take], msgpack.packb(top))
+    with pytest.raises(WireError, match="TakeBatch"):
+        unpack(KIND[TakeBatch], msgpack.packb(top))
 
 
 def test_a_whole_number_may_stand_for_a_float() -> None:

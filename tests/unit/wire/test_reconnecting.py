@@ -9,9 +9,9 @@ import pytest
 from gbactl.wire import reconnecting
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
-from gbactl.wire.messages import Barrier, Hello, Ready, Revive, Setup, Stop, decode
-from gbactl.wire.reconnecting import LastingHub
+from gbactl.wire.messages import Barrier, Hello, Ready, ShardAddresses, Stop, Takeover, decode
+from gbactl.wire.reconnecting import ReconnectingHub
+from tests.support.in_memory import MemoryHub
 
 HELLO = Hello("worker", 1, "", 7)
 
@@ -27,7 +27,7 @@ class Line:
     def __init__(self) -> None:
         self.network: dict[str, MemoryHub] = {}
         self.coordinator = MemoryHub(self.network, Peer("coordinator", 0))
-        self.hub = LastingHub(MemoryHub(self.network, Peer("worker", 1)))
+        self.hub = ReconnectingHub(MemoryHub(self.network, Peer("worker", 1)))
         self.channel = self.hub.connect("C")
         self.channel.send(HELLO)
         [(self.there, _)] = self.coordinator.poll(1)
@@ -59,12 +59,12 @@ def test_it_says_hello_again_and_goes_on_over_the_same_channel() -> None:
     line.tell(Barrier(0))
     line.next()
     assert line.tell() == [] and line.heard() == [HELLO]
-    assert len(line.tell(Revive(1), Barrier(3))) == 2
+    assert len(line.tell(Takeover(1), Barrier(3))) == 2
     line.channel.send(Ready("worker", 1))
     assert line.heard() == [Ready("worker", 1)]
 
 
-@pytest.mark.parametrize("before", [(), (Setup(["S0"]),), (Barrier(0), Stop("done"))])
+@pytest.mark.parametrize("before", [(), (ShardAddresses(["S0"]),), (Barrier(0), Stop("done"))])
 def test_a_node_without_a_place_in_the_run_is_told_of_the_loss(before: tuple[object, ...]) -> None:
     line = Line()
     if before:
@@ -75,13 +75,13 @@ def test_a_node_without_a_place_in_the_run_is_told_of_the_loss(before: tuple[obj
 
 def test_the_first_in_its_place_has_it_when_it_is_ready() -> None:
     line = Line()
-    line.tell(Setup(["S0"]))
+    line.tell(ShardAddresses(["S0"]))
     line.channel.send(Ready("worker", 1))
     line.next()
     assert line.tell() == [] and line.heard() == [HELLO]
     later = Line()
     later.hub._first = False
-    later.tell(Setup(["S0"]))
+    later.tell(ShardAddresses(["S0"]))
     later.channel.send(Ready("worker", 1))
     later.next()
     assert later.tell() == [CLOSED]
@@ -112,8 +112,8 @@ def test_one_that_has_woken_up_is_left_again() -> None:
     line.tell(Barrier(0))
     line.next(2)
     assert line.tell() == [] and line.heard() == [HELLO]
-    assert len(line.tell(Revive(2))) == 1
+    assert len(line.tell(Takeover(2))) == 1
     line.next(1)
     assert line.tell() == [] and line.heard() == [HELLO]
-    assert line.tell(Revive(1)) == [], "not handed on"
+    assert line.tell(Takeover(1)) == [], "not handed on"
     assert line.heard()[-1] == HELLO, "it dials again"

@@ -12,7 +12,7 @@ import pytest
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
 from gbactl.wire.event_loop import SocketHub
-from gbactl.wire.messages import Ack, Take
+from gbactl.wire.messages import Ack, TakeBatch
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
 
@@ -38,7 +38,7 @@ def recorded(hub: SocketHub) -> Relay:
         while not found:
             found = list(hub.poll(SECONDS))
         [far] = hub._channels
-        far.send(Take(3))
+        far.send(TakeBatch(3))
         while not near_hub.poll(0.01):
             pass
     while hub._channels:
@@ -105,7 +105,7 @@ def test_frames_of_one_session_in_another(hub: SocketHub) -> None:
 def test_a_listeners_frames_sent_back_to_it(hub: SocketHub) -> None:
     sock, _ = opened(hub)
     [far] = hub._channels
-    far.send(Take(1))
+    far.send(TakeBatch(1))
     with sock:
         sock.sendall(sock.recv(1000))
         assert "is not authenticated" in until_refused(hub)
@@ -138,6 +138,6 @@ def test_a_session_goes_on_when_the_numbers_begin_anew(kind: str) -> None:
         channel._sent = channel._received = frames.LAP - 2
     for number in range(5):
         for channel, hub in ((pair.near, pair.far_hub), (pair.far, pair.near_hub)):
-            channel.send(Take(number))
-            assert pair.receive(hub) == [(Take(number), b"")]
+            channel.send(TakeBatch(number))
+            assert pair.receive(hub) == [(TakeBatch(number), b"")]
     pair.close()

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from gbactl.config import FaultsConfig
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
-from gbactl.wire.messages import Granted, Predictions, Rows, Take, decode
+from gbactl.wire.messages import Granted, Predictions, Rows, TakeBatch, decode
 from gbactl.wire.reliable import ReliableChannel, ReliableHub, exposed
+from tests.support.in_memory import MemoryHub
 
 STORM = {"kind": "messages", "drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "delay": 0.2, "delay_seconds": 0.003}
 
@@ -72,23 +72,23 @@ def test_everything_arrives_once_and_in_order(seed: int, other: Peer) -> None:
 
 def test_answers_go_the_same_way() -> None:
     pair = Pair(storm(STORM))
-    pair.out.send(Take(0))
+    pair.out.send(TakeBatch(0))
     while pair.back is None:
         pair.turn()
     for number in range(20):
-        pair.back.send(Take(number))
+        pair.back.send(TakeBatch(number))
     got: list[Any] = []
     while len(got) < 20:
         pair.far.poll(0)
         got += [decode(frame) for _, frame in pair.near.poll(0.01)]
-    assert got == [Take(number) for number in range(20)]
+    assert got == [TakeBatch(number) for number in range(20)]
 
 
 def test_the_fates_are_a_function_of_the_seed() -> None:
     def fates(seed: int) -> Counter[str]:
         pair = Pair(storm(STORM, seed=seed))
         for number in range(50):
-            pair.out.send(Take(number))
+            pair.out.send(TakeBatch(number))
         return pair.near.counts
 
     assert fates(1) == fates(1) != fates(2)
@@ -115,10 +115,10 @@ def test_before_and_after_a_storm_nothing_happens_to_messages(
         ahead[0] += later
         before = [hub.counts.total() - hub.counts["retried"] for hub in (pair.near, pair.far)]
         for number in range(40):
-            pair.out.send(Take(number))
+            pair.out.send(TakeBatch(number))
             pair.turn()
             assert pair.back is not None
-            pair.back.send(Take(number))
+            pair.back.send(TakeBatch(number))
         after = [hub.counts.total() - hub.counts["retried"] for hub in (pair.near, pair.far)]
         return [now - then for now, then in zip(after, before, strict=True)]
 
@@ -132,7 +132,7 @@ def test_before_and_after_a_storm_nothing_happens_to_messages(
 
 def test_a_lost_connection_is_told() -> None:
     pair = Pair(storm(STORM))
-    pair.out.send(Take(0))
+    pair.out.send(TakeBatch(0))
     pair.turn()
     pair.out.close()
     closed = [frame for _ in range(5) for _, frame in pair.far.poll(0.01) if frame.kind == CLOSED]
@@ -142,7 +142,7 @@ def test_a_lost_connection_is_told() -> None:
 def test_what_is_not_numbered_is_refused() -> None:
     pair = Pair(storm(STORM))
     assert isinstance(pair.out, ReliableChannel)
-    pair.out.inner.send(Take(0))
+    pair.out.inner.send(TakeBatch(0))
     assert pair.far.poll(0.01) == [] and pair.far.refused["WireError"] == 1
 
 

@@ -52,12 +52,12 @@ GOOD = "gbactl-1-" + "a" * 16
 )
 def test_odd_names(name: str) -> None:
     with pytest.raises(WireError, match="not allowed"):
-        shared_memory.attach(shared_memory.Layout(name, PAGE, PAGE))
+        shared_memory.attach(shared_memory.SegmentLayout(name, PAGE, PAGE))
 
 
 def test_negative_sizes() -> None:
     with pytest.raises(WireError):
-        shared_memory.attach(shared_memory.Layout("gbactl-1-" + "a" * 16, -PAGE, 3 * PAGE))
+        shared_memory.attach(shared_memory.SegmentLayout("gbactl-1-" + "a" * 16, -PAGE, 3 * PAGE))
 
 
 @pytest.mark.parametrize(("outgoing", "incoming"), [(2 * PAGE, PAGE), (PAGE, 0), (1 << 60, PAGE)])
@@ -65,13 +65,13 @@ def test_another_size_than_was_offered(outgoing: int, incoming: int) -> None:
     layout, _ = shared_memory.create(PAGE, PAGE)
     try:
         with pytest.raises(WireError, match="another size or owner"):
-            shared_memory.attach(shared_memory.Layout(layout.name, outgoing, incoming))
+            shared_memory.attach(shared_memory.SegmentLayout(layout.name, outgoing, incoming))
     finally:
         shared_memory.unlink(layout)
 
 
 def test_an_empty_segment() -> None:
-    layout = shared_memory.Layout("gbactl-1-" + "b" * 16, 0, 0)
+    layout = shared_memory.SegmentLayout("gbactl-1-" + "b" * 16, 0, 0)
     path = shared_memory.DIRECTORY / layout.name
     path.touch()
     try:
@@ -81,7 +81,7 @@ def test_an_empty_segment() -> None:
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    layout = shared_memory.Layout("gbactl-1-" + "c" * 16, PAGE, 0)
+    layout = shared_memory.SegmentLayout("gbactl-1-" + "c" * 16, PAGE, 0)
     target = tmp_path / "file"
     target.write_bytes(bytes(layout.total))
     link = shared_memory.DIRECTORY / layout.name
@@ -93,7 +93,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_segment_of_another_host_is_not_there() -> None:
-    assert shared_memory.attach(shared_memory.Layout("gbactl-1-" + "d" * 16, PAGE, PAGE)) is None
+    assert shared_memory.attach(shared_memory.SegmentLayout("gbactl-1-" + "d" * 16, PAGE, PAGE)) is None
 
 
 def test_more_than_the_host_has_is_one_sentence_and_leaves_nothing() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames, tls
-from gbactl.wire.addresses import UNIX
 from gbactl.wire.event_loop import SocketHub
-from gbactl.wire.messages import Ack, Event, Take, unpack
-from gbactl.wire.tls import CHANGED, STRANGE, Encryption
+from gbactl.wire.listener import UNIX
+from gbactl.wire.messages import Ack, Event, TakeBatch, unpack
+from gbactl.wire.tls import CHANGED, STRANGE, TlsContexts
 from tests.support.hubs import KEY, SECONDS, SERVER, WORKER, Pair, noise, while_polling
 from tests.support.relays import Relay
 
@@ -84,7 +84,7 @@ def test_a_listener_with_another_certificate_hears_nothing() -> None:
 
     def pose() -> None:
         sock, _ = impostor.accept()
-        wrapped = Encryption(auth.new_key()).accept(sock)
+        wrapped = TlsContexts(auth.new_key()).accept(sock)
         wrapped.settimeout(SECONDS)
         try:
             wrapped.do_handshake()
@@ -148,7 +148,7 @@ def test_a_certificate_alone_does_not_open_the_door(hub: SocketHub) -> None:
     """What is inside is proved as it is without encryption."""
 
     def go() -> bytes:
-        with Encryption(KEY).dial(dialled(hub)) as sock:
+        with TlsContexts(KEY).dial(dialled(hub)) as sock:
             hello = b"".join(sock.recv(1) for _ in range(auth.GREETING.size))
             sock.sendall(auth.answer(auth.new_key(), hello, WORKER, auth.nonce()))
             return sock.recv(1)
@@ -168,10 +168,10 @@ def test_a_byte_that_is_changed_on_its_way_ends_the_connection() -> None:
     relay = Relay(far_hub.address, change)
     with closing(relay), closing(far_hub), closing(near_hub):
         near, _ = while_polling(far_hub, lambda: near_hub.connect(relay.address, peer=SERVER))
-        near.send(Take(1))
-        assert [unpack(frame.kind, frame.descriptor) for frame in next_frames(far_hub)] == [Take(1)]
+        near.send(TakeBatch(1))
+        assert [unpack(frame.kind, frame.descriptor) for frame in next_frames(far_hub)] == [TakeBatch(1)]
         quiet.set()
-        near.send(Take(2))
+        near.send(TakeBatch(2))
         assert [frame.kind for frame in next_frames(far_hub)] == [frames.CLOSED]
         assert dict(far_hub.refused) == {f"W1: {CHANGED}": 1}
 

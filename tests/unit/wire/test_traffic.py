@@ -13,40 +13,40 @@ from gbactl.config import RunConfig, TransportConfig, check
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.models import build
-from gbactl.models.flat import FlatModel
+from gbactl.models.flat_parameters import FlatModel
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire import frames
-from gbactl.wire.messages import Elastic, Predictions, Pull, Push, Rows, Take, pack
-from gbactl.wire.traffic import KINDS, PREFIX, Traffic, summary
+from gbactl.wire.messages import EasgdUpdate, Predictions, Pull, Push, Rows, TakeBatch, pack
+from gbactl.wire.traffic import KINDS, PREFIX, TrafficCounter, summary
 from tests.support.hubs import Pair
 from tests.support.recorded import config, record, splits
 
 TOLD = (0.5, 0.1, 1.0, 0, 0)
 
 
-def counted(traffic: Traffic) -> dict[str, int]:
+def counted(traffic: TrafficCounter) -> dict[str, int]:
     return {name.removeprefix(PREFIX): count for name, count in traffic.counters().items()}
 
 
 def test_each_message_by_what_is_in_it() -> None:
-    traffic = Traffic()
-    traffic.sent(Take(0), 50, 0)  # not training yet
+    traffic = TrafficCounter()
+    traffic.sent(TakeBatch(0), 50, 0)  # not training yet
     traffic.training = True
     traffic.sent(Pull(1, 2, 5, True, 0, -1), 60, 20)
     traffic.sent(Push(1, 2, 5, 7, *TOLD), 60, 20 + 5 * 3 * 4 + 7 * 4)
     traffic.sent(Rows(1, 2, 5, 7), 60, 5 * 3 * 4 + 7 * 4)
-    traffic.sent(Elastic(1, 0.5), 60, 28)
+    traffic.sent(EasgdUpdate(1, 0.5), 60, 28)
     traffic.sent(Predictions(1, 0, 0, 0, 4), 60, 16)
     assert counted(traffic) == {"control": 300, "ids": 40, "rows": 120, "dense": 84, "other": 16}
     traffic.training = False
-    traffic.sent(Elastic(1, 0.5), 60, 28)
+    traffic.sent(EasgdUpdate(1, 0.5), 60, 28)
     assert counted(traffic)["dense"] == 84
 
 
 def test_an_all_reduce_counts_though_the_next_phase_has_begun() -> None:
-    traffic = Traffic()
+    traffic = TrafficCounter()
     traffic.training = True
-    traffic.sent(Elastic(1, 0.5), 60, 28)
+    traffic.sent(EasgdUpdate(1, 0.5), 60, 28)
     traffic.training = False
     traffic.summed(100, False)
     traffic.summed(7, True)
@@ -54,7 +54,7 @@ def test_an_all_reduce_counts_though_the_next_phase_has_begun() -> None:
 
 
 def test_a_part_that_is_missing_has_no_ids() -> None:
-    traffic = Traffic()
+    traffic = TrafficCounter()
     traffic.training = True
     traffic.sent(Push(1, 2, ~5, 0, *TOLD), 60, 0)
     assert counted(traffic) == {"control": 60}
@@ -67,11 +67,11 @@ def test_a_connection_counts_what_it_sends(kind: str) -> None:
     payload = np.zeros(100_000, np.uint8)
     out = pair.near.reserve(100_000)
     out[:] = payload
-    pair.near.send(Elastic(1, 0.5), out)
+    pair.near.send(EasgdUpdate(1, 0.5), out)
     pair.receive(pair.far_hub)
     where = "shared" if kind == "shm" else "dense"
     assert counted(pair.near_hub.traffic) == {
-        where: 100_000, "control": frames.PREFIX + len(pack(Elastic(1, 0.5)))
+        where: 100_000, "control": frames.PREFIX + len(pack(EasgdUpdate(1, 0.5)))
     }  # fmt: skip
     pair.close()
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from gbactl.wire.auth import Peer
-from gbactl.wire.in_memory import MemoryChannel, MemoryHub
-from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, Prepare, Stop, Take, decode
-from gbactl.worker.client import Exchange, Source
-from gbactl.worker.core import Item
+from gbactl.wire.messages import Abandon, BeginPhase, Granted, Inspect, Inspected, PrefetchHint, Stop, TakeBatch, decode
+from gbactl.worker.client import BatchSource, WorkerClient
+from gbactl.worker.core import BatchInProgress
+from tests.support.in_memory import MemoryChannel, MemoryHub
 
 
 class Nothing:
@@ -23,7 +23,7 @@ class Nothing:
     def __init__(self) -> None:
         self.prepared: list[Any] = []
 
-    def prepare(self, grant: Granted | Prepare) -> tuple[Any, Any]:
+    def prepare(self, grant: Granted | PrefetchHint) -> tuple[Any, Any]:
         self.prepared.append(grant)
         return None, SimpleNamespace(shares=list)
 
@@ -40,7 +40,7 @@ class Setting:
         for message in (phase(1), *messages):
             channel.other.send(message)
         self.source = Nothing()
-        self.exchange = Exchange(hub, channel, [], 0, cast(Source, self.source))
+        self.exchange = WorkerClient(hub, channel, [], 0, cast(BatchSource, self.source))
         self.exchange.start(0)
         self.worked: list[Any] = []
 
@@ -49,7 +49,7 @@ class Setting:
         return Inspected("W0", "", "", {}, {})
 
     def takes(self) -> int:
-        return sum(isinstance(decode(frame), Take) for _, frame in self.coordinator.poll(0))
+        return sum(isinstance(decode(frame), TakeBatch) for _, frame in self.coordinator.poll(0))
 
 
 def phase(number: int) -> BeginPhase:
@@ -70,7 +70,7 @@ def test_a_question_waits_for_the_batches_granted_before_it() -> None:
     found = []
     for _ in range(4):
         item = at.exchange.next(at._answer)
-        assert isinstance(item, Item)
+        assert isinstance(item, BatchInProgress)
         found.append(item.grant.batch)
         at.worked.append(item.grant.batch)
     assert found == [0, 1, 2, 3]
@@ -78,7 +78,7 @@ def test_a_question_waits_for_the_batches_granted_before_it() -> None:
 
 
 def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_it_is_granted() -> None:
-    early, other = Prepare(1, 4, 0, 10), Prepare(1, 9, 0, 10)
+    early, other = PrefetchHint(1, 4, 0, 10), PrefetchHint(1, 9, 0, 10)
     at = Setting(early, Stop("done"))
     read_all(at)
     assert at.source.prepared == [early] and not at.exchange.core.queue and not at.exchange.core.pulls
@@ -92,7 +92,7 @@ def test_a_batch_to_come_is_prepared_once_and_is_not_pulled_nor_computed_before_
 
 
 def test_a_batch_to_come_is_prepared_when_the_rows_of_the_one_at_hand_are_there() -> None:
-    early = Prepare(1, 4, 0, 10)
+    early = PrefetchHint(1, 4, 0, 10)
     at = Setting(grant(0), early, Stop("done"))
     read_all(at)
     assert at.source.prepared == [grant(0)]

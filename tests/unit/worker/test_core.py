@@ -20,33 +20,33 @@ from gbactl.wire.messages import (
     DenseState,
     GetDense,
     Granted,
-    Holding,
     Inspect,
     OpenReplicas,
     Ping,
     Pong,
-    Prepare,
+    PrefetchHint,
     Pull,
     Push,
     PutDense,
-    Revive,
     Rows,
     SaveDense,
     Stop,
-    Take,
+    TakeBatch,
+    Takeover,
+    WorkerState,
 )
 from gbactl.worker.core import (
-    Ahead,
-    Ask,
+    BatchComplete,
+    BatchInProgress,
+    CheckForWork,
     Command,
-    Complete,
+    ComputeNext,
     DenseTransfer,
-    Drop,
-    Item,
-    Look,
-    Place,
+    PullRows,
+    ReleaseFrames,
     ReplicatedSteps,
-    Tell,
+    SumPosition,
+    TellCoordinator,
     WorkerCore,
     push_views,
     weigh,
@@ -97,7 +97,7 @@ def setting(servers: int = 2, begun: BeginPhase | None = None) -> Setting:
 
 def pulled(commands: list[Command]) -> list[tuple[int, int]]:
     """(request, shard) of what is pulled."""
-    return [(each.pull.ticket, each.shard) for each in commands if isinstance(each, Ask)]
+    return [(each.pull.ticket, each.shard) for each in commands if isinstance(each, PullRows)]
 
 
 def names(commands: list[Command]) -> list[str]:
@@ -109,16 +109,16 @@ def names(commands: list[Command]) -> list[str]:
 
 def test_a_batch_from_its_grant_to_its_gradient() -> None:
     at = setting()
-    assert at.core.start(1) == [Tell(Take(5)), Tell(Take(5))]
+    assert at.core.start(1) == [TellCoordinator(TakeBatch(5)), TellCoordinator(TakeBatch(5))]
     ahead, *asked = at.grant(grant(3))
-    assert isinstance(ahead, Ahead) and ahead.item.grant == grant(3)
-    assert [each._replace(index=each.index.tolist()) for each in asked if isinstance(each, Ask)] == [
-        Ask(0, Pull(1, 3, 2, True, 0, -1), [0, 1]),
-        Ask(1, Pull(1, 3, 2, True, 0, -1), [2, 3]),
+    assert isinstance(ahead, ComputeNext) and ahead.item.grant == grant(3)
+    assert [each._replace(index=each.index.tolist()) for each in asked if isinstance(each, PullRows)] == [
+        PullRows(0, Pull(1, 3, 2, True, 0, -1), [0, 1]),
+        PullRows(1, Pull(1, 3, 2, True, 0, -1), [2, 3]),
     ]
     assert at.rows(1, 1, version=8) == [] and not at.core.ready()
     [complete] = at.rows(1, 0, version=7)
-    assert isinstance(complete, Complete) and at.core.ready() and not at.core.pulls
+    assert isinstance(complete, BatchComplete) and at.core.ready() and not at.core.pulls
     item = at.core.begin()
     assert item is complete.item and not at.core.ready()
     item.loss, item.seconds, item.slowdown = 0.5, 0.25, 2.0
@@ -134,7 +134,7 @@ def test_a_dense_slice_that_is_here_is_not_asked_for_again() -> None:
     at.core.begin()
     at.grant(grant(1))
     [ask] = at.core.done()
-    assert isinstance(ask, Ask) and ask.pull.have_dense == 4
+    assert isinstance(ask, PullRows) and ask.pull.have_dense == 4
     at.rows(2, version=5, dense=0)
     item = at.core.begin()
     assert (item.row_versions, item.dense_versions) == ({0: 5}, {0: 4})
@@ -224,12 +224,12 @@ def test_where_servers_hold_the_dense_part_grants_keep_their_order(granted: list
 def test_it_has_another_batch_of_a_step_only_where_that_is_the_next() -> None:
     at = setting(1, phase(served=False))
     assert not at.core.has_batch_of(3)
-    assert names(at.grant(grant(0, token=4)))[0] == "Ahead"
+    assert names(at.grant(grant(0, token=4)))[0] == "ComputeNext"
     assert not at.core.has_batch_of(3)
     assert at.core.has_batch_of(4)
-    assert names(at.grant(grant(1, token=3)))[0] == "Ahead"
+    assert names(at.grant(grant(1, token=3)))[0] == "ComputeNext"
     assert at.core.has_batch_of(3)
-    assert "Ahead" not in names(at.grant(grant(2, token=5)))
+    assert "ComputeNext" not in names(at.grant(grant(2, token=5)))
     evaluation = setting(1, phase(served=False, training=False))
     evaluation.grant(grant(0))
     assert not evaluation.core.has_batch_of(3)
@@ -242,7 +242,7 @@ def test_a_question_waits_for_the_batches_before_it_and_holds_up_those_after_it(
     at = setting(1, phase(rows=True))
     at.grant(grant(0))
     at.grant(grant(1))
-    assert at.core.told(QUESTION) == [Look()]
+    assert at.core.told(QUESTION) == [CheckForWork()]
     at.grant(grant(2))
     for request in (1, 2, 3):
         at.complete(request)
@@ -306,7 +306,13 @@ def test_what_nobody_waits_for_any_more_is_forgotten_and_asked_for_anew(of: int)
     at.core.begin()
     commands = at.core.told(Abandon(of))
     if of == 1:
-        assert names(commands) == ["Drop", "Tell", "Drop", "Tell", "Look"]
+        assert names(commands) == [
+            "ReleaseFrames",
+            "TellCoordinator",
+            "ReleaseFrames",
+            "TellCoordinator",
+            "CheckForWork",
+        ]
         assert not at.core.queue and at.core.have_dense == [-1]
     else:
         assert commands == [] and len(at.core.queue) == 2 and at.core.have_dense == [7]
@@ -316,8 +322,8 @@ def test_an_abandoned_batch_is_dropped_when_its_last_shard_has_answered() -> Non
     at = setting(2)
     at.grant(grant(0))
     at.rows(1, 0)
-    assert names(at.core.told(Abandon(1))) == ["Tell", "Look"]
-    assert names(at.rows(1, 1)) == ["Drop"]
+    assert names(at.core.told(Abandon(1))) == ["TellCoordinator", "CheckForWork"]
+    assert names(at.rows(1, 1)) == ["ReleaseFrames"]
     assert at.core.have_dense == [-1, -1] and not at.core.pulls
 
 
@@ -341,7 +347,7 @@ def test_a_server_that_takes_a_shard_is_asked_for_what_was_not_answered() -> Non
     assert at.core.have_dense == [7, -1]
     again = at.core.ask_again(1)
     assert pulled(again) == [(3, 1)]
-    assert isinstance(again[0], Ask) and again[0].pull.have_dense == -1 and again[0].index.tolist() == [2, 3]
+    assert isinstance(again[0], PullRows) and again[0].pull.have_dense == -1 and again[0].index.tolist() == [2, 3]
     assert pulled(at.core.ask_again(0)) == [(2, 0), (3, 0)]
     at.core.forget_dense(-1)
     assert at.core.have_dense == [-1, -1]
@@ -356,20 +362,20 @@ def test_another_coordinator_is_told_what_is_here_and_its_questions_alone_count(
     opening = OpenReplicas(1, "easgd", False, 2, {})
     at.core.told(QUESTION)
     at.core.told(opening)
-    assert at.core.told(Revive(2)) == [Tell(Holding(5, 2, 4, [4, 0, 4, 1, 4, 2], [4, 1, 1, 4, 2, 1]))]
+    assert at.core.told(Takeover(2)) == [TellCoordinator(WorkerState(5, 2, 4, [4, 0, 4, 1, 4, 2], [4, 1, 1, 4, 2, 1]))]
     assert [each for each, _ in at.core.questions] == [opening]
 
 
 def test_small_talk() -> None:
     at = setting()
-    assert at.core.told(Ping(9)) == [Tell(Pong(5, 9))]
+    assert at.core.told(Ping(9)) == [TellCoordinator(Pong(5, 9))]
     assert not at.core.stopped
-    assert at.core.told(Stop("done")) == [Look()] and at.core.stopped
+    assert at.core.told(Stop("done")) == [CheckForWork()] and at.core.stopped
 
 
 def test_data_that_is_ready_early_is_used_once_and_for_its_batch_alone() -> None:
     at = setting(1)
-    early, ready = Prepare(1, 4, 0, 10), data(1)
+    early, ready = PrefetchHint(1, 4, 0, 10), data(1)
     at.core.told(early)
     assert at.core.to_prepare is early
     at.core.prepared(early, *ready)
@@ -408,17 +414,17 @@ def test_a_batch_has_a_place_in_its_step_until_that_is_taken() -> None:
     begun = BeginPhase(1, True, "sync", 0, 0, 70, 10, 4, False, False)
     steps = ReplicatedSteps(30)
 
-    def placed(batch: int, token: int, samples: int = 10) -> Place | None:
-        return steps.place(Item(Granted(1, batch, token, 0, samples, 0, 1.0, 1.0), begun, *data(1)))
+    def placed(batch: int, token: int, samples: int = 10) -> SumPosition | None:
+        return steps.place(BatchInProgress(Granted(1, batch, token, 0, samples, 0, 1.0, 1.0), begun, *data(1)))
 
     assert [placed(batch, 4 + batch // 3) for batch in range(7)] == [
-        *(Place(part, 3) for _ in range(2) for part in range(3)),
-        Place(0, 1),
+        *(SumPosition(part, 3) for _ in range(2) for part in range(3)),
+        SumPosition(0, 1),
     ]
     steps.taken = 4
     assert placed(1, 4) is None
-    assert placed(-1, 4, samples=0) == Place(None, 3), "of no samples: it has no rows that could be missing"
-    assert placed(3, 5) == Place(0, 3)
+    assert placed(-1, 4, samples=0) == SumPosition(None, 3), "of no samples: it has no rows that could be missing"
+    assert placed(3, 5) == SumPosition(0, 3)
 
 
 def test_a_replica_is_saved_after_a_step_and_not_before_or_past_it() -> None:
@@ -429,7 +435,7 @@ def test_a_replica_is_saved_after_a_step_and_not_before_or_past_it() -> None:
 
 @pytest.mark.parametrize(("samples", "weight"), [(10, 1.0), (5, 0.5)])
 def test_a_short_batch_counts_by_its_samples(samples: int, weight: float) -> None:
-    item = Item(grant(0)._replace(samples=samples), phase(), *data(1))
+    item = BatchInProgress(grant(0)._replace(samples=samples), phase(), *data(1))
     gradient = np.full(3, 0.1, np.float32)
     weigh(gradient, item.weight)
     assert gradient.tolist() == (np.full(3, 0.1, np.float32) * np.float32(weight)).tolist()
@@ -453,7 +459,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.granted: dict[tuple[int, int], Granted] = {}
         self.begun: list[tuple[int, int]] = []
         self.dropped: list[tuple[int, int]] = []
-        self.computing: list[Item] = []
+        self.computing: list[BatchInProgress] = []
         self.waiting: list[tuple[int, int]] = []  # (question, batches granted before it)
         self.answered: list[int] = []
         self.carry_out(self.core.start(1))
@@ -467,23 +473,23 @@ class AnyOrder(RuleBasedStateMachine):
 
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
-            if isinstance(command, Ask):
+            if isinstance(command, PullRows):
                 request, shard = command.pull.ticket, command.shard
                 assert command.pull.batch in {batch for _, batch in self.granted}, (
                     "nothing is pulled before it is granted"
                 )
                 assert (request, shard) not in self.pulls, "a shard is asked once"
                 self.pulls.append((request, shard))
-            elif isinstance(command, Tell):
-                assert command.message == Take(0)
+            elif isinstance(command, TellCoordinator):
+                assert command.message == TakeBatch(0)
                 self.takes += 1
-            elif isinstance(command, Drop):
+            elif isinstance(command, ReleaseFrames):
                 item = command.item
                 assert item.abandoned and not any(item is other for other in self.core.pulls.values())
                 self.dropped.append((item.grant.phase, item.grant.batch))
-            elif isinstance(command, Ahead):
+            elif isinstance(command, ComputeNext):
                 assert self.core.queue[0] is command.item
-            elif isinstance(command, Complete):
+            elif isinstance(command, BatchComplete):
                 assert set(command.item.answers) == set(range(self.core.servers))
 
     @precondition(lambda self: self.takes > 0)

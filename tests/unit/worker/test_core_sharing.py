@@ -14,7 +14,7 @@ import pytest
 from gbactl.kernels.build import find_library
 from gbactl.processor import sharing
 from gbactl.worker import core_sharing
-from gbactl.worker.core_sharing import AnyTime, Place, Turns, join, open_board
+from gbactl.worker.core_sharing import CoreAssignment, CoreSlots, UnsharedCore, join, open_board
 from tests.support.processes import wait_for
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="turns are for Linux")
@@ -30,7 +30,7 @@ def test_cores_are_shared_only_where_each_gets_as_many_workers() -> None:
 
 def test_without_a_place_a_worker_computes_at_any_time() -> None:
     free = join(None)
-    assert isinstance(free, AnyTime)
+    assert isinstance(free, UnsharedCore)
     free.settle()
     with free.mine():
         pass
@@ -44,7 +44,7 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
     inside = 0
 
-    def work(me: int, turn: Turns) -> None:
+    def work(me: int, turn: CoreSlots) -> None:
         nonlocal inside
         with turn.mine():
             inside += 1
@@ -54,7 +54,7 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
             inside -= 1
 
     with open_board(1) as board:
-        joined = [join(Place(board.fileno(), 0, core)) for _ in range(21)]
+        joined = [join(CoreAssignment(board.fileno(), 0, core)) for _ in range(21)]
         threads = [threading.Thread(target=work, args=(i, turn)) for i, turn in enumerate(joined)]
         with joined[-1].mine():
             for number, thread in enumerate(threads[:-1], start=2):
@@ -67,8 +67,8 @@ def test_one_at_a_time_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HOLD = """
 import sys, time
-from gbactl.worker.core_sharing import Place, join
-with join(Place(int(sys.argv[1]), 0, 0)).mine():
+from gbactl.worker.core_sharing import CoreAssignment, join
+with join(CoreAssignment(int(sys.argv[1]), 0, 0)).mine():
     print(1, flush=True)
     time.sleep(600)
 """
@@ -83,7 +83,7 @@ def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> Non
         with subprocess.Popen(command, pass_fds=[board.fileno()], stdout=subprocess.PIPE) as holder:
             assert holder.stdout is not None and holder.stdout.readline()
             holder.kill()
-        mine = join(Place(board.fileno(), 0, 0))
+        mine = join(CoreAssignment(board.fileno(), 0, 0))
         began = time.monotonic()
         with mine.mine():
             waited = time.monotonic() - began
@@ -100,7 +100,7 @@ def test_a_dead_holder_is_passed_by_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_late_end_of_a_turn_that_was_passed_by_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_sharing, "PATIENCE_MS", 50)
     with open_board(1) as board:
-        slow, fast = (join(Place(board.fileno(), 0, 0)) for _ in range(2))
+        slow, fast = (join(CoreAssignment(board.fileno(), 0, 0)) for _ in range(2))
         with slow.mine(), fast.mine():
             pass
         order: list[str] = []
@@ -113,7 +113,7 @@ def test_a_late_end_of_a_turn_that_was_passed_by_changes_nothing(monkeypatch: py
         assert order == ["slow", "fast"]
 
 
-def _note(turn: Turns | AnyTime, order: list[str]) -> None:
+def _note(turn: CoreSlots | UnsharedCore, order: list[str]) -> None:
     with turn.mine():
         order.append("fast")
 

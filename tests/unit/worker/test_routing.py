@@ -9,8 +9,8 @@ import pytest
 
 from gbactl.errors import WireError
 from gbactl.wire.auth import Peer
-from gbactl.wire.messages import Pull, Push, Relocated
-from gbactl.worker.routing import Parked, Routes
+from gbactl.wire.messages import Pull, Push, ShardRelocated
+from gbactl.worker.routing import ParkedConnection, Routes
 
 
 class Recorder:
@@ -44,8 +44,8 @@ def lost(batch: int, phase: int = 1) -> tuple[Push, None]:
     return push(batch, phase)._replace(rows=~3, dense=0), None
 
 
-def relocated(*batches: int) -> Relocated:
-    return Relocated(0, "there", 1, [number for batch in batches for number in (1, batch)])
+def relocated(*batches: int) -> ShardRelocated:
+    return ShardRelocated(0, "there", 1, [number for batch in batches for number in (1, batch)])
 
 
 def test_what_had_been_sent_is_lost_and_what_waited_is_sent() -> None:
@@ -99,7 +99,7 @@ def test_one_that_is_gone_before_it_is_reached(hangs: bool) -> None:
     if not hangs:
         routes.lose(0)
     assert routes.renew(relocated(), nobody) is None
-    assert isinstance(routes.servers[0], Parked) and old.closed
+    assert isinstance(routes.servers[0], ParkedConnection) and old.closed
     send(routes, 1)
     assert routes.renew(relocated(1), lambda address, peer: new) is new
     assert new.sent == [(push(1), bytes([1, 1]))]

@@ -1,0 +1,189 @@
+"""Controller of `switch=auto`: predicts whether `sync` or `gba` delivers more samples/s now. Pure: no clock, no I/O.
+
+From each worker's last step times it predicts `sync` (G over the expected maximum of a step, which waits for the
+slowest, and the all-reduce's overhead) and `gba` (the sum of the workers' rates). The ratio of a mode's measured
+throughput to this is learned while the run is in it; the present mode's throughput is measured. Unknown values are
+assumed in favour of `sync`, the default. A gradient costs 2 us, a look 20 us a worker.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SYNC, GBA = "sync", "gba"
+MODES = (SYNC, GBA)
+FEW, MOST = 4, 64  # least and largest number of values that are kept, at any age
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """Options of the controller. Seconds: the `window` of values kept, the `minimum_stay` in a mode.
+
+    Shares: by how much `gba` must exceed `sync` to be worth it (`margin`), and how far beyond that point, either way, a
+    switch happens (`hysteresis`)."""
+
+    window: float = 10.0
+    margin: float = 0.1
+    hysteresis: float = 0.1
+    minimum_stay: float = 30.0
+
+    @property
+    def enter(self) -> float:
+        """Ratio gba / sync above which `gba` is entered."""
+        return (1.0 + self.margin) * (1.0 + self.hysteresis)
+
+    @property
+    def leave(self) -> float:
+        """Ratio gba / sync below which `gba` is left."""
+        return (1.0 + self.margin) / (1.0 + self.hysteresis)
+
+
+@dataclass(frozen=True)
+class SwitchDecision:
+    """Decision of the controller at one time. `sync`, `gba`: samples/s that they would deliver.
+
+    `delivered`: samples/s of the present mode (None: unknown yet). `slowest`: expected seconds of the slowest worker in
+    a step. `overhead`: further seconds of a step (None: `sync` not measured yet). `efficiency` of `gba`: delivered over
+    the sum of the workers' rates; before it was measured, the computing share of a `sync` step."""
+
+    at: float
+    mode: str
+    wanted: str
+    sync: float
+    gba: float
+    delivered: float | None
+    slowest: float
+    overhead: float | None
+    efficiency: float | None
+    workers: int
+    reason: str
+
+
+class AutoController:
+    """Choice between `sync` and `gba` from reported gradients and steps.
+
+    `local_batch`: a worker's samples in a `sync` step."""
+
+    def __init__(self, workers: int, global_batch: int, local_batch: int, options: AutoOptions) -> None:
+        self.workers, self.global_batch, self.local_batch = workers, global_batch, local_batch
+        self.options, self.mode = options, ""
+        self._each: dict[int, RecentValues] = {}
+        self._steps = RecentValues(options.window)
+        self._overheads = RecentValues(options.window)
+        self._efficiency: float | None = None
+        self._since, self._slowest = 0.0, 0.0
+
+    def begin(self, now: float, mode: str) -> None:
+        """Begin a phase in `mode`: throughput is measured from here."""
+        if mode != self.mode:
+            self.mode, self._since = mode, now
+        self._steps.pairs.clear()
+        self._slowest = 0.0
+
+    def seen(self, now: float, worker: int, seconds: float, samples: int) -> None:
+        """Record that a worker took `seconds` to compute a gradient of `samples`."""
+        if samples > 0 and seconds > 0.0:
+            self._slowest = max(self._slowest, seconds)
+            self._each.setdefault(worker, RecentValues(self.options.window)).add(now, seconds / samples)
+
+    def stepped(self, now: float, finished: int) -> None:
+        """Record an ordered step; `finished` samples of the phase have a fate now."""
+        if self.mode == SYNC and self._steps.pairs and self._slowest:
+            took = now - self._steps.pairs[-1][0]
+            self._overheads.add(now, max(0.0, took - self._slowest))
+        self._steps.add(now, finished)
+        self._slowest = 0.0
+
+    def gone(self, worker: int) -> None:
+        """Remove a failed worker from the prediction."""
+        self.workers -= 1
+        self._each.pop(worker, None)
+
+    def look(self, now: float) -> SwitchDecision | None:
+        """Compare the modes now; None in other modes, and until every worker has FEW step times."""
+        if self.mode not in MODES or len(self._each) < self.workers or not self._each:
+            return None
+        for recent in self._each.values():
+            recent.trim(now)
+        if min(len(recent.pairs) for recent in self._each.values()) < FEW:
+            return None
+        slowest = self.local_batch * expected_maximum([recent.values for recent in self._each.values()])
+        rates = sum(len(recent.pairs) / sum(recent.values) for recent in self._each.values())
+        delivered = self._delivered(now)
+        if delivered is not None and self.mode == GBA:
+            self._efficiency = min(1.0, delivered / rates)
+        overhead = statistics.median(self._overheads.values) if self._overheads.pairs else None
+        step = slowest + (overhead or 0.0)
+        sync = self.global_batch / step
+        gba = rates * (slowest / step if self._efficiency is None else self._efficiency)
+        if delivered is not None:
+            sync, gba = (delivered, gba) if self.mode == SYNC else (sync, delivered)
+        wanted, reason = self._decide(now, gba / sync)
+        return SwitchDecision(
+            now, self.mode, wanted, sync, gba, delivered, slowest, overhead, self._efficiency, len(self._each), reason
+        )
+
+    def _delivered(self, now: float) -> float | None:
+        """Compute the samples/s of the phase within the window; an overdue step counts against it."""
+        self._steps.trim(now)
+        pairs = self._steps.pairs
+        if len(pairs) < FEW:
+            return None
+        (begin, before), (end, finished) = pairs[0], pairs[-1]
+        usual = (end - begin) / (len(pairs) - 1)
+        span = max(end - begin, now - begin - usual)
+        return (finished - before) / span if span > 0.0 and finished > before else None
+
+    def _decide(self, now: float, ratio: float) -> tuple[str, str]:
+        """Choose the mode by the ratio gba / sync; returns (mode, reason)."""
+        enter, leave = self.options.enter, self.options.leave
+        promise = f"gba promises {ratio:.2f} of sync"
+        if self.mode == SYNC and ratio <= enter:
+            return SYNC, f"{promise}, not more than {enter:.2f}"
+        if self.mode == GBA and ratio >= leave:
+            return GBA, f"{promise}, not less than {leave:.2f}"
+        if now - self._since < self.options.minimum_stay:
+            return self.mode, f"{promise}, but {self.mode} began {now - self._since:.3g} s ago"
+        if self.mode == SYNC:
+            return GBA, f"{promise}, more than {enter:.2f}"
+        return SYNC, f"{promise}, less than {leave:.2f}"
+
+
+def expected_maximum(columns: Sequence[Sequence[float]]) -> float:
+    """Compute the expected maximum of one random value from each column, exactly: the integral of 1 - prod F_i."""
+    ordered = [np.sort(np.asarray(column, np.float64)) for column in columns]
+    steps = [np.diff(np.log(np.arange(1, len(c) + 1) / len(c)), prepend=0.0) for c in ordered]
+    points = np.concatenate(ordered)
+    order = np.argsort(points, kind="stable")
+    points, below = points[order], np.exp(np.cumsum(np.concatenate(steps)[order]))
+    low = max(float(column[0]) for column in ordered)
+    first = int(np.searchsorted(points, low, side="right")) - 1  # from here on no F_i is 0
+    return low + float(np.diff(points[first:]) @ (1.0 - below[first:-1]))
+
+
+class RecentValues:
+    """Recent (time, value) pairs, of the last `seconds`: at least the FEW newest, at most MOST."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.pairs: deque[tuple[float, float]] = deque(maxlen=MOST)
+
+    def add(self, now: float, value: float) -> None:
+        """Append the newest (time, value) pair."""
+        self.pairs.append((now, value))
+        self.trim(now)
+
+    def trim(self, now: float) -> None:
+        """Remove pairs that are older than the window."""
+        while len(self.pairs) > FEW and self.pairs[0][0] < now - self.seconds:
+            self.pairs.popleft()
+
+    @property
+    def values(self) -> list[float]:
+        """Values, oldest first."""
+        return [value for _, value in self.pairs]

@@ -27,8 +27,8 @@ from gbactl.config_types import default_of, shown
 from gbactl.coordinator import event_log
 from gbactl.data.sources import options_class
 from gbactl.errors import ConfigError
-from gbactl.faults import plan
-from gbactl.faults.base import KINDS, Workers, typed
+from gbactl.faults import fault_plan
+from gbactl.faults.fault_kinds import KINDS, Workers, typed
 from gbactl.policies.policy import names, policy_class
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -246,7 +246,7 @@ def fault_comments() -> dict[tuple[str, str], str]:
 def fault_kinds() -> str:
     """Section for each kind of fault: what it does, its keys, their defaults and bounds."""
     parts, told = [], fault_comments()
-    assert plan  # importing it registers every kind
+    assert fault_plan  # importing it registers every kind
     for name, kind in sorted(KINDS.items()):
         hints = get_type_hints(kind, include_extras=True)
         rows = []

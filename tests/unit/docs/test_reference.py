@@ -19,7 +19,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import InfoRecord
 from gbactl.coordinator.state import RunState
 from gbactl.errors import DivergedError
-from gbactl.faults.base import KINDS
+from gbactl.faults.fault_kinds import KINDS
 from gbactl.launch.compose import compose
 from gbactl.launch.run import train
 from gbactl.paths import conf_dir

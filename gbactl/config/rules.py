@@ -13,7 +13,7 @@ from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
 from gbactl.switching.mode_switches import name
 
-LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:

@@ -100,6 +100,9 @@ def _start(hog: HogPlacement) -> subprocess.Popen[bytes]:
     """Start a competing process in a session of its own, where the kernel gives it a full share beside each worker."""
     end = "" if hog.end is None else str(hog.end)
     return subprocess.Popen(
-        [sys.executable, "-m", "gbactl.nodes.cpu_hog", str(os.getpid()), str(hog.core), str(hog.begin), end],
+        [
+            sys.executable, "-m", "gbactl.nodes.child_process", "cpu-hog", str(os.getpid()),
+            str(hog.core), str(hog.begin), end,
+        ],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip

@@ -17,9 +17,9 @@ from gbactl.checkpoint.folder import NAME as CHECKPOINTS
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.coordinator.auto_switch import NAME as AUTO
-from gbactl.coordinator.schedule import rounds
-from gbactl.coordinator.summary import METRICS, by_round
+from gbactl.coordinator.rounds import rounds
+from gbactl.coordinator.run_record import METRICS, by_round
+from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.engine.base import RunProcesses, engine_of
@@ -491,7 +491,7 @@ class LaunchedRun:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
-        more = [path for name in (run_dirs.FAULTS, AUTO) for path in self.run_dir.glob(name)]
+        more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
         own = [path for name in (run_dirs.RESULT, run_dirs.CONFIG) if (path := self.run_dir / name).exists()]
         for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)

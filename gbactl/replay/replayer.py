@@ -7,9 +7,18 @@ from typing import Any
 
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord, Record
-from gbactl.coordinator.phase import ApplyStep, Command, DiscardGradient, GiveUpBatch, TrainingPhase
-from gbactl.coordinator.phase_log import Divergence, DivergenceError, LoggedPhase, named
 from gbactl.coordinator.statistics import Statistics
+from gbactl.coordinator.training_phase import (
+    ApplyStep,
+    Command,
+    DiscardGradient,
+    Divergence,
+    DivergenceError,
+    GiveUpBatch,
+    LoggedPhase,
+    TrainingPhase,
+    named,
+)
 from gbactl.data.dataset import Dataset
 from gbactl.errors import EventLogError
 from gbactl.policies import Ledger, Phase, Step, make

@@ -16,12 +16,12 @@ from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_sh
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
 from gbactl.config.shards import optimizer, shard_spec
-from gbactl.coordinator.schedule import samples_of, spare_bytes
+from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels import codec_of
 from gbactl.kernels.native import flushed
-from gbactl.nodes.roles import header
+from gbactl.nodes.node_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
 from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
 from gbactl.simulation.coordinator import VirtualCoordinator, VirtualHub
@@ -217,7 +217,7 @@ class VirtualCluster:
         return SimulatedRing(self.events, self.cost, self.hosts.workers, self.hub.traffic, agreed, item, least)
 
     def _replicas(self) -> Callable[[], DenseBlock]:
-        """Return a function that makes a trainer's replica: see Life._replica in nodes/worker.py."""
+        """Return a function that makes a trainer's replica: see WorkerProcess._replica in nodes/worker_process.py."""
         cfg, flat = self.cfg, self.compute.flat
         begins = cfg.resume is not None and cfg.home == "replicas"
         state = dense_state(chain_at(Path(cfg.resume))) if begins and cfg.resume is not None else None

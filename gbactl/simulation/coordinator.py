@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.coordinator.context import WaitCondition
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.message_loop import Coordinator
+from gbactl.coordinator.run_context import WaitCondition
 from gbactl.errors import ClusterError, WireError
 from gbactl.simulation.discrete_events import EventQueue, SerialProcess
 from gbactl.simulation.network import Host, VirtualChannel

@@ -241,7 +241,7 @@ class ReplicatedDense(DensePlacement):
     def checksum(self) -> tuple[str, str]:
         """Compute the checksum and model sum of the one replica, once per step for all."""
         if self._checksum[0] != self.block.step:
-            own = digest([self.block.value, *self.block.moments.values()])
+            own = digest(self.block.arrays)
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 

@@ -28,8 +28,7 @@ from gbactl.checkpoint.plan import costs_of
 from gbactl.checkpoint.restore import chain_at, load_shard
 from gbactl.config import RunConfig, from_dict
 from gbactl.coordinator import event_log
-from gbactl.coordinator.recovery_times import FailureRecord
-from gbactl.coordinator.state import config_at
+from gbactl.coordinator.state import FailureRecord, config_at
 from gbactl.errors import CheckpointError, ClusterError
 from gbactl.faults.fault_plan import FaultInjector
 from gbactl.faults.message_faults import AllActivePeriods

@@ -17,7 +17,7 @@ from gbactl.checkpoint.restore import take_over
 from gbactl.faults.slowdown import ServerSlowdown
 from gbactl.kernels.base import Floats
 from gbactl.server.checkpoint_writer import ShardSaver
-from gbactl.server.core import Server
+from gbactl.server.shard_server import Server
 from gbactl.simulation.coordinator import VirtualHub
 from gbactl.simulation.discrete_events import SerialProcess
 from gbactl.simulation.network import Host, Network, VirtualChannel

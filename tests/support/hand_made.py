@@ -18,7 +18,7 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, OrderRecord
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.nodes.roles import header
+from gbactl.nodes.node_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
 from gbactl.policies.policy import Decision
 from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gbactl.config import ClusterConfig, ModeConfig, ModelConfig, RunConfig, SwitchConfig, TrainConfig, check
-from gbactl.coordinator.auto_switch import NAME
+from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.switching.auto_controller import (
     FEW,
     GBA,
@@ -321,7 +321,7 @@ def test_a_lost_worker_is_not_counted_and_sync_not_asked_for(tmp_path: Path, mon
         seed=5,
     )
     result = run_in_memory(check(cfg), small_data.prepared(tmp_path / "cache", 8000), tmp_path / "run")
-    looks = [json.loads(line) for line in (tmp_path / "run" / NAME).read_text().splitlines()]
+    looks = [json.loads(line) for line in (tmp_path / "run" / AUTO_FILE).read_text().splitlines()]
     assert looks and {look["workers"] for look in looks} == {2}
     assert {look["wanted"] for look in looks} == {"sync"}
     why = {look["obstacle"] for look in looks}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gbactl.checkpoint.ranges import FinishedBatches
+from gbactl.checkpoint.sample_ranges import FinishedBatches
 from gbactl.coordinator.event_log import AnnounceRecord, FinishRecord, JoinedRecord, LeftRecord, StopRecord
 from gbactl.coordinator.statistics import Statistics
 from gbactl.policies import Decision, Drop, Grant, Policy, Step

@@ -17,7 +17,7 @@ import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.ledger import PlsCounter, UnsavedWork, UpdateCounter
-from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.coordinator.membership import Incarnations
 from gbactl.coordinator.recovery_times import FailureRecords
 from gbactl.coordinator.schedule import EarlyStopping

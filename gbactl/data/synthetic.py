@@ -19,8 +19,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Progress
+from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
 from gbactl.typed import Bounds, Days, Seed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gbactl.errors import TrackingError, UsageError
 from gbactl.launch.orphans import end_orphans
-from gbactl.tracking.store import connect, tracking_uri
+from gbactl.tracking.mlflow_store import connect, tracking_uri
 
 LOG = "events.log"
 _MOST = 5

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from gbactl.launch.rundir import LOCK, RESULT, tracked_as, write_result
-from gbactl.tracking.backlog import Backlog
-from gbactl.tracking.send import send_backlog, status_of
-from gbactl.tracking.store import connect
+from gbactl.tracking.delivery import Backlog, send_backlog, status_of
+from gbactl.tracking.mlflow_store import connect
 
 if TYPE_CHECKING:
-    from gbactl.tracking.store import MlflowClient
+    from gbactl.tracking.mlflow_store import MlflowClient
 
 REACHED = "gbactl.reached"
 TOLD = ("loss", "auc")  # metrics of a killed run that are reported beside its samples

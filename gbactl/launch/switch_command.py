@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl.config import RunConfig
-from gbactl.config.place import place_of
+from gbactl.config.engine_capabilities import place_of
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.control import FILE, LAST, ROLE
 from gbactl.launch.find_run import find

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.config.place import place_of
+from gbactl.config.engine_capabilities import place_of
 from gbactl.paths import conf_dir
 from gbactl.policies.base import names
 

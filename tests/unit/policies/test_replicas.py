@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gbactl.config.build import build
 from gbactl.errors import ConfigError
 from gbactl.policies import make
 from gbactl.policies.base import policy_class
 from gbactl.policies.replicas import ReplicaPolicy
+from gbactl.typed import build
 from tests.support.modes import REPLICAS
 from tests.support.policy_driver import phase
 

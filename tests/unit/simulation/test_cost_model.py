@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gbactl.config.build import build
 from gbactl.config.cost import CostConfig
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 from gbactl.simulation.cost_model import CostModel
+from gbactl.typed import build
 
 
 def model(**keys: Any) -> CostModel:

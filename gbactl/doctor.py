@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.errors import GbactlError
 
 MEBI = 1 << 20
@@ -101,15 +101,15 @@ def check_threads() -> Check:
 def check_shared_memory() -> Check:
     """Check the free space in /dev/shm, through which payloads travel on one host."""
     advice = "enlarge /dev/shm, or train with cluster.transport=tcp"
-    if not shared_names.available():
+    if not shared_memory_names.available():
         return Check("shared memory", "no /dev/shm, or read-only", False, False, "do not train with collective=shm")
-    free = shutil.disk_usage(shared_names.DIRECTORY).free
+    free = shutil.disk_usage(shared_memory_names.DIRECTORY).free
     return Check("shared memory", f"{free // MEBI:,} MiB free", free >= ENOUGH_SHARED, False, advice)
 
 
 def check_own_name() -> Check:
     """Check that this machine's own host name has an address, on which Horovod's ring listens."""
-    from gbactl.collective.rendezvous_base import address_of_own_name
+    from gbactl.collective.rendezvous import address_of_own_name
 
     name, address = socket.gethostname(), address_of_own_name()
     advice = f"put the line `127.0.0.1 {name}` into /etc/hosts, or train with collective=shm"
@@ -141,7 +141,7 @@ def check_tracking() -> Check:
 
 def check_compiler() -> Check:
     """Check for a C++ compiler; only installation needs it."""
-    from gbactl.install.toolchain import find_compiler
+    from gbactl.install.horovod import find_compiler
 
     path = find_compiler()
     advice = "install g++, which builds Horovod and the row kernels"
@@ -150,7 +150,7 @@ def check_compiler() -> Check:
 
 def check_cmake() -> Check:
     """Check for cmake; only building Horovod needs it."""
-    from gbactl.install.toolchain import OLDEST_CMAKE, cmake_version
+    from gbactl.install.horovod import OLDEST_CMAKE, cmake_version
 
     version = cmake_version("cmake")
     found = ".".join(map(str, version)) or "none"

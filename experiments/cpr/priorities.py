@@ -24,12 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from gbactl.checkpoint import row_priority
-from gbactl.kernels.library import flushed
+from gbactl.kernels.native import flushed
 from gbactl.server.checkpoint_writer import RowChooser
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 WIDTH, FIELDS, NUMERIC, HIDDEN, SHARE = 17, 26, 13, [400, 400, 400], 0.125
 NAMES = ("none", "scar", "mfu", "ssu")
@@ -85,7 +84,7 @@ def worker_seconds(batch: int, rounds: int) -> float:
 
     from gbactl.config import ModelConfig
     from gbactl.models import build
-    from gbactl.models.compute import GradientComputer
+    from gbactl.models.gradient_computer import GradientComputer
 
     torch.set_num_threads(1)
     computer = GradientComputer(build(ModelConfig(dim=WIDTH - 1, hidden=HIDDEN), NUMERIC, FIELDS, 0))

@@ -16,9 +16,9 @@ from gbactl.kernels import Kernels, load
 from gbactl.kernels.base import DistinctRows
 from gbactl.launch.compose import compose
 from gbactl.models import build
-from gbactl.models.compute import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.rows import RowBlock
 
 WARM_UP = 10

@@ -47,7 +47,7 @@ def _ratios(name: str, rows: int, rounds: int) -> tuple[float, float]:
     import torch
 
     from gbactl.kernels import load
-    from gbactl.store.optim import OptimizerSpec
+    from gbactl.store.optimizers import OptimizerSpec
     from gbactl.store.rows import RowBlock
 
     torch.set_num_threads(1)

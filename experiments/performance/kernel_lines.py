@@ -19,7 +19,7 @@ def _seconds(rows: int, rounds: int) -> dict[str, list[float]]:
     from kernels import IDS, measure, row_cases
 
     from gbactl.kernels import load
-    from gbactl.store.memory import zeros
+    from gbactl.store.aligned_memory import zeros
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)

@@ -20,8 +20,8 @@ import numpy as np
 
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels, Workspace
-from gbactl.store.memory import zeros
-from gbactl.store.optim import DenseOptimizer, OptimizerSpec, RowOptimizer
+from gbactl.store.aligned_memory import zeros
+from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer
 
 BATCH, FIELDS, DENSE = 512, 26, 493_000
 IDS = BATCH * FIELDS

@@ -36,7 +36,7 @@ class Replica:
 
     def __init__(self, memory: SharedMemory, size: int) -> None:
         from gbactl.kernels import load
-        from gbactl.store.optim import OptimizerSpec
+        from gbactl.store.optimizers import OptimizerSpec
 
         arrays = [np.ndarray((size,), np.float32, memory.buf, offset=4 * size * place) for place in range(3)]
         self.value, *moments = arrays
@@ -51,7 +51,7 @@ def computer() -> Any:
     """Make a gradient computer with a trainer's model."""
     from gbactl.config import ModelConfig
     from gbactl.models import build
-    from gbactl.models.compute import GradientComputer
+    from gbactl.models.gradient_computer import GradientComputer
 
     return GradientComputer(build(ModelConfig(dim=WIDTH - 1, hidden=HIDDEN), NUMERIC, FIELDS, 0))
 
@@ -60,7 +60,7 @@ def compute(replica: Replica, batch: int, go: Callable[[], None], goes_on: Calla
     """Step until told to stop; return the number of samples."""
     import torch
 
-    from gbactl.kernels.library import flush
+    from gbactl.kernels.native import flush
 
     torch.set_num_threads(1)
     flush()

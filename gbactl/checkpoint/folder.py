@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from gbactl.checkpoint.tensor_file import PIECE, finite, not_finite, sync_folder
+from gbactl.config_types import matches
 from gbactl.errors import CheckpointError
-from gbactl.typed import matches
 
 FORMAT = 1
 MANIFEST = "manifest.json"

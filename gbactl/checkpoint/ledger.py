@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.checkpoint.plan import JobCosts, SaveSchedule
-from gbactl.faults.injector import FaultInjector
-from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
 
 MOST_SAVES = 256  # checkpoints remembered: more than are kept on disk
 PARTS = ("saving", "loading", "rescheduling", "again")

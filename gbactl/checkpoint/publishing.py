@@ -20,7 +20,7 @@ from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, writ
 from gbactl.checkpoint.tensor_file import sync_folder, write_tensors
 from gbactl.errors import NotFiniteError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.store.optim import MOMENTS, OptimizerSpec
+from gbactl.store.optimizers import MOMENTS, OptimizerSpec
 
 DENSE = "dense.safetensors"
 VALUE = "dense.value"

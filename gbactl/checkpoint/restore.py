@@ -22,8 +22,7 @@ from gbactl.checkpoint.publishing import DENSE
 from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened, write_tensors
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 State = dict[str, NDArray[Any]]
 Arrays = dict[str, NDArray[Any]]

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.errors import NotFiniteError
-from gbactl.kernels.halves import CODECS
+from gbactl.kernels.half_precision import CODECS
 from gbactl.paths import take_room
 
 Layout = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]

@@ -1,6 +1,111 @@
-"""All-reduce behind one small interface: Horovod, torch.distributed (Gloo), shared memory, threads of one process."""
+"""All-reduce behind one small interface (Horovod, Gloo, shared memory): the launcher's rendezvous, and a worker's rank.
 
-from gbactl.collective.base import Buckets, Collective, SingleRankCollective, all_reduce_sum
-from gbactl.collective.factory import connect, open_rendezvous
+launcher:  with open_rendezvous("horovod", size=4, run_dir=path) as meeting:
+               spawn(env={**os.environ, **meeting.environment(rank)})
+worker:    collective = connect()
 
-__all__ = ["Buckets", "Collective", "SingleRankCollective", "all_reduce_sum", "connect", "open_rendezvous"]
+A ring has a fallback that continues where a rank fails: shared memory, or, where ranks have none in common, a fallback
+that the worker provides (see worker/all_reduce_on_server.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gbactl.collective.base import Collective, RingFallback, SingleRankCollective
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback, InterruptibleRing, RendezvousWithFallback
+from gbactl.collective.gloo import GlooRendezvous
+from gbactl.collective.horovod import HorovodRendezvous, require_own_name
+from gbactl.collective.rendezvous import RankSlot, Rendezvous
+from gbactl.collective.shared_memory import SharedMemoryCollective, SharedMemoryRendezvous, available, require_available
+from gbactl.errors import ConfigError
+
+NAMES = ("horovod", "gloo", "shm")
+
+
+def check_here(name: str) -> None:
+    """Raise ConfigError, with what to type, where a group with all ranks on this machine could not form."""
+    if name == "horovod":
+        require_own_name()
+    if name == "shm":
+        require_available()
+
+
+def open_rendezvous(
+    name: str,
+    size: int,
+    run_dir: Path,
+    bind: str = "127.0.0.1",
+    cycle_time_ms: float = 3.0,
+    timeout: float = 30.0,
+    survives: bool = False,
+    seats: Sequence[RankSlot] | None = None,
+) -> Rendezvous:
+    """Start the launcher's rendezvous for `size` ranks; `timeout` is in seconds.
+
+    `seats`: the hosts of the ranks (Horovod alone); None: all on this one. `survives`: sums continue where a rank
+    fails.
+
+    Raises MissingDependencyError when Horovod is asked for and is not installed, ConfigError for an unknown name,
+    ClusterError when `bind` cannot be bound."""
+    if name not in NAMES:
+        raise ConfigError(f"collective={name} is not known; type collective= one of: {', '.join(NAMES)}.")
+    if name == "shm":
+        return SharedMemoryRendezvous(size)
+    made: Rendezvous
+    if name == "horovod":
+        made = HorovodRendezvous(size, bind, cycle_time_ms, timeout, seats)
+    else:
+        made = GlooRendezvous(size, bind, run_dir, timeout)
+    if not survives:
+        return made
+    return RendezvousWithFallback(
+        made, SharedMemoryRendezvous(size) if seats is None and available() else ExternalFallback(size)
+    )
+
+
+class ExternalFallback(Rendezvous):
+    """Rendezvous for the fallback of ranks without common memory, which provide it themselves."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {"GBACTL_SUM_ELSEWHERE": "1", "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
+
+
+def connect(
+    late: bool = False, elsewhere: Callable[[int, int], RingFallback] | None = None, item: int = 4
+) -> Collective:
+    """Join the collective described by this process's environment; without one, form a group of one.
+
+    `late`: as the replacement of a worker, whose ring is broken. `elsewhere(rank, size)`: creates the fallback of ranks
+    without common memory. `item`: bytes of a value in a ring (see base.ring_item).
+
+    Raises ClusterError when the ring does not form."""
+    name, folder = os.environ.get("GBACTL_COLLECTIVE", ""), os.environ.get("GBACTL_SUM_FOLDER")
+    rank, size = int(os.environ.get("GBACTL_RANK", "0")), int(os.environ.get("GBACTL_SIZE", "1"))
+    under: RingFallback | None = None
+    if folder is not None:
+        under = SharedMemoryCollective(Path(folder), rank, size)
+    elif elsewhere is not None and "GBACTL_SUM_ELSEWHERE" in os.environ:
+        under = elsewhere(rank, size)
+    if name == "shm" and under is not None:
+        return under
+    if under is None:
+        return SingleRankCollective() if late else _ring(name, item)
+    return CollectiveWithFallback(None if late else _ring(name, item), under)
+
+
+def _ring(name: str, item: int) -> InterruptibleRing:
+    if name == "horovod":
+        from gbactl.collective.horovod import HorovodCollective
+
+        return HorovodCollective(item)
+    if name == "gloo":
+        from gbactl.collective.gloo import GlooCollective
+
+        return GlooCollective(os.environ, item)
+    return SingleRankCollective()

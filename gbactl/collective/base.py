@@ -1,14 +1,17 @@
-"""Interface of an all-reduce among workers, and the buckets that a vector is cut into.
+"""Interfaces of an all-reduce among workers, and of one whose sums continue when a rank fails.
 
-A dense gradient is one flat float32 vector. It is summed in place over all ranks, in pieces ("buckets") that are fixed
-and named for the whole run. Nothing is fused or reordered by timing, so that the same inputs give the same bits every
-time. Cost: one message round per bucket. A bucket can be started while the backward pass still fills the next one.
+A vector is summed in place over all ranks, under a name that stands for one length for the whole run. Nothing is fused
+or reordered by timing, so that the same inputs give the same bits every time.
+
+Sums that continue when a rank fails have two variants. Dealt summands: summands are assigned to the live ranks. As
+`sync` sums in batch order, a summand is a batch's place in its step, whoever computes it. Own summands: every rank has
+its own, as in an average of replicas; those of failed ranks are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,17 +19,13 @@ from numpy.typing import NDArray
 
 from gbactl.errors import ClusterError
 
+SHARED_MEMORY = "shm"  # collective=
 Vector = NDArray[np.float32]
 Moved = Callable[[int, bool], None]
-ALIGN = 16  # floats: bucket edges fall on cache lines
 
 
 def uncounted(nbytes: int, shared: bool) -> None:
     """Ignore the number of bytes that a collective moves."""
-
-
-class SumHandle(Protocol):
-    """Handle of a started sum; only wait() of the same collective accepts it."""
 
 
 class Collective(Protocol):
@@ -56,55 +55,6 @@ def all_reduce_sum(collective: Collective, name: str, buffer: Any) -> None:
     collective.wait(collective.start(name, buffer))
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """Fixed partition of a flat vector: bucket i is [edges[i], edges[i+1]) and is called `name.i`."""
-
-    name: str
-    edges: tuple[int, ...]
-
-    @classmethod
-    def even(cls, name: str, length: int, count: int) -> Buckets:
-        """Cut a vector into `count` buckets of nearly equal length (fewer when it is very short)."""
-        blocks = -(-length // ALIGN)
-        count = max(1, min(count, blocks))
-        edges = [min(length, ALIGN * (blocks * i // count)) for i in range(count)]
-        return cls(name, (*edges, length))
-
-    @classmethod
-    def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
-        """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
-
-        `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
-        end, so the last bucket is ready first."""
-        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
-        total = int(ends[-1]) if len(ends) else 0
-        wanted = [total * (i + 1) / count for i in range(count - 1)]
-        inner = {int(ends[np.abs(ends - at).argmin()]) for at in wanted}
-        return cls(name, (0, *sorted(inner - {0, total}), total))
-
-    def __len__(self) -> int:
-        return len(self.edges) - 1
-
-    def label(self, index: int) -> str:
-        """Return the name of bucket `index` in the collective."""
-        return f"{self.name}.{index}"
-
-    def piece(self, buffer: Any, index: int) -> Any:
-        """Return the view of `buffer` that is bucket `index`."""
-        return buffer[self.edges[index] : self.edges[index + 1]]
-
-    def start(self, collective: Collective, buffer: Any) -> list[Any]:
-        """Start every bucket of `buffer` (f32[edges[-1]]), last one first: the order of a backward pass."""
-        order = reversed(range(len(self)))
-        return [collective.start(self.label(i), self.piece(buffer, i)) for i in order]
-
-    def all_reduce_sum(self, collective: Collective, buffer: Any) -> None:
-        """Sum the whole of `buffer` in place and block."""
-        for handle in self.start(collective, buffer):
-            collective.wait(handle)
-
-
 def as_array(buffer: Any) -> Vector:
     """Return a NumPy view of the caller's memory (never a copy). Raises ValueError for anything else."""
     array = buffer if isinstance(buffer, np.ndarray) else buffer.detach().numpy()
@@ -124,7 +74,7 @@ def ring_item(collective: str, wire_dtype: str) -> int:
     """Return the bytes of a value in a collective's messages: 2 with fp16 on Gloo, else 4.
 
     Gloo, with which Horovod sums too, adds fp16 and not bf16. In shared memory values have four bytes."""
-    return 2 if wire_dtype == "fp16" and collective != "shm" else 4
+    return 2 if wire_dtype == "fp16" and collective != SHARED_MEMORY else 4
 
 
 def ring_bytes(length: int, ranks: int, item: int = 4) -> int:
@@ -143,7 +93,7 @@ def ring_share(length: int, ranks: int, rank: int, item: int = 4) -> int:
 class WireTensors:
     """Tensors that a ring sums: the buffers themselves, or fp16 copies where values have two bytes on the wire.
 
-    A copy costs two passes over the vector; rounding is the caller's (see kernels/halves.py)."""
+    A copy costs two passes over the vector; rounding is the caller's (see kernels/half_precision.py)."""
 
     def __init__(self, item: int) -> None:
         self.item = item
@@ -199,3 +149,74 @@ class SingleRankCollective:
 
     def close(self) -> None:
         """Do nothing, as there is nothing to release."""
+
+
+class InterruptedSum(Exception):
+    """Raised by an interrupted wait for a sum; summands given before are kept."""
+
+
+class FaultTolerantCollective(ABC):
+    """Collective that continues when a rank fails. `wanted` is polled while a wait blocks: whether to interrupt it."""
+
+    wanted: Callable[[], bool]
+    moved: Moved  # see Collective
+
+    @abstractmethod
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+        """Set the summand of the following starts: `part` (None: none) of round `number`, which has `parts` summands.
+
+        The round belongs to the step that rows contain from version `after` on. Rounds of a generation are numbered
+        from 1, one after the other, the same on every rank. A summand may be given twice, with the same numbers. A wait
+        sums them in order."""
+
+    @abstractmethod
+    def without_the_dead(self) -> None:
+        """Let every rank give its own summand in every round until the next `deal` or `renew`.
+
+        A sum is over the live ranks. The summand of a rank that fails counts for all ranks or for none: whether it had
+        been given."""
+
+    @abstractmethod
+    def leave_out(self, rank: int) -> None:
+        """Stop waiting for a failed rank: for its summands, and for its reads of others'."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Wake a blocked wait, so that it calls `wanted` now. Callable from another thread."""
+
+    @abstractmethod
+    def renew(self, generation: int) -> None:
+        """Start a new generation with all ranks that are present, also new ones, and nothing dealt.
+
+        Nothing may be in flight."""
+
+
+class RingFallback(FaultTolerantCollective):
+    """Fallback of a ring (see fault_tolerant_ring.py), which sums as a Collective does.
+
+    It also records every round while the ring still sums."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def start(self, name: str, buffer: Any) -> Any:
+        """See Collective.start; called before the ring changes the buffer."""
+
+    @abstractmethod
+    def wait(self, handle: Any) -> None:
+        """See Collective.wait; called where the ring is broken."""
+
+    @abstractmethod
+    def passed(self, handle: Any) -> bool:
+        """Record that the ring has put the sum into the buffer, and return whether it counts.
+
+        It does not where other ranks were told before that this rank lacks it: then all take another sum."""
+
+    @abstractmethod
+    def fall(self) -> None:
+        """Take over from a ring that is broken, or that this rank never had. Callable from any thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See Collective.close."""

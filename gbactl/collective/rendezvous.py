@@ -1,220 +1,78 @@
-"""Rendezvous of Horovod's ranks, run by the launcher, behind a per-run secret.
-
-Horovod's own RendezvousServer binds every interface and answers anyone. This one binds ONE address (loopback by
-default) and answers only requests whose path starts with the run's secret; all others get 403, are counted and change
-nothing. Horovod's C++ client builds its URL as `http://$HOROVOD_GLOO_RENDEZVOUS_ADDR:$PORT/scope/key` and splits host,
-port and path at the first `/`, so an address of `127.0.0.1:4711/SECRET` makes it ask for `/SECRET:4711/scope/key` of
-port 4711: that is how the secret travels.
-
-Remaining risks: the ring itself (Gloo over TCP) is neither authenticated nor encrypted. It listens on the interface of
-the bind address, loopback unless told otherwise. Its first rings do; the one of the process set, which sums, ignores
-HOROVOD_GLOO_IFACE in 0.28.1 and listens where the host's own name points to. An attacker would have to guess an
-ephemeral port and win a race. The secret is readable by the same user in /proc. Cost: one thread in the launcher, idle
-after the ring has formed, and one for every open request, of which there is a bounded number (`RequestLimit`).
-"""
+"""Base of the launcher's rendezvous, and this machine's interfaces and addresses."""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
+import fcntl
 import socket
-import socketserver
-import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+import struct
+from dataclasses import dataclass
+from typing import Self
 
-from gbactl.collective.horovod import missing
-from gbactl.collective.rendezvous_base import RankSlot, Rendezvous, address_of_own_name, interface_of
-from gbactl.errors import ClusterError, ConfigError
+from gbactl.errors import ClusterError
 
-MAX_BODY = 1 << 20
-MOST_VISITORS = 128
-VISIT_SECONDS = 10.0  # limit of one request, however slowly it is written
+SIOCGIFADDR = 0x8915
 
 
-def require_own_name() -> None:
-    """Raise ConfigError where this machine's own name has no address.
+@dataclass(frozen=True)
+class RankSlot:
+    """Host and local rank of a rank, as in Horovod's SlotInfo, and the network interface of its host."""
 
-    The ring that sums would listen there, and its process would end without a message."""
-    if not address_of_own_name():
-        name = socket.gethostname()
-        raise ConfigError(
-            f"This machine's own name {name} has no address here, and collective=horovod listens where it points to; "
-            f"put the line `127.0.0.1 {name}` into /etc/hosts, or type collective=shm."
-        )
-
-
-def here(size: int, interface: str) -> list[RankSlot]:
-    """Return the seats of ranks on one host, where every rank is a local rank."""
-    return [RankSlot("localhost", rank, size, 0, 1, size, interface) for rank in range(size)]
+    hostname: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    size: int
+    interface: str
 
 
-def _handler(secret: str, refuse: Any) -> Any:
-    """Create a request handler class for one secret."""
-    from horovod.runner.http.http_server import RendezvousHandler
+class Rendezvous:
+    """Launcher's rendezvous for a group of ranks: one environment per rank, a count of rejected requests."""
 
-    class Handler(RendezvousHandler):  # type: ignore[misc]
-        path: str
+    refused = 0
 
-        def _guarded(self, method: Any) -> None:
-            parts = self.path.split("/")
-            given = parts[1].rpartition(":")[0] if len(parts) == 4 else ""
-            length = self.headers.get("Content-Length", "0")
-            allowed = hmac.compare_digest(given.encode(), secret.encode())
-            if not allowed or not length.isdigit() or int(length) > MAX_BODY:
-                refuse()
-                self.close_connection = True
-                self.send_status_code(403)
-                return
-            self.path = "/".join(["", *parts[2:]])
-            method(self)
-
-        def do_GET(self) -> None:
-            self._guarded(RendezvousHandler.do_GET)
-
-        def do_PUT(self) -> None:
-            self._guarded(RendezvousHandler.do_PUT)
-
-        def do_DELETE(self) -> None:
-            self._guarded(RendezvousHandler.do_DELETE)
-
-        def do_HEAD(self) -> None:  # the base class would serve files
-            refuse()
-            self.send_status_code(403)
-
-    return Handler
-
-
-def _server(bind: str, handler: Any, visitors: RequestLimit) -> Any:
-    """Create Horovod's HTTP server on one address and a free port, for a bounded number of open requests."""
-    from horovod.runner.http.http_server import RendezvousHTTPServer
-
-    class Server(RendezvousHTTPServer):  # type: ignore[misc]
-        daemon_threads = True
-        request_queue_size = 128  # the base class has 5, with which many ranks would wait for seconds
-
-        def server_bind(self) -> None:
-            socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the name service, which can hang
-
-        def process_request(self, request: Any, client_address: Any) -> None:
-            visitors.comes(request)
-            super().process_request(request, client_address)
-
-        def shutdown_request(self, request: Any) -> None:
-            visitors.leaves(request)
-            super().shutdown_request(request)
-
-        def service_actions(self) -> None:
-            visitors.tend()
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore a client that disconnects during a request; the base class would print a stack trace."""
-
-    try:
-        return Server((bind, 0), handler, 0)
-    except OSError as error:
-        reason = error.strerror
-        raise ClusterError(f"cannot listen on {bind} ({reason}); type cluster.bind=127.0.0.1.") from error
-
-
-class HorovodRendezvous(Rendezvous):
-    """Rendezvous of Horovod's ranks: its RendezvousServer on one address, behind a per-run secret.
-
-    `seats`: rank -> seat; None: all on this host."""
-
-    def __init__(
-        self, size: int, bind: str, cycle_time_ms: float, timeout: float, seats: Sequence[RankSlot] | None = None
-    ) -> None:
-        try:
-            from horovod.runner.http.http_server import RendezvousServer
-        except ImportError as error:
-            raise missing(error) from error
-        self.size, self.bind, self.cycle_time_ms, self.timeout = size, bind, cycle_time_ms, timeout
-        self.seats = list(seats or here(size, interface_of(bind)))
-        self.secret = secrets.token_hex(16)
-        self._lock = threading.Lock()
-        self._server: Any = RendezvousServer()
-        self.visitors = RequestLimit(self._refuse)
-        self._server._httpd = httpd = _server(bind, _handler(self.secret, self._refuse), self.visitors)
-        self.port: int = httpd.server_address[1]
-        self._server.init(self.seats)
-        self._server._listen_thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-        self._server._listen_thread.start()
-
-    def _refuse(self) -> None:
-        with self._lock:
-            self.refused += 1
+    def turned_away(self) -> int:
+        """Return the number of requests that the rendezvous has rejected so far."""
+        return self.refused
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment. The ring is deterministic: no fusion, no autotuning, no hierarchy."""
-        seat = self.seats[rank]
-        values = {
-            "GBACTL_COLLECTIVE": "horovod",
-            "HOROVOD_RANK": rank,
-            "HOROVOD_SIZE": self.size,
-            "HOROVOD_LOCAL_RANK": seat.local_rank,
-            "HOROVOD_LOCAL_SIZE": seat.local_size,
-            "HOROVOD_CROSS_RANK": seat.cross_rank,
-            "HOROVOD_CROSS_SIZE": seat.cross_size,
-            "HOROVOD_HOSTNAME": seat.hostname,
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": seat.interface,
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{self.bind}:{self.port}/{self.secret}",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": self.port,
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": int(self.timeout),
-            "HOROVOD_FUSION_THRESHOLD": 0,
-            "HOROVOD_CYCLE_TIME": self.cycle_time_ms,
-            "HOROVOD_AUTOTUNE": 0,
-            "HOROVOD_HIERARCHICAL_ALLREDUCE": 0,
-            "HOROVOD_ELASTIC": 0,
-            "HOROVOD_LOG_LEVEL": "error",
-        }
-        return {key: str(value) for key, value in values.items()}
+        """Return the environment variables that the process of `rank` needs at its start."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """See Rendezvous.close."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
-            server._httpd.server_close()
+        """Stop answering ranks and release all resources. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class RequestLimit:
-    """Limit on open requests to the rendezvous: one more closes the oldest. `refuse` is called for each closed one."""
+def _address(name: str) -> str:
+    """Return the IPv4 address of an interface, or "" when it has none (Linux)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])
 
-    def __init__(self, refuse: Callable[[], None], most: int = MOST_VISITORS, seconds: float = VISIT_SECONDS) -> None:
-        self.most, self.seconds, self._refuse = most, seconds, refuse
-        self._lock = threading.Lock()
-        self._here: dict[socket.socket, float] = {}  # deadlines, in order of arrival
 
-    def __len__(self) -> int:
-        return len(self._here)
+def address_of_own_name() -> str:
+    """Resolve this machine's own name as Gloo does: the first of its addresses that can be bound, or ""."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(where)
+                return str(where[0])
+    return ""
 
-    def comes(self, visitor: socket.socket) -> None:
-        """Register a new connection; at the limit, close the oldest."""
-        with self._lock:
-            if len(self._here) >= self.most:
-                self._send_away(next(iter(self._here)))
-            self._here[visitor] = time.monotonic() + self.seconds
 
-    def leaves(self, visitor: socket.socket) -> None:
-        """Unregister a connection that was answered."""
-        with self._lock:
-            self._here.pop(visitor, None)
-
-    def tend(self) -> None:
-        """Close connections whose deadline has passed."""
-        now = time.monotonic()
-        with self._lock:
-            for visitor in [visitor for visitor, until in self._here.items() if until <= now]:
-                self._send_away(visitor)
-
-    def _send_away(self, visitor: socket.socket) -> None:
-        """Shut a connection down, so that its thread reads the end and returns."""
-        del self._here[visitor]
-        self._refuse()
-        with contextlib.suppress(OSError):
-            visitor.shutdown(socket.SHUT_RDWR)
+def interface_of(address: str) -> str:
+    """Return the network interface that has the IPv4 `address`. Raises ClusterError."""
+    for _, name in socket.if_nameindex():
+        if _address(name) == address:
+            return name
+    raise ClusterError(f"cluster.bind={address} is no address of this machine; type cluster.bind=127.0.0.1.")

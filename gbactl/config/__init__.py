@@ -16,9 +16,9 @@ from gbactl.config.groups import (
 )
 from gbactl.config.run_config import RunConfig, flatten, mode_values, to_dict
 from gbactl.config.validation import check, check_switch, from_dict
-from gbactl.faults.plan import FaultsConfig
+from gbactl.faults.fault_plan import FaultsConfig
 from gbactl.models.options import ModelConfig
-from gbactl.store.schedule import ScheduleConfig
+from gbactl.store.optimizers import ScheduleConfig
 
 __all__ = [
     "CheckpointConfig",

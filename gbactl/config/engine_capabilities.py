@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gbactl.config.groups import ClusterConfig
+from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
-from gbactl.typed import build
 
 ENGINES = "gbactl.engine"
 

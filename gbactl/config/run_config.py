@@ -24,13 +24,13 @@ from gbactl.config.groups import (
     TransportConfig,
     own_keys,
 )
+from gbactl.config_types import Processes, Seed, build, expect
 from gbactl.errors import ConfigError
-from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
-from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.switching.controller import GBA, MODES, SYNC
-from gbactl.switching.schedule import ScheduleEntry, entries, name
-from gbactl.typed import Processes, Seed, build, expect
+from gbactl.policies.policy import PolicyOptions, policy_class
+from gbactl.switching.auto_controller import GBA, MODES, SYNC
+from gbactl.switching.mode_switches import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 

@@ -6,8 +6,8 @@ from gbactl.config import RunConfig
 from gbactl.data.dataset import Dataset
 from gbactl.models import row_width
 from gbactl.store.dense import Cut, dense_range
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.spec import ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import ShardSpec
 
 
 def optimizer(cfg: RunConfig, lr: float, weight_decay: float) -> OptimizerSpec:

@@ -10,14 +10,14 @@ from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
 from gbactl.config.engine_capabilities import place_of
 from gbactl.config.groups import WITH_OPTIONS, own_keys
 from gbactl.config.run_config import RunConfig, naming
+from gbactl.config_types import build
 from gbactl.errors import ConfigError, require
-from gbactl.policies.base import policy_class
-from gbactl.store.spec import ROW_L2_SCOPES
-from gbactl.switching.controller import MODES
-from gbactl.switching.schedule import name
-from gbactl.typed import build
+from gbactl.policies.policy import policy_class
+from gbactl.store.shard import ROW_L2_SCOPES
+from gbactl.switching.auto_controller import MODES
+from gbactl.switching.mode_switches import name
 
-LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:

@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
+from gbactl.config_types import build
 from gbactl.data.dataset import ARRAYS, FORMAT, META, Progress, describe_file, fingerprint, open_dataset, read_meta
 from gbactl.data.writer import WrittenArrays, sync_folder
 from gbactl.errors import ConfigError, DataError
-from gbactl.typed import build
 
 COMMON = ("name", "cache")  # keys that all sources have
 READ_ALL = 4 << 30  # bytes of a cache that is read whole before it is reused

@@ -1,26 +1,101 @@
-"""Processes of a run on several hosts: the coordinator beside the launcher, all others by placement."""
+"""Processes of a run on several hosts: the coordinator beside the launcher, all others started by agents over ssh."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from gbactl.collective.rendezvous_base import RankSlot
+from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
-from gbactl.config.placement import hosts_of, place, successor
+from gbactl.config.placement import Host, hosts_of, place, successor
 from gbactl.data.dataset import Dataset
-from gbactl.engine import memory_needs, preflight
-from gbactl.engine.agent_processes import NODE, mark
-from gbactl.engine.agents import HostAgents
+from gbactl.engine import preflight
+from gbactl.engine.agent import NODE, mark
+from gbactl.engine.agent_connection import AgentConnection, HostAccess, horovod_launcher
 from gbactl.engine.base import ChildProcess, RunProcesses
-from gbactl.engine.remote_process import RemoteProcess, StartedRemoteProcess
-from gbactl.engine.ssh_command import HostAccess, seats
+from gbactl.engine.host_agents import HostAgents
 from gbactl.errors import ClusterError
-from gbactl.wire.bootstrap import Bootstrap
+from gbactl.wire.startup import Bootstrap
+
+START_SECONDS, WAIT_SECONDS = 20.0, 2.0
+FAILED = 1  # exit code of a process that could not be started
+
+
+class RemoteProcess:
+    """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
+
+    def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
+        """Start the process through its agent; one that cannot be started counts as failed."""
+        self.link, self.name, self.pid = link, name, 0
+        self.why = ""  # why it could not be started
+        self._code: int | None = None
+        self._over = threading.Event()
+        try:
+            self.pid = int(link.ask("start", START_SECONDS, name=name, **asked)["pid"])
+        except ClusterError as error:
+            self.why = str(error)
+            self.ended(FAILED)
+
+    def ended(self, code: int) -> None:
+        """Record the process's exit code, as its agent reports it."""
+        if self._code is None:
+            self._code = code
+            self._over.set()
+
+    def poll(self) -> int | None:
+        """See Process.poll. A process whose host is lost counts as killed."""
+        if self._code is None and self.link.gone is not None:
+            self.ended(-signal.SIGKILL)
+        return self._code
+
+    def send_signal(self, sig: int, /) -> None:
+        """See Process.send_signal."""
+        if self.poll() is None:
+            self.link.tell("signal", name=self.name, number=int(sig))
+
+    def terminate(self) -> None:
+        """See Process.terminate."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """See Process.kill."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See Process.wait. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
+        if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
+            if timeout is not None:
+                raise subprocess.TimeoutExpired(self.name, timeout)
+            self.link.lose("it does not say that its processes have ended")
+        code = self.poll()
+        assert code is not None
+        return code
+
+
+@dataclass
+class StartedRemoteProcess(ChildProcess):
+    """Started process on another host."""
+
+    process: RemoteProcess
+
+    def exit_sentence(self) -> str | None:
+        """See ChildProcess.exit_sentence: the loss of its host is named as the cause."""
+        process = self.process
+        if process.why:
+            return f"{self.name} could not be started: {process.why}"
+        if process.link.gone is not None and process.poll() == -signal.SIGKILL:
+            return f"{self.name} was killed by the loss of host {process.link.host}: {process.link.gone}."
+        told = super().exit_sentence()
+        pid = f"(pid {process.pid}"
+        return None if told is None else told.replace(f"{pid})", f"{pid} on {process.link.host})", 1)
+
 
 CHECKPOINTS = "checkpoint=none"
 
@@ -117,7 +192,7 @@ class RemoteRunProcesses(RunProcesses):
             faults += [preflight.unseen(host, "the checkpoint", path, "another resume=") for path in missing]
 
     def _check_memory(self) -> None:
-        for host, count in memory_needs.bytes_on(self.cfg, self.data, self.placed).items():
+        for host, count in preflight.bytes_on(self.cfg, self.data, self.placed).items():
             found = self.fleet.found[host]
             found.needs = count
             if found.facts:
@@ -222,3 +297,14 @@ class RemoteRunProcesses(RunProcesses):
             super().stop()
         finally:
             self.fleet.close()
+
+
+def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:
+    """Return rank -> seat, for the first `workers` slots. Raises MissingDependencyError."""
+    util = horovod_launcher()[2]
+    infos = [util.HostInfo(host.name, host.slots) for host in hosts]
+    found = util.get_host_assignments(infos, workers, workers)
+    return [
+        RankSlot(s.hostname, s.local_rank, s.local_size, s.cross_rank, s.cross_size, s.size, interfaces[s.hostname])
+        for s in sorted(found, key=lambda slot: int(slot.rank))
+    ]

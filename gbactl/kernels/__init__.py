@@ -10,7 +10,7 @@ import os
 
 from gbactl.errors import ConfigError, MissingDependencyError
 from gbactl.kernels.base import Kernels
-from gbactl.kernels.halves import CODECS, Codec
+from gbactl.kernels.half_precision import CODECS, Codec
 
 ENVIRONMENT = "GBACTL_KERNELS"
 
@@ -31,7 +31,7 @@ def _native() -> Kernels:
 
 @functools.cache
 def _twin() -> Kernels:
-    from gbactl.kernels.twin import TorchKernels
+    from gbactl.kernels.torch_kernels import TorchKernels
 
     return TorchKernels()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.kernels.halves import Codec
+from gbactl.kernels.half_precision import Codec
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -163,7 +163,7 @@ class Kernels(Protocol):
         """Update running statistics: running += momentum * (sum of weight * part / weight_sum - running)."""
 
     def codec(self, name: str) -> Codec:
-        """Codec of the two-byte float type `name`: fp16 or bf16 (see halves.py)."""
+        """Codec of the two-byte float type `name`: fp16 or bf16 (see half_precision.py)."""
 
     def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> RowStep:
         """Prepare optimizer steps of table f32[R, W]; the arrays are held, and updated in place."""

@@ -2,20 +2,26 @@
 
 Layouts are checked here, indexes in C. Scratch memory is per thread and lives in the library. Optimizer steps are bound
 once to a table or a dense slice and its state: addresses are taken at binding, and a step costs about 4 us of Python.
-The conversions of halves.py take .2 ms for a dense vector of 500,000 values.
+Denormal numbers count as 0 on every node; every thread that computes must set that for itself (`flush`). Denormals are
+slow (a table of idle Adam moments decays into them), and bits are equal on all nodes only if all flush them. The
+setting belongs to the thread; it costs a microsecond.
+
+The conversions of half_precision.py take .2 ms for a dense vector of 500,000 values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
-from ctypes import c_float, c_int64
+from collections.abc import Iterator, Sequence
+from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gbactl.errors import MissingDependencyError
 from gbactl.kernels.base import (
     COUNT,
     FLOAT,
@@ -33,8 +39,114 @@ from gbactl.kernels.base import (
     live_shares,
     require,
 )
-from gbactl.kernels.halves import CODECS, Halves
-from gbactl.kernels.library import ERRORS, checked, dense_arguments, make_state, open_library, pointers
+from gbactl.kernels.build import find_library
+from gbactl.kernels.half_precision import CODECS, Codec, Halves
+
+ABI = 5
+RULES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
+ERRORS = {-1: "an index lies outside the table", -2: "an index occurs twice"}
+SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "gb_abi": (c_int64, ()),
+    "gb_gather": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p)),
+    "gb_check_range": (c_int64, (c_void_p, c_int64, c_int64)),
+    "gb_check_unique": (c_int64, (c_void_p, c_int64, c_int64)),
+    "gb_dedupe": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_int64, *(c_void_p,) * 3)),
+    "gb_segment_sum": (c_int64, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
+    "gb_aggregate": (c_int64, (c_int64, *(c_void_p,) * 5, c_int64, *(c_void_p,) * 3)),
+    "gb_step_rows": (None, (c_void_p, c_void_p, c_int64, *(c_void_p,) * 4, *(c_float,) * 4)),
+    "gb_step_dense": (None, (c_void_p, c_int64, c_void_p, c_void_p, *(c_float,) * 4)),
+    "gb_average": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_float, c_float)),
+    "gb_init_rows": (None, (c_void_p, c_int64, c_int64, c_uint64, c_int64, c_int64, c_float)),
+    "gb_narrow": (None, (c_int64, c_void_p, c_void_p, c_int64)),
+    "gb_widen": (None, (c_int64, c_void_p, c_void_p, c_int64)),
+    "gb_round": (None, (c_int64, c_void_p, c_int64)),
+    "gb_flush_denormals": (None, (c_int64,)),
+    "gb_turn_take": (c_int64, (c_void_p, c_int64)),
+    "gb_turn_end": (None, (c_void_p, c_int64)),
+}
+
+
+class KernelState(ctypes.Structure):
+    """Table or dense slice with its optimizer state; mirrors `KernelState` in kernels.cpp."""
+
+    _fields_ = (
+        ("value", c_void_p), ("first", c_void_p), ("second", c_void_p), ("counts", c_void_p),
+        ("bias", c_void_p), ("bias_steps", c_int64), ("rows", c_int64), ("width", c_int64),
+        ("rule", c_int32), ("beta1", c_float), ("rest1", c_float),
+        ("beta2", c_float), ("rest2", c_float), ("eps", c_float),
+    )  # fmt: skip
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise MissingDependencyError(f"{path.name} cannot be used ({error}); reinstall gbactl.") from None
+    if library.gb_abi() != ABI:
+        raise MissingDependencyError(f"{path.name} is of another version; reinstall gbactl.")
+    return library
+
+
+def checked(code: int) -> int:
+    if code < 0:
+        if code == -3:
+            raise MemoryError("no memory for the kernels' scratch tables")
+        raise ValueError(f"Refused: {ERRORS[code]}.")
+    return code
+
+
+def pointers(arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    return (c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+
+
+def dense_arguments(parts: Sequence[DensePart], size: int) -> tuple[int, Any, Any]:
+    if not parts:
+        raise ValueError("A dense step needs at least one gradient.")
+    for grad, _ in parts:
+        require(grad, FLOAT, (size,), "A dense gradient")
+    weights = (c_float * len(parts))(*[weight for _, weight in parts])
+    return len(parts), pointers([grad for grad, _ in parts]), weights
+
+
+def make_state(rule: OptimizerRule, value: Floats, moments: Sequence[Floats], counts: Any, width: int) -> KernelState:
+    address = [moment.ctypes.data for moment in moments] + [None, None]
+    steps = 0 if rule.bias is None else len(rule.bias)
+    return KernelState(
+        value.ctypes.data, address[0], address[1], None if counts is None else counts.ctypes.data,
+        None if rule.bias is None else rule.bias.ctypes.data, steps, len(value), width,
+        RULES[rule.name], rule.beta1, rule.rest1, rule.beta2, rule.rest2, rule.eps,
+    )  # fmt: skip
+
+
+def flushes() -> bool:
+    """Whether the calling thread treats denormal numbers as 0."""
+    return bool(np.multiply(np.float32(2e-38), np.float32(0.25)) == 0)
+
+
+def flush(on: bool = True) -> None:
+    """Make the calling thread treat denormal numbers as 0, or stop doing so."""
+    path = find_library()
+    if path is not None:
+        open_library(path).gb_flush_denormals(int(on))
+        return
+    import torch
+
+    torch.set_flush_denormal(on)
+
+
+@contextlib.contextmanager
+def flushed() -> Iterator[None]:
+    """Context in which denormal numbers are 0; restores the thread's earlier setting afterwards."""
+    before = flushes()
+    flush(True)
+    try:
+        yield
+    finally:
+        flush(before)
+
 
 KINDS = {"fp16": 0, "bf16": 1}
 HALF = np.dtype(np.uint16)
@@ -49,7 +161,6 @@ class NativeKernels:
         self._library = open_library(path)
 
     def dedupe(self, ids: Ints, offsets: Longs, shards: int) -> DistinctRows:
-        """See Kernels.dedupe."""
         require(ids, INT, (-1, len(offsets)), "ids")
         require(offsets, LONG, (-1,), "offsets")
         if shards < 1:
@@ -65,7 +176,6 @@ class NativeKernels:
         return DistinctRows(index[:used], counts, inverse)
 
     def gather(self, table: Floats, index: Ints, out: Floats) -> None:
-        """See Kernels.gather."""
         rows, width = table.shape
         n = len(index)
         require(table, FLOAT, (rows, width), "A table")
@@ -75,7 +185,6 @@ class NativeKernels:
         checked(gather(table.ctypes.data, rows, width, index.ctypes.data, n, out.ctypes.data))
 
     def segment_sum(self, grad: Floats, inverse: Ints, out: Floats) -> None:
-        """See Kernels.segment_sum."""
         n, width = grad.shape
         require(grad, FLOAT, (n, width), "A gradient")
         require(inverse, INT, (n,), "inverse")
@@ -86,7 +195,6 @@ class NativeKernels:
     def aggregate(
         self, parts: Sequence[RowPart], workspace: Workspace | None = None, shares: Sequence[float] = ()
     ) -> RowSums:
-        """See Kernels.aggregate."""
         if not parts:
             raise ValueError("Nothing to aggregate.")
         width = parts[0][1].shape[1]
@@ -111,32 +219,26 @@ class NativeKernels:
         return RowSums(out.index[:used], total, out.contributors[:used])
 
     def check_index(self, index: Ints, rows: int) -> None:
-        """See Kernels.check_index."""
         require(index, INT, (-1,), "An index")
         checked(self._library.gb_check_unique(index.ctypes.data, len(index), rows))
 
     def init_rows(self, table: Floats, seed: int, first: int, stride: int, scale: float) -> None:
-        """See Kernels.init_rows."""
         require(table, FLOAT, (-1, -1), "A table")
         seed &= (1 << 64) - 1
         self._library.gb_init_rows(table.ctypes.data, *table.shape, seed, first, stride, scale)
 
     def average(self, running: Floats, parts: Sequence[DensePart], weight_sum: float, momentum: float) -> None:
-        """See Kernels.average."""
         require(running, FLOAT, (-1,), "Running statistics")
         n = len(running)
         self._library.gb_average(running.ctypes.data, n, *dense_arguments(parts, n), weight_sum, momentum)
 
     def codec(self, name: str) -> NativeCodec:
-        """See Kernels.codec."""
         return NativeCodec(self._library, name)
 
     def bind_rows(self, rule: OptimizerRule, table: Floats, moments: Sequence[Floats], counts: Any) -> NativeRowStep:
-        """See Kernels.bind_rows."""
         return NativeRowStep(self._library, rule, table, moments, counts)
 
     def bind_dense(self, rule: OptimizerRule, value: Floats, moments: Sequence[Floats]) -> NativeDenseStep:
-        """See Kernels.bind_dense."""
         return NativeDenseStep(self._library, rule, value, moments)
 
 
@@ -163,7 +265,6 @@ class NativeRowStep:
         self, index: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See RowStep.listed."""
         n = len(index)
         require(index, INT, (n,), "An index")
         require(grad, FLOAT, (n, self._width), "A gradient")
@@ -178,7 +279,6 @@ class NativeRowStep:
         self, slot: Ints, grad: Floats, contributors: Floats | None,
         weight: float, divisor: float, lr: float, decay: float,
     ) -> None:  # fmt: skip
-        """See RowStep.every."""
         require(slot, INT, (self._rows,), "A slot map")
         require(grad, FLOAT, (-1, self._width), "A gradient")
         if self._rows and int(slot.max()) >= len(grad):
@@ -213,28 +313,25 @@ def _plain(array: NDArray[Any], dtype: np.dtype[Any], size: int) -> bool:
     return array.dtype == dtype and array.shape == (size,) and flags.c_contiguous and flags.aligned
 
 
-class NativeCodec:
+class NativeCodec(Codec):
     """Compiled codec; falls back to NumPy for arrays that are not contiguous and aligned."""
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self._library, self._kind, self._otherwise = library, KINDS[name], CODECS[name]
 
     def narrow(self, values: Floats, out: Halves) -> None:
-        """See Codec.narrow."""
         if _plain(values, FLOAT, out.size) and _plain(out, HALF, out.size):
             self._library.gb_narrow(self._kind, values.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.narrow(values, out)
 
     def widen(self, halves: Halves, out: Floats) -> None:
-        """See Codec.widen."""
         if _plain(halves, HALF, out.size) and _plain(out, FLOAT, out.size):
             self._library.gb_widen(self._kind, halves.ctypes.data, out.ctypes.data, out.size)
         else:
             self._otherwise.widen(halves, out)
 
     def round(self, values: Floats) -> None:
-        """See Codec.round."""
         if _plain(values, FLOAT, values.size):
             self._library.gb_round(self._kind, values.ctypes.data, values.size)
         else:

@@ -27,7 +27,7 @@ from gbactl.config.groups import ClusterConfig
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.dataset import Dataset
 from gbactl.errors import CheckpointError, EventLogError, UsageError
-from gbactl.launch import rundir
+from gbactl.launch import run_dir as run_dirs
 
 KEY = "resume"
 NOT_BESIDE = ("experiment",)
@@ -76,12 +76,10 @@ def identity_of(run: Path) -> str:
 
 def folder_of(name: str) -> Path:
     """Return the checkpoint folder of a run. Raises UsageError."""
-    from gbactl.launch import find_run as runs
-
     path = Path(name)
     if path.name == CHECKPOINTS and path.is_dir():
         return path.resolve()
-    return runs.find(name, holding=rundir.CONFIG).resolve() / CHECKPOINTS
+    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / CHECKPOINTS
 
 
 def named(arguments: Iterable[str]) -> str | None:
@@ -189,11 +187,11 @@ class StartingPoint:
         check(chain, to_dict(cfg), dataset.fingerprint, rounds)
         own = run_of(chain)
         same = cfg.run_dir is None or Path(cfg.run_dir).resolve() == own
-        return cls(chain, same, (rundir.tracked_as(own) or "") if same else "")
+        return cls(chain, same, (run_dirs.tracked_as(own) or "") if same else "")
 
     def run_dir(self, cfg: RunConfig) -> Path:
         """Return the directory to work in: the run's own, or a new one if run_dir= names one."""
-        return run_of(self.chain) if self.chain is not None and self.same_run else rundir.create(cfg)
+        return run_of(self.chain) if self.chain is not None and self.same_run else run_dirs.create(cfg)
 
     def modes(self, cfg: RunConfig) -> str:
         """Return the modes of the run so far, including the one that it starts in now."""
@@ -204,7 +202,7 @@ class StartingPoint:
         """Take over the directory: rename the earlier files, and remove checkpoints newer than the resumed one."""
         if self.chain is None or not self.same_run:
             return
-        rundir.reopen(path, cfg)
+        run_dirs.reopen(path, cfg)
         folder = CheckpointFolder(self.chain.folder)
         folder.sweep()
         for name in folder.names():

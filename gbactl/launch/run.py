@@ -12,35 +12,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
-from gbactl.collective.rendezvous_base import Rendezvous
+from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.coordinator.auto_switch import NAME as AUTO
-from gbactl.coordinator.schedule import rounds
-from gbactl.coordinator.summary import METRICS, by_round
+from gbactl.coordinator.rounds import rounds
+from gbactl.coordinator.run_record import METRICS, by_round
+from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.engine.base import RunProcesses, engine_of
 from gbactl.engine.fork_server import close_fork_server, open_fork_server
+from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
-from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped
-from gbactl.faults import acted
+from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.observed import fault_metrics
-from gbactl.launch import rundir
+from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
+from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control import ControlSocket
-from gbactl.launch.coordinator_link import CoordinatorConnection
-from gbactl.launch.failures import FaultInjection, Replacements, loss_known, switch_known, told
-from gbactl.launch.memory_check import check_collective, check_memory, too_few
-from gbactl.launch.orphans import end_orphans
 from gbactl.launch.progress import ProgressDisplay, unit_of
 from gbactl.launch.resume import EXPECTED, StartingPoint, saying
+from gbactl.launch.run_dir import end_orphans
+from gbactl.launch.supervision import (
+    CoordinatorConnection,
+    FaultInjection,
+    Replacements,
+    loss_known,
+    switch_known,
+    told,
+)
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
-from gbactl.switching.history import legend, listed, mode_id
-from gbactl.switching.messages import answer
-from gbactl.switching.schedule import located
+from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
 from gbactl.tracking.mlflow_store import tracking_uri
 from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
 from gbactl.tracking.tracked_run import TrackedRun
@@ -66,6 +69,21 @@ def train(cfg: RunConfig) -> dict[str, Any]:
         raise
 
 
+def train_switching(overrides: list[str]) -> None:
+    """Train like `gbactl train`, but require a switch schedule. Raises UsageError without one."""
+    from gbactl.launch.compose import run_hydra
+
+    def job(cfg: RunConfig) -> Any:
+        if not cfg.switch.schedule and not cfg.candidates:
+            raise UsageError(
+                "There is nothing to switch: type switch.schedule='[{at: {day: 1}, to: gba}]', switch=auto, or "
+                "--run RUN --to MODE for a run that goes on already."
+            )
+        return train(cfg)
+
+    run_hydra(overrides, job)
+
+
 def _train(cfg: RunConfig) -> dict[str, Any]:
     check_collective(cfg)
     if cfg.place.real:
@@ -87,7 +105,7 @@ def _train(cfg: RunConfig) -> dict[str, Any]:
         show.say(f"Warning: {warning}")
     if cfg.precision == "bf16" and cfg.place.one_host and lacks_bf16():
         show.say(f"  {SLOW_BF16}")
-    with rundir.lock(run_dir):
+    with run_dirs.lock(run_dir):
         job.begin(run_dir, cfg)
         result = LaunchedRun(cfg, dataset, run_dir, show, hogs, job).go()
     if sys.stdout.isatty():
@@ -141,8 +159,8 @@ class LaunchedRun:
 
     def go(self) -> dict[str, Any]:
         """Run the training; at any end, stop the child processes, finish tracking and keep what was logged."""
-        shared_names.sweep()
-        rundir.write_faults(self.run_dir, self.cfg)
+        shared_memory_names.sweep()
+        run_dirs.write_faults(self.run_dir, self.cfg)
         try:
             with whole():  # a signal could leave the run unended
                 self._begin_tracking()
@@ -198,7 +216,7 @@ class LaunchedRun:
             self.show.clear()
             self.hogs.stop()
             children.stop()
-            shared_names.sweep()
+            shared_memory_names.sweep()
 
     @contextlib.contextmanager
     def _collective(self, children: RunProcesses) -> Iterator[list[dict[str, str]]]:
@@ -207,7 +225,7 @@ class LaunchedRun:
         if not self.cfg.collects:
             yield [{} for _ in range(workers)]
             return
-        from gbactl.collective.factory import open_rendezvous
+        from gbactl.collective import open_rendezvous
 
         bind, cycle, seats = children.bind, self.cfg.cycle_time_ms, children.seats
         survives = self.cfg.cluster.lost_worker != "end"
@@ -338,7 +356,7 @@ class LaunchedRun:
         pid = None if self.injuries is None else self.injuries.inflict(fields)
         done = self.injuries is None or pid is not None
         self.injected.append({**fields, "pid": pid, "done": done})
-        rundir.write_faults(self.run_dir, self.cfg, self.injected)
+        run_dirs.write_faults(self.run_dir, self.cfg, self.injected)
 
     def _switched(self, fields: dict[str, Any]) -> None:
         """Show and log a switch that was done or failed."""
@@ -407,8 +425,8 @@ class LaunchedRun:
         if "refused" in result:
             self._count_refused(result)
         if "faults" in result:
-            result["faults"] = acted.with_injected(result["faults"], self.injected)
-            for line in acted.lines(result):
+            result["faults"] = with_injected(result["faults"], self.injected)
+            for line in fault_lines(result):
                 self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
@@ -417,9 +435,9 @@ class LaunchedRun:
             self.show.say(f"Warning: {warning}")
         if status != "FINISHED":
             result |= {"phases": self.phases, "rounds": by_round(self.phases)}
-        result = dict(rundir.plain(result))
+        result = dict(run_dirs.plain(result))
         try:
-            rundir.write_result(self.run_dir, result)
+            run_dirs.write_result(self.run_dir, result)
         except NoRoomError as error:
             if status == "FINISHED":
                 self._end("FAILED", {"error": str(error)})
@@ -430,7 +448,7 @@ class LaunchedRun:
             if result["run_id"] != self.tracked.run_id:  # the store answered only now
                 result["run_id"] = self.tracked.run_id
                 with contextlib.suppress(NoRoomError):
-                    rundir.write_result(self.run_dir, result)
+                    run_dirs.write_result(self.run_dir, result)
         return result
 
     def _count_refused(self, result: dict[str, Any]) -> None:
@@ -471,8 +489,8 @@ class LaunchedRun:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
-        more = [path for name in (rundir.FAULTS, AUTO) for path in self.run_dir.glob(name)]
-        own = [path for name in (rundir.RESULT, rundir.CONFIG) if (path := self.run_dir / name).exists()]
+        more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
+        own = [path for name in (run_dirs.RESULT, run_dirs.CONFIG) if (path := self.run_dir / name).exists()]
         for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)
         unsent = self.tracked.finish(status, FINISH_SECONDS if status == "FINISHED" else STOP_SECONDS)

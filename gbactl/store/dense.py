@@ -15,7 +15,7 @@ import numpy as np
 from gbactl.kernels import load
 from gbactl.kernels.base import FLOAT, DensePart, Floats, Kernels, require
 from gbactl.store.checksum import MODULUS, row_sum
-from gbactl.store.optim import DenseOptimizer, OptimizerSpec
+from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec
 
 
 @dataclass(frozen=True)

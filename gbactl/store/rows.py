@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from gbactl.kernels.base import COUNT, FLOAT, INT, Floats, Ints, Kernels, RowPart, Workspace
+from gbactl.store.aligned_memory import zeros
 from gbactl.store.gradient_slice import GradientSlice
-from gbactl.store.memory import zeros
-from gbactl.store.optim import OptimizerSpec, RowOptimizer
+from gbactl.store.optimizers import OptimizerSpec, RowOptimizer
 
 NORMS_SAMPLED = 32  # rows of a step
 

@@ -1,26 +1,21 @@
 """Core of a trainer's phases without threads, clock or connections: its replica, its notes, its checkpoint data.
 
-A shell carries it out: threads and connections in a real worker (dense_params.py, easgd_exchange.py), events on a
+A shell carries it out: threads and connections in a real worker (replica_placement.py, exchange.py), events on a
 virtual clock in a simulated one (simulation/trainer.py). The shell decides when exchanges happen; exchange.py has
 what one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from gbactl.errors import WireError
 from gbactl.kernels.base import Floats
 from gbactl.replicas import AveragingRule, make
-from gbactl.store.dense import Cut, DenseBlock
+from gbactl.store.dense import DenseBlock
 from gbactl.trainer.exchange_schedule import ExchangePace
-from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import ExchangeStatistics
-from gbactl.wire.frames import Bytes
-from gbactl.wire.messages import ClosedReplicas, DenseSaved, EasgdCentre, EasgdUpdate, OpenReplicas
+from gbactl.trainer.replica import ExchangeStatistics, Replica
+from gbactl.wire.messages import ClosedReplicas, DenseSaved, OpenReplicas
 
 
 class TrainerCore:
@@ -92,42 +87,3 @@ class TrainerCore:
         with self.replica.still():
             step, values = block.step, block.packed(0, len(block.value))
         return DenseSaved(number, step, block.params), values
-
-
-class CentreSlices:
-    """Centre f32[size], assembled from the servers' answers to an exchange: one slice of every shard in `cuts`."""
-
-    def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
-        self.cuts = cuts
-        self.centre: Floats = np.empty(size, np.float32)
-        self.missing: set[int] = set()  # shards that have not answered yet
-        self._sent = self.centre
-        self._request = 0
-
-    def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, EasgdUpdate, Floats]]:
-        """Begin an exchange: (shard, message, slice of the replica) for the connected servers.
-
-        Slices of other servers keep the replica's values."""
-        self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
-        for shard in self.cuts.keys() - self.missing:
-            self._keep(shard)
-        told, cuts = EasgdUpdate(self._request, alpha), self.cuts.items()
-        return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
-
-    def arrived(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
-        """Store a server's slice. Raises WireError for one that was not requested."""
-        low, high = self.cuts[shard]
-        if message.ticket != self._request or payload.size != 4 * (high - low):
-            raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
-        self.centre[low:high] = payload.view(np.float32)
-        self.missing.discard(shard)
-
-    def lost(self, shard: int) -> None:
-        """Stop waiting for a failed server's slice, which keeps the replica's values."""
-        if shard in self.missing:
-            self._keep(shard)
-            self.missing.discard(shard)
-
-    def _keep(self, shard: int) -> None:
-        low, high = self.cuts[shard]
-        self.centre[low:high] = self._sent[low:high]

@@ -12,7 +12,7 @@ Computing ranks. A round also counts the ranks that compute: when all are out of
 average, and the number of rounds until all have left must change nothing (momentum would go on).
 
 Failures. A round also counts the ranks that are there: the mean is over those, and all leave when all of those are
-leaving. All ranks agree on whether a failed one was still there (see collective/fault_tolerant.py), so they go on
+leaving. All ranks agree on whether a failed one was still there (see collective/base.py), so they go on
 together.
 
 Memory: two vectors. Costs three passes over the replica beside the exchange itself.
@@ -21,19 +21,24 @@ Memory: two vectors. Costs three passes over the replica beside the exchange its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import numpy as np
 
 from gbactl.collective.base import Collective, all_reduce_sum
+from gbactl.errors import PeerGoneError, WireError
 from gbactl.kernels.base import Floats
-from gbactl.kernels.halves import Codec, round_here
+from gbactl.kernels.half_precision import Codec, round_here
 from gbactl.replicas.base import AveragingRule
-from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import ExchangeStatistics
+from gbactl.store.dense import Cut
+from gbactl.trainer.replica import ExchangeStatistics, Replica
+from gbactl.wire.frames import Bytes, Frame
+from gbactl.wire.messages import EasgdCentre, EasgdUpdate
+from gbactl.worker.client import WorkerClient
 
 Now = Callable[[], float]
+AWAY_SECONDS = 0.05  # seconds that an exchange waits where no server is connected: else it would be retried at once
 
 
 class ExchangeKind(Protocol):
@@ -92,7 +97,6 @@ class CentreExchange(ReplicaExchange):
         self._ask = ask
 
     def once(self, leaving: bool) -> bool:
-        """See ExchangeKind.once."""
         if leaving:
             return True
         began = self._now()
@@ -151,7 +155,88 @@ class AveragingRounds(AveragingRound):
         self.collective = collective
 
     def once(self, leaving: bool) -> bool:
-        """See ExchangeKind.once."""
         began = self._now()
         all_reduce_sum(self.collective, self.NAME, self.offer(leaving))
         return self.accept(began)
+
+
+class CentreSlices:
+    """Centre f32[size], assembled from the servers' answers to an exchange: one slice of every shard in `cuts`."""
+
+    def __init__(self, cuts: Mapping[int, Cut], size: int) -> None:
+        self.cuts = cuts
+        self.centre: Floats = np.empty(size, np.float32)
+        self.missing: set[int] = set()  # shards that have not answered yet
+        self._sent = self.centre
+        self._request = 0
+
+    def ask(self, replica: Floats, alpha: float, served: Collection[int]) -> list[tuple[int, EasgdUpdate, Floats]]:
+        """Begin an exchange: (shard, message, slice of the replica) for the connected servers.
+
+        Slices of other servers keep the replica's values."""
+        self._request, self._sent, self.missing = self._request + 1, replica, self.cuts.keys() & set(served)
+        for shard in self.cuts.keys() - self.missing:
+            self._keep(shard)
+        told, cuts = EasgdUpdate(self._request, alpha), self.cuts.items()
+        return [(shard, told, replica[low:high]) for shard, (low, high) in cuts if shard in self.missing]
+
+    def arrived(self, shard: int, message: EasgdCentre, payload: Bytes) -> None:
+        """Store a server's slice. Raises WireError for one that was not requested."""
+        low, high = self.cuts[shard]
+        if message.ticket != self._request or payload.size != 4 * (high - low):
+            raise WireError(f"S{shard} answered an exchange with {payload.size} bytes.")
+        self.centre[low:high] = payload.view(np.float32)
+        self.missing.discard(shard)
+
+    def lost(self, shard: int) -> None:
+        """Stop waiting for a failed server's slice, which keeps the replica's values."""
+        if shard in self.missing:
+            self._keep(shard)
+            self.missing.discard(shard)
+
+    def _keep(self, shard: int) -> None:
+        low, high = self.cuts[shard]
+        self.centre[low:high] = self._sent[low:high]
+
+
+class EasgdExchange:
+    """EASGD exchange of a vector of `size` floats: the replica's slices out, the centre's previous slices back.
+
+    One exchange at a time, from any thread but the reading one. A dense vector each way; what is sent is copied once.
+    The slice of a server that is disconnected, or fails during the exchange, stays unchanged: nobody waits for its
+    successor. `cuts`: range of each server's slice."""
+
+    def __init__(self, exchange: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
+        self.exchange, self.cuts = exchange, cuts
+        self._slices = CentreSlices(self.cuts, size)
+        self.exchange.more[EasgdCentre] = self._arrived
+        self.exchange.on_lost = self._lost
+
+    def __call__(self, replica: Floats, alpha: float) -> Floats | None:
+        """Exchange f32[size] with the servers: returns the centre before it moved by `alpha` towards the replica.
+
+        The result is valid until the next call. It has the replica's own values where a server does not answer, and is
+        None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
+        self.exchange.until(self._anybody, AWAY_SECONDS)
+        with self.exchange.steady() as served:
+            asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
+        for channel, told, part in asked:
+            out = channel.reserve(part.nbytes)
+            out.view(np.float32)[:] = part
+            channel.send(told, out)
+        self.exchange.until(lambda: not self._slices.missing)
+        if self._slices.missing:
+            raise PeerGoneError("The run was over before a replica's exchange was.")
+        return self._slices.centre if asked else None
+
+    def _anybody(self) -> bool:
+        with self.exchange.steady() as there:
+            return not self.cuts.keys().isdisjoint(there)
+
+    def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
+        self._slices.arrived(shard, message, frame.payload)
+        frame.release()
+
+    def _lost(self, shard: int) -> None:
+        """Stop waiting for a failed server's slice."""
+        self._slices.lost(shard)

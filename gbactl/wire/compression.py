@@ -4,7 +4,7 @@ Rows, gradients, dense slices and replicas are rounded by the sender and widened
 shared memory and virtual time alike, so that the placement of a process changes no bit. An all-reduce among workers
 rounds before and after the sum, with any collective. A ring (Horovod, Gloo) also sends fp16 in two bytes; it sends bf16
 in four, as it has no bf16 sum. Not rounded: ids, evaluations, whole states (switches, checkpoints), parameters and all
-arithmetic. A server applies what arrived. Costs a pass over the values at either end (see kernels/halves.py).
+arithmetic. A server applies what arrived. Costs a pass over the values at either end (see kernels/half_precision.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from gbactl.errors import WireError
 from gbactl.kernels import codec_of
-from gbactl.kernels.halves import Codec
+from gbactl.kernels.half_precision import Codec
 from gbactl.wire import frames
 from gbactl.wire.channel import COORDINATOR, BufferPool, Channel, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame

@@ -12,16 +12,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from gbactl import shared_names
+from gbactl import shared_memory_names
 from gbactl.errors import WireError
 from gbactl.wire import auth, frames
-from gbactl.wire.addresses import address_of, dial, listen
 from gbactl.wire.auth import Peer, SessionKeys
 from gbactl.wire.channel import COORDINATOR, NO_BYTES, Channel
 from gbactl.wire.frames import Frame
-from gbactl.wire.listener import HANDSHAKE_SECONDS, Admission, RejectionCounter, UnauthenticatedConnection
-from gbactl.wire.send_queue import QueuedBytes
-from gbactl.wire.socket_channel import SILENCE_SECONDS, SocketChannel
+from gbactl.wire.listener import (
+    HANDSHAKE_SECONDS,
+    Admission,
+    RejectionCounter,
+    UnauthenticatedConnection,
+    address_of,
+    dial,
+    listen,
+)
+from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
 from gbactl.wire.tls import TlsContexts
 from gbactl.wire.traffic import TrafficCounter
 
@@ -64,7 +70,7 @@ class SocketHub:
         """Connect, authenticate and agree on shared memory; blocks up to `patience` seconds."""
         sock, keys = self._let_in(address, peer)
         channel = self._add(sock, peer, (keys.from_connector, keys.from_listener))
-        if segment_bytes != (0, 0) and shared_names.available():
+        if segment_bytes != (0, 0) and shared_memory_names.available():
             self._agree_on_segment(channel, segment_bytes)
         return channel
 

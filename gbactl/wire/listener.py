@@ -1,8 +1,11 @@
-"""Admission of connections that have not yet proved that they know the run's key.
+"""Listening addresses of nodes, and admission of connections that have not yet proved that they know the run's key.
 
-Anybody who reaches the port can open one. It costs a socket and some hundred bytes (50 KB with encryption). At most
-MOST_STRANGERS wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest is closed. A
-node that knows the key needs a millisecond and therefore always gets in.
+An address is `HOST:PORT`, or `unix:NAME` for an abstract Unix socket (Linux, one host), which costs half of loopback
+TCP a message and leaves no file behind.
+
+Anybody who reaches the port can open a connection. It costs a socket and some hundred bytes (50 KB with encryption). At
+most MOST_STRANGERS wait at a time, each for at most HANDSHAKE_SECONDS in all. When one more arrives, the oldest is
+closed. A node that knows the key needs a millisecond and therefore always gets in.
 
 Rejections are counted by reason and logged ever more rarely, so that nobody can fill memory or disk.
 """
@@ -12,9 +15,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +29,54 @@ from gbactl.errors import WireError
 from gbactl.wire import auth
 from gbactl.wire.auth import Peer, SessionKeys
 from gbactl.wire.tls import TlsContexts
+
+UNIX = "unix:"
+BACKLOG = 4096  # or what the kernel allows: many nodes that connect at once must all get in
+
+
+def local(bind: str, transport: str) -> str:
+    """Choose the bind address for `listen`: a Unix socket for processes that share memory on this host, else `bind`."""
+    one_host = transport == "shm" and bind in ("127.0.0.1", "localhost") and sys.platform == "linux"
+    return UNIX if one_host else bind
+
+
+def listen(bind: str) -> socket.socket:
+    """Open a listening socket on a free port of `bind`, or on a fresh name if it is `unix:`."""
+    if bind != UNIX:
+        return socket.create_server((bind, 0), backlog=BACKLOG)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0gbactl-{secrets.token_hex(16)}")
+    listener.listen(BACKLOG)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the address at which peers reach a listening socket."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return UNIX + bytes(name)[1:].decode()
+    return f"{name[0]}:{name[1]}"
+
+
+def near(address: str, host: str) -> bool:
+    """Return whether the listener at `address` shares memory with a process on `host` ("": all processes do)."""
+    return not host or address.startswith(UNIX) or address.rpartition(":")[0] == host
+
+
+def dial(address: str, timeout: float) -> socket.socket:
+    """Connect to a node's address within `timeout` seconds. Raises OSError."""
+    if not address.startswith(UNIX):
+        host, port = address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=timeout)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect("\0" + address.removeprefix(UNIX))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
 
 HANDSHAKE_SECONDS = 10.0
 MOST_STRANGERS = 128

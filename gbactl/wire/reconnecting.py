@@ -1,22 +1,37 @@
-"""Connection to the coordinator that survives a coordinator failover.
+"""Connection to the coordinator that survives a coordinator failover, and the records that nodes keep for one.
 
 A new coordinator listens at the same address. A node that loses its connection dials again, repeats its Hello and does
 nothing else until it is answered. Messages that were sent and not read are lost; the new coordinator asks for them (see
-failover.py). A node that has no place in the run yet, or none any more, ends when its connection is lost.
+coordinator/failover.py), and the node answers from its records, a dictionary entry a batch. A node that has no place in
+the run yet, or none any more, ends when its connection is lost.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import Any
 
 from gbactl.errors import WireError
+from gbactl.store.shard import Shard
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import COORDINATOR, Channel, Hub, HubWrapper
 from gbactl.wire.frames import Bytes, Frame
-from gbactl.wire.messages import KIND, Hello, Ready, ShardAddresses, Stop, Takeover, decode
+from gbactl.wire.messages import (
+    KIND,
+    BeginPhase,
+    Granted,
+    Hello,
+    Ready,
+    ShardAddresses,
+    Staged,
+    Stop,
+    Takeover,
+    WorkerState,
+    decode,
+)
 
 REDIAL_SECONDS, PAUSE_SECONDS = 5.0, 0.05  # dial for so long, with a pause between attempts
 MOST_TRIES = 5  # connections in a row that may break before a frame arrives
@@ -120,3 +135,52 @@ class ReconnectingHub(HubWrapper):
             lasting.renew(inner)
             return True
         return False
+
+
+LAST = 256  # grants remembered: more than a worker may hold at once
+MOST = 256  # slices remembered beyond those that are still staged
+
+
+class GrantedBatches:
+    """A worker's record of granted batches and of those that it has neither pushed nor given back."""
+
+    def __init__(self) -> None:
+        self._granted: deque[tuple[int, int]] = deque(maxlen=LAST)
+        self._held: dict[tuple[int, int], bool] = {}
+
+    def granted(self, grant: Granted, phase: BeginPhase) -> None:
+        """Record that a batch was granted."""
+        batch = (grant.phase, grant.batch)
+        self._granted.append(batch)
+        self._held[batch] = phase.training
+
+    def returned(self, grant: Granted) -> None:
+        """Mark a batch as pushed or given back, just before that happens."""
+        self._held.pop((grant.phase, grant.batch), None)
+
+    def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> WorkerState:
+        """Build the Holding message that answers a coordinator of incarnation `epoch`."""
+        granted = [number for pair in self._granted for number in pair]
+        held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
+        return WorkerState(worker, epoch, 0 if phase is None else phase.number, granted, held)
+
+
+class StagedGradients:
+    """A server's record of the Staged messages that it sent for gradient slices not yet applied."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, Staged] = {}
+
+    def told(self, message: Staged, shard: Shard) -> None:
+        """Record a Staged message, sent for a gradient slice."""
+        self._told[message.batch] = message
+        if len(self._told) > MOST:
+            self._told = {each.batch: each for each in self.waiting(shard)}
+
+    def waiting(self, shard: Shard) -> list[Staged]:
+        """Return the Staged messages of slices that are still staged in the shard."""
+        return [self._told[batch] for batch in shard.staged if batch in self._told]
+
+    def clear(self) -> None:
+        """Forget all records at the start of a phase, in which batch numbers begin at 0 again."""
+        self._told.clear()

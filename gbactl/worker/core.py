@@ -18,7 +18,6 @@ import numpy as np
 
 from gbactl.data.dataset import Batch
 from gbactl.kernels.base import DistinctRows, Floats
-from gbactl.wire.failover_memory import GrantedBatches
 from gbactl.wire.frames import Bytes, Frame
 from gbactl.wire.messages import (
     Abandon,
@@ -40,6 +39,7 @@ from gbactl.wire.messages import (
     TakeBatch,
     Takeover,
 )
+from gbactl.wire.reconnecting import GrantedBatches
 
 Question = Inspect | MoveDense | SaveDense | OpenReplicas | CloseReplicas
 Told = Question | BeginPhase | Abandon | PrefetchHint | Ping | Takeover | Stop

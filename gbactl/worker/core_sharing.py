@@ -80,7 +80,7 @@ class UnsharedCore:
 def join(place: CoreAssignment | None) -> CoreSlots | UnsharedCore:
     """Make the Turns of a place, or UnsharedCore without a place or without the compiled library."""
     from gbactl.kernels.build import find_library
-    from gbactl.kernels.library import open_library
+    from gbactl.kernels.native import open_library
 
     path = find_library()
     return UnsharedCore() if place is None or path is None else CoreSlots(place, open_library(path))

@@ -15,7 +15,7 @@ from gbactl.checkpoint.sample_ranges import Ranges, of_phase, pieces
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Kernels
-from gbactl.models.compute import GradientComputer
+from gbactl.models.gradient_computer import GradientComputer
 from gbactl.processor import ask_for_long_slices, settle_garbage
 from gbactl.wire.messages import (
     BeginPhase,
@@ -31,7 +31,7 @@ from gbactl.wire.messages import (
 from gbactl.worker.client import LATER, WorkerClient
 from gbactl.worker.core import BatchInProgress, Question
 from gbactl.worker.core_sharing import CoreSlots, UnsharedCore
-from gbactl.worker.dense_params import DensePlacement, Placements
+from gbactl.worker.dense_placement import DensePlacement, Placements
 
 SLICE_MS = 20.0  # about one batch
 _MIX = 0x9E3779B97F4A7C15
@@ -65,12 +65,10 @@ class MappedBatchSource:
         self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
-        """See Source.begin."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
-        """See Source.prepare."""
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:

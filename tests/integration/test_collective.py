@@ -19,11 +19,11 @@ import pytest
 
 from gbactl.collective import open_rendezvous
 from gbactl.collective.base import sum_in_rank_order
-from gbactl.collective.rendezvous import MOST_VISITORS
-from gbactl.collective.rendezvous_base import Rendezvous, interface_of
+from gbactl.collective.horovod import MOST_VISITORS
+from gbactl.collective.rendezvous import Rendezvous, interface_of
 from gbactl.errors import ClusterError, ConfigError
 from gbactl.kernels import codec_of
-from gbactl.kernels.halves import rounded
+from gbactl.kernels.half_precision import rounded
 
 pytestmark = pytest.mark.beside
 

@@ -20,8 +20,8 @@ import pytest
 
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.coordinator import event_log
-from gbactl.launch import rundir
-from gbactl.launch.orphans import REACHED, end_orphans
+from gbactl.launch import run_dir as run_dirs
+from gbactl.launch.run_dir import REACHED, end_orphans
 from gbactl.tracking.delivery import FILE_NAME, Backlog
 from gbactl.tracking.mlflow_store import connect, experiment_id
 from tests.support.processes import (
@@ -238,7 +238,7 @@ def test_a_run_that_nobody_holds_is_ended_with_what_it_had_reached(store: Path, 
            "tags": {}, "uri": uri}  # fmt: skip
     backlog.append([run, {"kind": "metrics", "rows": [["samples", 2000.0, 5, 2000]]}])
     backlog.opened(resent)
-    with rundir.lock(tmp_path / "held"):
+    with run_dirs.lock(tmp_path / "held"):
         end_orphans(uri)
     status = {run_id: client.get_run(run_id).info.status for run_id in (killed, resent, finished, held, others)}
     assert status == {
@@ -296,7 +296,7 @@ def test_a_worker_that_fails_tells_its_own_reason(launcher: Launcher, tmp_path: 
         "import os, sys\n"
         "class Trap:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'gbactl.models.compute':\n"
+        "        if name == 'gbactl.models.gradient_computer':\n"
         "            raise RuntimeError('the sky is falling')\n"
         "sys.meta_path.insert(0, Trap())\n"
     )

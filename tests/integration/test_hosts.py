@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.coordinator import event_log
-from gbactl.engine import network_report
+from gbactl.engine import host_agents
 from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
 from tests.support.processes import Launched, alive, collective, wait_for
 from tests.support.readme import commands
@@ -265,7 +265,7 @@ def test_the_doctor_measures_every_line_and_what_is_slow_is_slow(site_of: Callab
     assert all(pair["latency_us"] > 0 for pair in pairs.values())
     assert 0.02 < pairs["c", "a"]["bandwidth_gbit"] < 0.06  # 50 Mbit/s of frames, of which TCP's headers take some
     assert pairs["a", "b"]["bandwidth_gbit"] > pairs["c", "a"]["bandwidth_gbit"]
-    assert set(network_report.read(out)) == {"latency_us", "bandwidth_gbit"}
+    assert set(host_agents.read(out)) == {"latency_us", "bandwidth_gbit"}
 
 
 def test_a_delayed_host_is_as_far_as_asked_and_leaves_nothing(tmp_path: Path) -> None:

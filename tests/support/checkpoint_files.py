@@ -10,9 +10,8 @@ import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import write_tensors
-from gbactl.store.optim import OptimizerSpec
-from gbactl.store.shard import Shard
-from gbactl.store.spec import DenseSpec, ShardSpec
+from gbactl.store.optimizers import OptimizerSpec
+from gbactl.store.shard import DenseSpec, Shard, ShardSpec
 
 POSITION: dict[str, Any] = {
     "step": 3, "round": 0, "label": "day 0", "seconds": 1.5, "ended": False, "unread": [[16, 40], [48, 64]],

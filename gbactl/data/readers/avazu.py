@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from gbactl.config_types import Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import (
     BadLines,
@@ -28,7 +29,6 @@ from gbactl.data.text_files import (
 )
 from gbactl.data.writer import WrittenArrays, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Natural, TableRows
 
 NOT_FIELDS = ("id", "click", "hour")
 LAST_HOUR = 99123123

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from gbactl.config_types import Days, Natural, TableRows
 from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.text_files import (
     BadLines,
@@ -28,7 +29,6 @@ from gbactl.data.text_files import (
 )
 from gbactl.data.writer import WrittenArrays, days_between, equal_days, write_all
 from gbactl.errors import DataError
-from gbactl.typed import Days, Natural, TableRows
 
 NUMERIC = [f"I{i}" for i in range(1, 14)]
 FIELDS = [f"C{i}" for i in range(1, 27)]

@@ -25,8 +25,7 @@ from gbactl.checkpoint.ledger import (
 from gbactl.checkpoint.plan import JobCosts, SaveSchedule, bases, expected_pls, full, partial
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
-from gbactl.faults.injector import FaultInjector
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan
 
 COSTS = JobCosts(1000.0, 100.0, 4, 8.0, 4.0, 2.0)
 seconds = st.floats(0.0, 1e6)

@@ -10,7 +10,7 @@ import pytest
 from gbactl.checkpoint import restore
 from gbactl.errors import CheckpointError
 from gbactl.store.dense import DenseSpec
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import ShardSpec
 
 SPEC = ShardSpec(1, 2, 10, 2)
 VALUES = np.array([1.5, -2.0], np.float32)

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.collective.base import sum_in_rank_order
-from gbactl.collective.fallback import CollectiveWithFallback
-from gbactl.collective.fault_tolerant import InterruptedSum
-from gbactl.collective.in_process import MemoryGroup
+from gbactl.collective.base import InterruptedSum, sum_in_rank_order
+from gbactl.collective.fault_tolerant_ring import CollectiveWithFallback
 from gbactl.collective.shared_memory import SharedMemoryCollective, available
 from gbactl.errors import ClusterError
+from tests.support.in_memory_collective import MemoryGroup
 from tests.support.serving import Serving
 
 SHM = pytest.param("shm", marks=pytest.mark.skipif(not available(), reason="no shared memory"))

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from gbactl.data.prepare import prepare
-from gbactl.engine.agent_link import AgentConnection
-from gbactl.engine.agents import HostAgents
+from gbactl.engine.agent_connection import AGENT, AgentConnection, HostAccess
 from gbactl.engine.bandwidth_probe import ReachabilityProbe, dial
+from gbactl.engine.host_agents import HostAgents
 from gbactl.engine.host_info import free_memory
-from gbactl.engine.ssh_command import AGENT, HostAccess
 from gbactl.errors import ClusterError
 from tests.support.processes import alive, wait_for
 

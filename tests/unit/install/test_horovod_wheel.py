@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.install import horovod
-from gbactl.install.progress import InstallError
+from gbactl.install.steps import InstallError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.errors import MissingDependencyError
-from gbactl.install.toolchain import cmake_version, cxx20_wrapper, require_cmake, require_compiler
+from gbactl.install.horovod import cmake_version, cxx20_wrapper, require_cmake, require_compiler
 
 
 @pytest.fixture

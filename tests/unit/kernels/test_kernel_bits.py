@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
-from gbactl.store.optim import DenseOptimizer, OptimizerSpec, RowOptimizer
+from gbactl.store.optimizers import DenseOptimizer, OptimizerSpec, RowOptimizer
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40)
@@ -150,8 +150,8 @@ def test_initial_rows(native: Kernels, twin: Kernels, seed: int, width: int, str
 def test_twin_works_by_chunks_without_changing_bits(
     native: Kernels, twin: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gbactl.kernels.twin.CHUNK", 5)
-    monkeypatch.setattr("gbactl.kernels.twin.CHUNK", 5)
+    monkeypatch.setattr("gbactl.kernels.torch_kernels.CHUNK", 5)
+    monkeypatch.setattr("gbactl.kernels.torch_kernels.CHUNK", 5)
     test_initial_rows.hypothesis.inner_test(native, twin, 3, 17, 2)
     rng = np.random.default_rng(0)
     values = [np.ones(777, np.float32), np.ones(777, np.float32)]

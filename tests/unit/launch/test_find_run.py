@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gbactl.errors import TrackingError, UsageError
-from gbactl.launch.find_run import find
+from gbactl.launch.run_dir import find
 from gbactl.tracking.mlflow_store import connect, ensure_store
 
 

@@ -17,10 +17,9 @@ from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.prepare import prepare
 from gbactl.errors import CheckpointError, EventLogError
 from gbactl.launch import resume as resuming
-from gbactl.launch.checkpoint_command import verify_all
-from gbactl.launch.export import whole_rows
+from gbactl.launch.checkpoint_command import verify_all, whole_rows
 from gbactl.launch.resume import saying
-from gbactl.replay.recording import scan
+from gbactl.replay.log_scan import scan
 from gbactl.wire.messages import Event, Push
 from tests.support import recorded
 from tests.support.deaths import Victim
@@ -253,7 +252,7 @@ def test_an_export_is_the_model_for_torch_and_others(
     import torch
     from safetensors.numpy import load_file
 
-    from gbactl.launch.export import export, schema_of
+    from gbactl.launch.checkpoint_command import export, schema_of
     from gbactl.models import build
 
     folder = CheckpointFolder((sync[0] if shared else request.getfixturevalue("by_field")) / "checkpoints")

@@ -10,7 +10,7 @@ from gbactl.config import ModelConfig
 from gbactl.errors import ConfigError
 from gbactl.models import NAMES, build, dense_size, row_width
 from gbactl.models.base import ClickModel
-from gbactl.models.flat import FlatModel
+from gbactl.models.flat_parameters import FlatModel
 
 B, N, F = 5, 3, 4
 

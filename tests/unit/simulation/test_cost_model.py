@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from gbactl.config.cost import CostConfig
+from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 from gbactl.simulation.cost_model import CostModel
-from gbactl.typed import build
 
 
 def model(**keys: Any) -> CostModel:

@@ -13,7 +13,7 @@ from gbactl.coordinator.event_log import InfoRecord, read
 from gbactl.errors import PeerGoneError
 from gbactl.wire.messages import Event, PutDense
 from gbactl.worker.client import WorkerClient
-from gbactl.worker.dense_params import Placements
+from gbactl.worker.dense_placement import Placements
 from tests.support import small_data
 from tests.support.memory_cluster import Killed, run_in_memory
 

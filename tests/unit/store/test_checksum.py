@@ -10,7 +10,7 @@ import pytest
 from gbactl.kernels.base import Kernels
 from gbactl.store.checksum import MODULUS, digest
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec
 
 DENSE = DenseSpec(3, 40)

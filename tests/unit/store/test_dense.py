@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gbactl.kernels.base import Kernels
+from gbactl.store.aligned_memory import zeros
 from gbactl.store.dense import DenseBlock, DenseSpec, dense_range, held
-from gbactl.store.memory import zeros
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 
 P, Q = 1200, 77
 SPEC = DenseSpec(P, Q)

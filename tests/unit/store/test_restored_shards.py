@@ -9,7 +9,7 @@ import pytest
 
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 
 F = np.float32

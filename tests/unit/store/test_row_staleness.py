@@ -14,7 +14,7 @@ from gbactl.errors import ConfigError
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 
 F = np.float32

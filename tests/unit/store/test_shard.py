@@ -14,10 +14,9 @@ from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec, dense_square
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.rows import NORMS_SAMPLED, row_norms
-from gbactl.store.shard import Shard
-from gbactl.store.spec import ShardSpec
+from gbactl.store.shard import Shard, ShardSpec
 
 F = np.float32
 SPEC = ShardSpec(

@@ -12,7 +12,7 @@ import pytest
 from gbactl.kernels import load
 from gbactl.kernels.base import Kernels
 from gbactl.store.dense import DenseSpec, dense_range
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import GradientSlice, Shard, ShardSpec, StepOrder
 
 ROWS, WIDTH, BATCH = 203, 17, 12

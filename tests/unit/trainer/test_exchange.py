@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.collective.in_process import MemoryGroup
 from gbactl.errors import ClusterError
-from gbactl.kernels.halves import CODECS
+from gbactl.kernels.half_precision import CODECS
 from gbactl.replicas import make
 from gbactl.store.dense import DenseBlock, DenseSpec
-from gbactl.store.optim import OptimizerSpec
+from gbactl.store.optimizers import OptimizerSpec
 from gbactl.trainer.exchange import AveragingRounds, CentreExchange
 from gbactl.trainer.exchange_schedule import ExchangePace, ForegroundDriver, ShadowDriver
-from gbactl.trainer.replica import Replica
-from gbactl.trainer.statistics import ExchangeStatistics
+from gbactl.trainer.replica import ExchangeStatistics, Replica
+from tests.support.in_memory_collective import MemoryGroup
 
 SIZE = 4
 LIMIT = 20.0
@@ -369,3 +368,18 @@ def test_the_first_pause_is_its_part_of_the_interval() -> None:
     assert asked.wait(LIMIT)
     loop.close()
     assert notes.exchanges == 1
+
+
+def test_gaps_are_iterations_between_two_exchanges() -> None:
+    notes = ExchangeStatistics()
+    for iterations in (3, 3, 10):
+        notes.met(iterations, 0.5, 100.0)
+    assert notes.gaps == {3: 1, 0: 1, 7: 1} and (notes.seconds, notes.sent) == (1.5, 300.0)
+
+
+def test_distances_are_taken_at_ever_wider_spacing() -> None:
+    notes, zero = ExchangeStatistics(), np.zeros(4, np.float32)
+    for number in range(10_000):
+        notes.distance(float(number), zero + 3.0, zero)
+        notes.met(number, 0.0, 0.0)
+    assert notes.distances[0] == (0.0, 6.0) and 50 < len(notes.distances) < 120

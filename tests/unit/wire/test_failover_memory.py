@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from gbactl.store.shard import Shard
-from gbactl.wire import failover_memory
-from gbactl.wire.failover_memory import GrantedBatches, StagedGradients
+from gbactl.wire import reconnecting
 from gbactl.wire.messages import BeginPhase, Granted, Staged, WorkerState
+from gbactl.wire.reconnecting import GrantedBatches, StagedGradients
 
 
 def phase(number: int, training: bool = True) -> BeginPhase:
@@ -32,12 +32,12 @@ def test_what_was_granted_and_what_of_it_is_held() -> None:
 
 def test_old_grants_are_forgotten_and_held_ones_never() -> None:
     found = GrantedBatches()
-    for batch in range(2 * failover_memory.LAST):
+    for batch in range(2 * reconnecting.LAST):
         found.granted(grant(1, batch), phase(1))
         if batch:
             found.returned(grant(1, batch))
     told = found.told(0, 1, phase(1))
-    last = failover_memory.LAST
+    last = reconnecting.LAST
     assert told.held == [1, 0, 1] and len(told.granted) == 2 * last and told.granted[1] == last
 
 
@@ -66,8 +66,8 @@ def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
 
 def test_parts_that_were_applied_are_forgotten() -> None:
     parts, shard = StagedGradients(), cast(Any, Held())
-    for batch in range(4 * failover_memory.MOST):
+    for batch in range(4 * reconnecting.MOST):
         shard.staged = (batch - 1, batch)
         parts.told(staged(batch), shard)
-    assert len(parts._told) <= failover_memory.MOST + 1
+    assert len(parts._told) <= reconnecting.MOST + 1
     assert [each.batch for each in parts.waiting(shard)] == list(shard.staged)

@@ -9,9 +9,9 @@ import pytest
 from gbactl.wire import reconnecting
 from gbactl.wire.auth import Peer
 from gbactl.wire.frames import CLOSED
-from gbactl.wire.in_memory import MemoryHub
 from gbactl.wire.messages import Barrier, Hello, Ready, ShardAddresses, Stop, Takeover, decode
 from gbactl.wire.reconnecting import ReconnectingHub
+from tests.support.in_memory import MemoryHub
 
 HELLO = Hello("worker", 1, "", 7)
 

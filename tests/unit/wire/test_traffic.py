@@ -13,7 +13,7 @@ from gbactl.config import RunConfig, TransportConfig, check
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.models import build
-from gbactl.models.flat import FlatModel
+from gbactl.models.flat_parameters import FlatModel
 from gbactl.simulation.cluster import run_virtual
 from gbactl.wire import frames
 from gbactl.wire.messages import EasgdUpdate, Predictions, Pull, Push, Rows, TakeBatch, pack

@@ -1,0 +1,107 @@
+"""Buckets of a gradient vector, and the overlap of their all-reduce with the backward pass that computes them.
+
+A vector is summed in pieces ("buckets") that are fixed and named for the whole run: one message round each. A bucket is
+started as soon as its last parameter has its gradient and every bucket behind it is started. The order of starts is
+fixed, whatever the order in which gradients are computed, so that all ranks agree. Costs a few microseconds a
+parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gbactl.collective.base import Collective
+from gbactl.kernels.half_precision import Codec, round_here
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Fixed partition of a flat vector: bucket i is [edges[i], edges[i+1]) and is called `name.i`."""
+
+    name: str
+    edges: tuple[int, ...]
+
+    @classmethod
+    def of_parameters(cls, name: str, sizes: Sequence[int], count: int) -> Buckets:
+        """Cut a vector into at most `count` buckets of nearly equal length, with edges between parameters.
+
+        `sizes` are the parameters' lengths in the order of the flat vector. A backward pass fills the vector from its
+        end, so the last bucket is ready first."""
+        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+        total = int(ends[-1]) if len(ends) else 0
+        wanted = [total * (i + 1) / count for i in range(count - 1)]
+        inner = {int(ends[np.abs(ends - at).argmin()]) for at in wanted}
+        return cls(name, (0, *sorted(inner - {0, total}), total))
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def label(self, index: int) -> str:
+        """Return the name of bucket `index` in the collective."""
+        return f"{self.name}.{index}"
+
+    def piece(self, buffer: Any, index: int) -> Any:
+        """Return the view of `buffer` that is bucket `index`."""
+        return buffer[self.edges[index] : self.edges[index + 1]]
+
+
+class OverlappedGradient:
+    """Gradient vector whose buckets are summed over ranks while a backward pass fills it.
+
+    It has float32[edges[-1]] and is filled parameter by parameter, once a step. `spans`: each parameter's (low, high)
+    in the vector; none of them crosses an edge of a bucket. `codec`: rounds the summands and the sums, as values of two
+    bytes on the wire would be."""
+
+    def __init__(
+        self, collective: Collective, buckets: Buckets, buffer: Any, spans: Sequence[tuple[int, int]],
+        codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        self.collective, self.buckets, self.buffer, self.codec = collective, buckets, buffer, codec
+        self._bucket = [_bucket_of(buckets, *span) for span in spans]
+        self._parameters = [self._bucket.count(bucket) for bucket in range(len(buckets))]
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a new step, with no parameter filled."""
+        self._missing = list(self._parameters)
+        self._next = len(self.buckets) - 1
+        self._started: list[tuple[Any, Any]] = []
+
+    def filled(self, parameter: int) -> None:
+        """Note that a parameter's gradient is computed, and start the sums of complete buckets."""
+        self._missing[self._bucket[parameter]] -= 1
+        while self._next >= 0 and self._missing[self._next] <= 0:
+            self._start()
+
+    def flush(self) -> None:
+        """Start the sums of all remaining buckets, without waiting."""
+        while self._next >= 0:
+            self._start()
+
+    def wait(self) -> None:
+        """Block until the vector holds the sums over ranks; then start a new step."""
+        self.flush()
+        try:
+            for handle, piece in self._started:
+                self.collective.wait(handle)
+                round_here(self.codec, piece)
+        finally:
+            self.begin()
+
+    def _start(self) -> None:
+        number, self._next = self._next, self._next - 1
+        piece = self.buckets.piece(self.buffer, number)
+        round_here(self.codec, piece)
+        self._started.append((self.collective.start(self.buckets.label(number), piece), piece))
+
+
+def _bucket_of(buckets: Buckets, low: int, high: int) -> int:
+    """Return the index of the bucket that holds [low, high). Raises ValueError if none does."""
+    for bucket, (begin, end) in enumerate(zip(buckets.edges, buckets.edges[1:], strict=False)):
+        if begin <= low and high <= end:
+            return bucket
+    raise ValueError(f"a parameter at [{low}, {high}) lies in no single bucket of {buckets.edges}")

@@ -1,0 +1,158 @@
+"""Ring all-reduce (Horovod, Gloo) with a fallback that continues when a rank fails.
+
+Every rank also gives its summand to the fallback before the ring takes it: one copy of the vector a step. Once a rank
+has failed, the ring is not used again in this run. On one host the fallback is shared memory (shared_memory.py). There
+the ring's last sum may have reached some ranks only, while the others sum in another order. Workers that hold the same
+dense parameters are therefore made equal again (see coordinator/failure_recovery.py); replicas differ anyway. A summand
+that the failed rank had already given counts in either case. On several hosts the fallback is the first server
+(worker/all_reduce_on_server.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gbactl.collective.base import Collective, FaultTolerantCollective, Moved, RingFallback
+from gbactl.collective.rendezvous import Rendezvous
+from gbactl.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+
+class InterruptibleRing(Collective, Protocol):
+    """Ring all-reduce whose waits can be given up."""
+
+    def abandon(self) -> None:
+        """Let waits fail that do not end soon, as a rank has failed. Callable from any thread."""
+
+
+@dataclass(frozen=True)
+class _Handle:
+    ring: InterruptibleRing | None
+    of_ring: Any
+    laid: Any
+
+
+class CollectiveWithFallback(FaultTolerantCollective):
+    """Ring all-reduce with a fallback. `ring` is None for a rank that joins when the others have left the ring."""
+
+    def __init__(self, ring: InterruptibleRing | None, under: RingFallback) -> None:
+        self.ring, self.under = ring, under
+        self.rank, self.size = under.rank, under.size
+        self._room = True
+        if ring is None:
+            under.fall()
+
+    @property
+    def wanted(self) -> Callable[[], bool]:
+        return self.under.wanted
+
+    @wanted.setter
+    def wanted(self, wanted: Callable[[], bool]) -> None:
+        self.under.wanted = wanted
+
+    @property
+    def moved(self) -> Moved:
+        """See Collective.moved: bytes that the ring sends, and those of the fallback."""
+        return self.under.moved
+
+    @moved.setter
+    def moved(self, moved: Moved) -> None:
+        self.under.moved = moved
+        if self.ring is not None:
+            self.ring.moved = moved
+
+    def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
+        self.under.deal(number, part, parts, after)
+
+    def without_the_dead(self) -> None:
+        self.under.without_the_dead()
+
+    def leave_out(self, rank: int) -> None:
+        self._break(f"rank {rank} is gone")
+        self.under.leave_out(rank)
+
+    def fall(self) -> None:
+        """Leave the ring because another rank's is broken, which this rank may not notice; from any thread."""
+        self._break("another rank's ring is broken")
+
+    def interrupt(self) -> None:
+        self.under.interrupt()
+
+    def renew(self, generation: int) -> None:
+        self.under.renew(generation)
+
+    def start(self, name: str, buffer: Any) -> _Handle:
+        laid, ring, of_ring = self._laid(name, buffer), self.ring, None
+        if ring is not None:
+            try:
+                of_ring = ring.start(name, buffer)
+            except ClusterError as error:
+                ring = None
+                self._break(str(error))
+        return _Handle(ring, of_ring, laid)
+
+    def _laid(self, name: str, buffer: Any) -> Any:
+        """Give the summand to the fallback; None where it has no memory for it.
+
+        A failed rank then ends the run."""
+        if not self._room:
+            return None
+        try:
+            return self.under.start(name, buffer)
+        except ClusterError as error:
+            if self.ring is None:
+                raise
+            log.warning("%s If a worker dies the run will end.", error)
+            self._room = False
+            return None
+
+    def wait(self, handle: _Handle) -> None:
+        """See Collective.wait. A sum that began in the ring is awaited there for a short time.
+
+        The ring may still write into the buffer."""
+        if handle.ring is not None:
+            try:
+                handle.ring.wait(handle.of_ring)
+                if handle.laid is None or self.under.passed(handle.laid):
+                    return
+            except ClusterError as error:
+                if handle.laid is None:
+                    raise
+                self._break(str(error))
+        if handle.laid is None:
+            raise ClusterError(f"rank {self.rank} cannot go on: its ring is broken, and there is no room beside it.")
+        self.under.wait(handle.laid)
+
+    def _break(self, why: str) -> None:
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            log.warning("%s: from now on this run sums without its ring", why)
+            ring.abandon()
+            self.under.fall()
+
+    def close(self) -> None:
+        """See Collective.close. A broken ring is not closed, as that could wait for failed ranks."""
+        if self.ring is not None:
+            self.ring.close()
+        self.under.close()
+
+
+class RendezvousWithFallback(Rendezvous):
+    """Rendezvous of a ring and of its fallback."""
+
+    def __init__(self, ring: Rendezvous, under: Rendezvous) -> None:
+        self.ring, self.under = ring, under
+
+    def turned_away(self) -> int:
+        return self.ring.turned_away()
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {**self.under.environment(rank), **self.ring.environment(rank)}
+
+    def close(self) -> None:
+        self.ring.close()
+        self.under.close()

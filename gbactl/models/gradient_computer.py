@@ -1,0 +1,90 @@
+"""Worker's forward and backward pass: numpy batch and looked-up rows in, loss, row gradients and predictions out.
+
+Nothing of the size of the dense vector is allocated except autograd's own gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gbactl.models.base import ClickModel
+from gbactl.models.flat_parameters import FlatModel, Vector
+
+Floats = NDArray[np.float32]
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """Convert to a tensor without a copy where torch can write to the array; a memory-mapped slice is copied."""
+    floats = np.ascontiguousarray(array, dtype=np.float32)
+    return torch.from_numpy(floats if floats.flags.writeable else floats.copy())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Context in which torch runs on one thread, so that sums are split in one way only."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class GradientComputer:
+    """Computer of gradients that are a function of (the vector loaded, the batch, its rng_key) alone."""
+
+    def __init__(self, model: ClickModel, dense: Vector | None = None, precision: str = "fp32") -> None:
+        """Wrap `model`; `dense` float32[P + Q] replaces its initial values; precision is fp32 or bf16 (autocast)."""
+        if precision not in ("fp32", "bf16"):
+            raise ValueError(f"precision {precision} is neither fp32 nor bf16")
+        self.model = model
+        self.flat = FlatModel(model)
+        self._low = precision == "bf16"
+        if dense is not None:
+            self.flat.load(dense)
+
+    def _logits(self, numeric: Tensor, emb: Tensor) -> Tensor:
+        if not self._low:
+            return self.model(numeric, emb)  # type: ignore[no-any-return]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.model(numeric, emb)  # type: ignore[no-any-return]
+
+    def gradient(self, numeric: Floats, labels: NDArray[Any], emb: Floats, rng_key: int) -> tuple[float, Floats]:
+        """Compute the mean loss (nats) of the batch, and its gradient float32[B * F, W] for the rows `emb`.
+
+        numeric float32[B, N], labels [B] of 0 and 1, emb float32[B, F, W], read and not kept. The
+        dense gradient is fetched with `flat.gradient_into`. Raises ValueError for an empty batch.
+        """
+        if emb.shape[0] == 0:
+            raise ValueError("a batch of no samples has no gradient")
+        self.model.train()
+        self.model.seed_dropout(rng_key)
+        if emb.shape[0] == 1:
+            self.flat.restore_running()
+        rows = _tensor(emb).requires_grad_()
+        logits = self._logits(_tensor(numeric), rows)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, _tensor(labels))
+        of_rows, *of_dense = torch.autograd.grad(loss, (rows, *self.flat.parameters))
+        self.flat.keep_gradients(tuple(of_dense))
+        return loss.item(), of_rows.view(-1, emb.shape[2]).numpy()
+
+    @torch.inference_mode()
+    def predict(self, numeric: Floats, emb: Floats) -> Floats:
+        """Compute click probabilities float32[B], with the running statistics and without dropout.
+
+        The same batch gives the same bits whatever number of threads torch trains with.
+        """
+        self.model.eval()
+        self.flat.restore_running()
+        with one_thread():
+            return torch.sigmoid(self._logits(_tensor(numeric), _tensor(emb))).numpy()

@@ -1,0 +1,186 @@
+"""Optimizers for rows and for the dense block, in torch's conventions, over the row kernels.
+
+L2 (`decay * value`) is added to the gradient, eps to the square root. Adam counts steps per row and takes its bias
+corrections from a precomputed table (144 KB for beta2 = .999), so that every kernel uses the same numbers.
+A step costs about 5 us of Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from gbactl.config_types import Bounds, Share
+from gbactl.errors import ConfigError
+from gbactl.kernels.base import DensePart, Floats, Ints, Kernels, OptimizerRule, float32
+from gbactl.store.aligned_memory import full, zeros
+
+MOMENTS = {"sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("first", "second")}
+MOST_BIAS_STEPS = 1 << 22
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Optimizer name and constants. `weight_decay` applies to the dense block only; rows have their own."""
+
+    name: str = "adam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in MOMENTS:
+            raise ConfigError(f"optim.name={self.name} is not known; type one of: {', '.join(MOMENTS)}.")
+        if not (math.isfinite(self.lr) and self.lr > 0 and self.eps >= 0 and self.initial_accumulator >= 0):
+            raise ConfigError("optim.lr must be positive; optim.eps and optim.initial_accumulator at least 0.")
+
+    @property
+    def start(self) -> float:
+        """Initial value of every moment."""
+        return 0.0 if self.name == "adam" else self.initial_accumulator
+
+    def rule(self) -> OptimizerRule:
+        """Constants in the form the kernels take. Raises ConfigError on betas out of range."""
+        if self.name != "adam":
+            return OptimizerRule(self.name, eps=float32(self.eps))
+        first, second = self.betas
+        table = bias_table(first, second)
+        rest = float32(1 - first), float32(1 - second)
+        return OptimizerRule("adam", float32(first), rest[0], float32(second), rest[1], float32(self.eps), table)
+
+    def for_dense(self) -> OptimizerSpec:
+        """Spec for a vector without rows: row-wise Adagrad becomes Adagrad."""
+        if self.name != "rowwise_adagrad":
+            return self
+        return OptimizerSpec("adagrad", self.lr, self.betas, self.eps, self.weight_decay, self.initial_accumulator)
+
+
+@functools.lru_cache(maxsize=8)
+def bias_table(first: float, second: float) -> Floats:
+    """Table f32[T, 2] of Adam's bias corrections: 1/(1-first^t) and 1/sqrt(1-second^t).
+
+    It ends at the t where both are 1 in fp32. Powers are running products, so the bits do not depend on the machine's
+    `pow`. Raises ConfigError on betas out of range.
+    """
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise ConfigError(f"optim.beta1={first} and optim.beta2={second} must be in [0, 1).")
+    slowest = max(first, second, 1e-9)
+    steps = math.ceil(math.log(2.0**-26) / math.log(slowest)) + 2
+    if steps > MOST_BIAS_STEPS:
+        raise ConfigError(f"An optim.beta of {slowest} is too close to 1; use at most 0.999995.")
+    powers = np.multiply.accumulate(np.tile(np.array([first, second]), (steps - 1, 1)), axis=0)
+    table = np.ones((steps, 2), np.float32)
+    table[1:, 0] = 1 / (1 - powers[:, 0])
+    table[1:, 1] = 1 / np.sqrt(1 - powers[:, 1])
+    table.flags.writeable = False
+    return table
+
+
+class RowOptimizer:
+    """Optimizer state of a table f32[R, W]; updates the table in place."""
+
+    def __init__(self, spec: OptimizerSpec, table: Floats, kernels: Kernels) -> None:
+        self.spec = spec
+        shape = table.shape[:1] if spec.name == "rowwise_adagrad" else table.shape
+        self.moments = {name: full(shape, spec.start) for name in MOMENTS[spec.name]}
+        self.counts: Any = zeros(table.shape[:1], np.uint32) if spec.name == "adam" else None
+        self._step = kernels.bind_rows(spec.rule(), table, list(self.moments.values()), self.counts)
+
+    def reset(self) -> None:
+        """Reset the optimizer to its state before the first step; the table stays."""
+        for moment in self.moments.values():
+            moment.fill(self.spec.start)
+        if self.counts is not None:
+            self.counts.fill(0)
+
+    def listed(
+        self, index: Ints, grad: Floats, contributors: Floats | None = None, *,
+        weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Step the distinct rows `index` int32[U] with weight * grad f32[U, W] / divisor + decay * row.
+
+        With `contributors` f32[U] they replace the divisor. Raises ValueError on an index outside the table.
+        """
+        self._step.listed(index, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
+
+    def every(
+        self, slot: Ints, grad: Floats, contributors: Floats | None = None, *,
+        weight: float = 1.0, divisor: float = 1.0, lr_scale: float = 1.0, decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Step all rows; `slot` int32[R] names each row's gradient row, -1 for none."""
+        self._step.every(slot, grad, contributors, weight, divisor, self.spec.lr * lr_scale, decay)
+
+
+class DenseOptimizer:
+    """Optimizer state of a vector f32[n]; updates the vector in place."""
+
+    def __init__(self, spec: OptimizerSpec, value: Floats, kernels: Kernels) -> None:
+        self.spec = spec.for_dense()
+        self.moments = {name: full(value.shape, self.spec.start) for name in MOMENTS[self.spec.name]}
+        self.step = 0
+        self._rule = self.spec.rule()
+        self._step = kernels.bind_dense(self._rule, value, list(self.moments.values()))
+
+    def reset(self) -> None:
+        """Reset the optimizer to its state before the first step; the vector stays."""
+        self.step = 0
+        for moment in self.moments.values():
+            moment.fill(self.spec.start)
+
+    def apply(self, parts: Sequence[DensePart], divisor: float, lr_scale: float = 1.0) -> None:
+        """Take one step with (sum of weight * gradient, in order) / divisor; weights must not be 0."""
+        self.step += 1
+        step, root = np.float32(self.spec.lr * lr_scale), 1.0
+        if self._rule.bias is not None:
+            first, second = self._rule.bias[min(self.step, len(self._rule.bias) - 1)]
+            step, root = step * first, float(second)
+        self._step(parts, divisor, float(step), root, self.spec.weight_decay)
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning-rate schedule's configuration: the rate depends on progress p (global batches finished), never on k."""
+
+    name: str = "constant"
+    warmup: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
+    total: Annotated[float, Bounds(at_least=0, at_most=1e15)] = 0.0
+    floor: Share = 0.0
+
+
+def _warm(progress: float, warmup: float) -> float:
+    return min(1.0, (progress + 1) / warmup) if warmup > 0 else 1.0
+
+
+def due(every: int, step: int) -> bool:
+    """Whether an action taken every `every` steps is due at `step`; 0 means never."""
+    return every > 0 and (step + 1) % every == 0
+
+
+def factor(schedule: ScheduleConfig, progress: float) -> float:
+    """Learning-rate factor at `progress` >= 0.
+
+    constant: 1. linear: rises over `warmup`, then 1. inverse_sqrt: rises, then sqrt(warmup / p).
+    cosine: rises, then half a cosine from 1 to `floor` at `total`, and `floor` after it.
+    Raises ConfigError on an unknown name, or a cosine that ends before it begins.
+    """
+    warm, warmup = _warm(progress, schedule.warmup), schedule.warmup
+    if schedule.name == "constant":
+        return 1.0
+    if schedule.name == "linear":
+        return warm
+    if schedule.name == "inverse_sqrt":
+        start = max(warmup, 1.0)
+        return warm * math.sqrt(start / max(progress, start))
+    if schedule.name != "cosine":
+        raise ConfigError(f"optim.schedule.name={schedule.name} is not known.")
+    if schedule.total <= warmup:
+        raise ConfigError("optim.schedule.total must be greater than optim.schedule.warmup for a cosine.")
+    done = min(max((progress - warmup) / (schedule.total - warmup), 0.0), 1.0)
+    return warm * (schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * done)))

@@ -1,0 +1,218 @@
+"""Dense placement of a trainer: its own replica, stepped by Hogwild threads, and exchanged with the others'.
+
+Nothing is allocated before a phase needs it; then: the replica with its optimizer state, a gradient per thread, two
+vectors for exchanges. A step costs what the dense optimizer costs. Evaluation reads the servers' vector: the centre, or
+the mean of the replicas, settled at the end of the phase.
+
+Compute threads share the replica, each with its own model over the same memory and its own gradient. They never wait
+for each other's steps. A foreground exchange stops them all: each holds a lock from the start of a batch to its local
+step, and the exchange takes every lock. With batch norm a thread has a copy of the vector, because a forward pass
+writes a batch's statistics there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from gbactl.collective.base import Collective, FaultTolerantCollective
+from gbactl.errors import ClusterError
+from gbactl.kernels.base import Floats
+from gbactl.kernels.half_precision import Codec
+from gbactl.models.flat_parameters import FlatModel
+from gbactl.replicas import AveragingRule
+from gbactl.store.dense import DenseBlock
+from gbactl.trainer.core import TrainerCore
+from gbactl.trainer.exchange import AveragingRounds, CentreExchange, EasgdExchange, ExchangeKind
+from gbactl.trainer.exchange_schedule import ExchangeDriver
+from gbactl.trainer.replica import Replica
+from gbactl.wire.messages import AddReplica, ClosedReplicas, CloseReplicas, OpenReplicas, SaveReplica
+from gbactl.worker.client import WorkerClient
+from gbactl.worker.core import BatchInProgress, weigh
+from gbactl.worker.dense_placement import DensePlacement, ServedDense, ShardSlices
+
+
+class ComputeThread(DensePlacement):
+    """Compute thread number `thread`; a placement that its compute loop uses."""
+
+    def __init__(self, flat: FlatModel, thread: int, trainer: TrainerDense) -> None:
+        self.flat, self.thread, self.trainer = flat, thread, trainer
+        self.computing = threading.Lock()
+        self._gradient: Floats = np.empty(0, np.float32)
+
+    def load(self, item: BatchInProgress) -> None:
+        """Load the replica for a batch: in place, or as a copy with batch norm."""
+        if self.trainer.stands:
+            self.computing.acquire()
+        value = self.trainer.replica.value
+        if self.flat.buffers:
+            self.flat.load(value)
+        else:
+            self.flat.use(value)
+
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
+        """Push the rows, take the local step, and exchange if it is due."""
+        trainer, grant = self.trainer, item.grant
+        if len(self._gradient) != self.flat.size:
+            self._gradient = np.empty(self.flat.size, np.float32)
+        self.flat.gradient_into(self._gradient)
+        weigh(self._gradient, item.weight)
+        trainer.exchange.push(item, row_gradient, None)
+        trainer.replica.step(self._gradient, grant.divisor, grant.lr_scale, self.thread)
+        if trainer.stands:
+            self.computing.release()
+        trainer.stepped()
+
+
+def start(each: ComputeThread, work: Callable[[], None], exchange: WorkerClient) -> None:
+    """Run a compute loop in a new thread; an error there ends the worker's own loop."""
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            exchange.fail(error)
+
+    threading.Thread(target=run, name=f"compute {each.thread}", daemon=True).start()
+
+
+class TrainerDense(ComputeThread):
+    """Dense placement with a replica per trainer.
+
+    `make_block` builds the replica at its first use, equal on all trainers; `collective` is None without all-reduce.
+    `codec`: values are sent in two bytes, and take `ring_item` bytes in a ring. This object is the first compute
+    thread; `more_threads(thread)` starts another."""
+
+    def __init__(
+        self, flat: FlatModel, slices: ShardSlices, served: ServedDense, make_block: Callable[[], DenseBlock],
+        collective: Collective | None, more_threads: Callable[[int], ComputeThread] | None = None,
+        codec: Codec | None = None, ring_item: int = 4,
+    ) -> None:  # fmt: skip
+        super().__init__(flat, 0, self)
+        self.slices, self.exchange = slices, slices.exchange
+        self.core = TrainerCore(self.exchange.index, make_block)
+        self.served, self.collective = served, collective
+        self.codec, self.ring_item = codec, ring_item
+        self.more_threads = more_threads
+        self._threads: list[ComputeThread] = [self]
+        self.stands = False
+        self._elastic: EasgdExchange | None = None
+        self._drive: ExchangeDriver | None = None
+        self._evaluating = False
+        self.exchange.on_save = self._save
+
+    @property
+    def replica(self) -> Replica:
+        """Dense replica of this trainer."""
+        return self.core.replica
+
+    def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
+        """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
+        if isinstance(message, OpenReplicas):
+            if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
+                self.open(message)
+        elif message.last:
+            return self.close(message)
+        elif self._drive is not None:
+            self._drive.idle()
+        return None
+
+    # -- phases -------------------------------------------------------------------------------------
+
+    def open(self, message: OpenReplicas) -> None:
+        """Begin a phase: fetch the replica if it is outdated, and start the exchanges."""
+        if self.core.open(message):
+            self._fetch()
+        rule = self.core.begin(message)
+        self._use_threads(message.values["hogwild_threads"])
+        self.stands = self.exchange.core.threads > 1 and not self.core.pace.shadow
+        self._drive = self.core.pace.drive(self._meeting(rule), self._stopped)
+
+    def _use_threads(self, count: int) -> None:
+        self.replica.grow(count)
+        while len(self._threads) < count:
+            if self.more_threads is None:
+                raise ClusterError("This worker cannot start more compute threads; please report this.")
+            self._threads.append(self.more_threads(len(self._threads)))
+        self.exchange.core.threads = count
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Stop all compute threads within the context."""
+        with ExitStack() as held:
+            for each in self._threads if self.stands else []:
+                held.enter_context(each.computing)
+            yield
+
+    def _meeting(self, rule: AveragingRule) -> ExchangeKind:
+        replica, notes = self.replica, self.core.notes
+        if rule.centralised:
+            if self._elastic is None:
+                self._elastic = EasgdExchange(self.exchange, self.slices.held, self.flat.size)
+            item = self.exchange.hub.traffic.item
+            return CentreExchange(replica, rule, notes, self._elastic, codec=self.codec, item=item)
+        if self.collective is None:
+            raise ClusterError("This worker is in no group that could average replicas; please report this.")
+        if isinstance(self.collective, FaultTolerantCollective):
+            self.collective.without_the_dead()
+        weight = float(self.core.trains)
+        return AveragingRounds(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
+
+    def stepped(self) -> None:
+        assert self._drive is not None
+        self._drive.stepped(self.core.iterations)
+
+    def close(self, message: CloseReplicas) -> ClosedReplicas:
+        """Answer the others until all leave, then give the servers this trainer's replica; may be repeated."""
+        if self._drive is not None:
+            self._drive.close()
+            self._drive, self.exchange.core.threads = None, 1
+        if self.core.trains:
+            self.slices.give(self.replica.block, lambda step: AddReplica(step, message.turn))
+        return self.core.closed(message.turn)
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    def _save(self, message: SaveReplica) -> None:
+        """Send the replica to the coordinator in a separate thread, so that the reading thread does not wait."""
+        trains = self._drive is not None and self.core.trains
+        threading.Thread(target=self._tell, args=(message.number, trains), name="save", daemon=True).start()
+
+    def _tell(self, number: int, trains: bool) -> None:
+        message, values = self.core.saved(number, trains)
+        self.exchange.coordinator.send(message, None if values is None else values.view(np.uint8))
+
+    # -- batches ------------------------------------------------------------------------------------
+
+    def load(self, item: BatchInProgress) -> None:
+        """Load the replica for training, or the servers' vector for evaluation."""
+        if not item.phase.training:
+            if not self._evaluating:
+                self.flat.come_home()  # the servers' slices are copied to the model's own memory
+            self._evaluating = True
+            self.served.load(item)
+            return
+        if self._evaluating:
+            self.served.leave()
+            self._evaluating = False
+        super().load(item)
+
+    # -- moving -------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        self.served.leave()
+        self._evaluating = False
+
+    def take_over(self, turn: int) -> None:
+        """Begin with the servers' parameters, as every trainer does."""
+        if isinstance(self.collective, FaultTolerantCollective):
+            self.collective.renew(turn)  # workers may have joined since it was formed, or parts been dealt
+        self._fetch()
+        self.core.took_over()
+
+    def _fetch(self) -> None:
+        self.slices.fetch(self.replica.block, self.replica.still())

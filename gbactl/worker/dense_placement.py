@@ -1,0 +1,333 @@
+"""Dense placements as a worker sees them: on the servers, or replicated on all workers.
+
+trainer/ has the third: a replica per trainer. The compute loop does not know which one it uses: it calls `load` before
+and `finish` after a gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gbactl.collective.base import Collective, FaultTolerantCollective, InterruptedSum, Vector
+from gbactl.collective.buckets import Buckets, OverlappedGradient
+from gbactl.kernels.half_precision import Codec
+from gbactl.models.flat_parameters import FlatModel
+from gbactl.store.checksum import digest
+from gbactl.store.dense import Cut, DenseBlock, dense_square, held
+from gbactl.store.optimizers import due
+from gbactl.wire.frames import Frame
+from gbactl.wire.messages import AddReplica, GradientNorms, PutDense
+from gbactl.worker.client import WorkerClient
+from gbactl.worker.core import BatchInProgress, ReplicatedSteps, weigh
+
+NOT_HERE = (0, -1, np.empty(0, np.float32))  # see DensePlacement.packed
+
+
+class Placements:
+    """Dense placements that a run uses, by home, and the current one."""
+
+    def __init__(self, placements: Mapping[str, DensePlacement], first: str) -> None:
+        self.placements, self.now = placements, placements[first]
+
+    @property
+    def trainer(self) -> Any:
+        """Placement of this worker as a trainer (see trainer/replica_placement.py)."""
+        return self.placements["replicas"]
+
+    def move(self, home: str, gives: bool, turn: int = 0) -> None:
+        """Do this worker's part in moving the dense parameters to `home`. Nothing is in flight.
+
+        `turn` is the same for all workers. The move may be repeated, then with `gives`, where the worker that was to
+        give the parameters failed."""
+        if self.now is not self.placements[home]:
+            self.now.leave()
+            self.placements[home].take_over(turn)
+        if home == "servers" and gives:
+            self.placements["workers"].hand_over()
+        self.now = self.placements[home]
+
+
+class DensePlacement(ABC):
+    """Placement of the dense parameters: where a worker gets them, and where their gradient goes.
+
+    The defaults are those of a placement whose parameters the servers hold."""
+
+    @abstractmethod
+    def load(self, item: BatchInProgress) -> None:
+        """Load the dense parameters for this batch into the model."""
+
+    def checksum(self) -> tuple[str, str]:
+        """Compute (checksum, model sum) of the dense parameters held here; empty where the servers hold them."""
+        return "", ""
+
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
+        """Pack the dense parameters held here for a checkpoint, when `after` steps (0: any number) are taken.
+
+        Returns (optimizer steps, P, DenseBlock.packed); None before that step. P is -1 after it, or where nothing is
+        held here."""
+        return NOT_HERE
+
+    @abstractmethod
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
+        """Send the computed gradient on; `row_gradient` is None for a batch of no samples."""
+
+    def leave(self) -> None:  # noqa: B027
+        """Release borrowed memory: the parameters move elsewhere."""
+
+    def take_over(self, turn: int) -> None:  # noqa: B027
+        """Fetch parameters and optimizer state from the servers; `turn` counts moves, the same for all workers."""
+
+    def hand_over(self) -> None:  # noqa: B027
+        """Send parameters and optimizer state to the servers."""
+
+
+class ServedDense(DensePlacement):
+    """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
+
+    def __init__(self, flat: FlatModel, slices: ShardSlices) -> None:
+        self.flat, self.exchange, self.cuts = flat, slices.exchange, slices.cuts
+        self.gradient = np.empty(flat.size, np.float32)
+        self._held: Frame | None = None
+
+    def size(self, shard: int) -> int:
+        low, high = self.cuts[shard]
+        return high - low
+
+    def write(self, shard: int, out: Any) -> None:
+        low, high = self.cuts[shard]
+        if high - low == self.flat.size:
+            self.flat.gradient_into(out)
+            return
+        if shard == 0:
+            self.flat.gradient_into(self.gradient)
+        out[:] = self.gradient[low:high]
+
+    def load(self, item: BatchInProgress) -> None:
+        """Use the vector in place if one server holds all of it, else copy the slices that changed."""
+        for shard, (rows, frame) in item.answers.items():
+            if rows.dense and rows.dense == self.flat.size:
+                if self.flat.use(frame.payload[: 4 * rows.dense].view(np.float32)):
+                    self._hold(item, frame)
+            elif rows.dense:
+                self.flat.load_slice(self.cuts[shard][0], frame.payload.view(np.float32)[: rows.dense])
+
+    def _hold(self, item: BatchInProgress, frame: Frame) -> None:
+        """Keep the frame that the model computes with, and release the one before."""
+        item.kept = frame
+        if self._held is not None:
+            self._held.release()
+        self._held = frame
+
+    def leave(self) -> None:
+        self.flat.come_home()
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
+        """Push rows and dense slices."""
+        if row_gradient is None:
+            self.exchange.take(item)
+        else:
+            self.exchange.push(item, row_gradient, self)
+
+
+class ReplicatedDense(DensePlacement):
+    """Replicated placement: gradients are summed by an all-reduce, and every worker applies the same step.
+
+    The all-reduce of a bucket begins while the backward pass computes the next."""
+
+    def __init__(
+        self, flat: FlatModel, slices: ShardSlices, collective: Collective, block: DenseBlock, buckets: int,
+        steps: ReplicatedSteps, norms_every: int = 0, survival: SyncRecovery | None = None, codec: Codec | None = None,
+    ) -> None:  # fmt: skip
+        self.steps = steps
+        self.survival, self.slices, self.exchange = survival, slices, slices.exchange
+        self.flat, self.collective, self.block = flat, collective, block
+        self.norms_every = norms_every if self.exchange.index == 0 else 0  # all have the same sum: one reports it
+        self.gradient = np.zeros(flat.size, np.float32)
+        spans = [*flat.spans, *([(flat.params, flat.size)] if flat.buffers else [])]
+        cuts = Buckets.of_parameters("dense", [high - low for low, high in spans], buckets)
+        self._spans, self._filling = spans, OverlappedGradient(collective, cuts, self.gradient, spans, codec)
+        self._weight = 1.0
+        self._begun = self._again = False
+
+    def leave(self) -> None:
+        self.flat.listen(None)
+
+    def take_over(self, turn: int) -> None:
+        if self.survival is not None:
+            self.survival.renew(turn)
+        self.steps.taken = -1
+        self.slices.fetch(self.block)
+        self.restored()
+
+    def hand_over(self) -> None:
+        self.slices.give(self.block)
+
+    def load(self, item: BatchInProgress) -> None:
+        """Prepare the all-reduce of the gradient during the backward pass; the model already holds the parameters."""
+        if self.survival is not None and item.phase.training:
+            self._again = not self.survival.begin(item)
+            if self._again:
+                self.flat.listen(None)
+                return
+        if item.phase.training and item.grant.samples:
+            self._weight = item.weight
+            self._begun = False
+            self.flat.listen(self._arrived)
+
+    def _arrived(self, parameter: int, gradient: Tensor) -> None:
+        """Pass on one parameter's gradient; the first one shows that the forward pass is over."""
+        if not self._begun:
+            self._begun = True
+            if self.flat.buffers:
+                low, high = self._spans[-1]
+                self.flat.statistics_into(self.gradient[low:high])
+                self._scaled(len(self._spans) - 1)
+        low, high = self._spans[parameter]
+        np.copyto(self.gradient[low:high].reshape(gradient.shape), gradient.numpy())
+        self._scaled(parameter)
+
+    def _scaled(self, part: int) -> None:
+        low, high = self._spans[part]
+        weigh(self.gradient[low:high], self._weight)
+        self._filling.filled(part)
+
+    def packed(self, after: int) -> tuple[int, int, Any] | None:
+        there = self.steps.at(after)
+        if not there:
+            return None if there is None else NOT_HERE
+        return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
+
+    def restored(self) -> None:
+        """Load the block's values into the model, after they were set from outside."""
+        self.flat.load(self.block.value.copy())
+
+    def _summed(self) -> bool:
+        """Wait for a step's sum. False where this worker has another batch of the step, or the run is over."""
+        try:
+            if self.survival is not None and self.survival.more():
+                self._filling.begin()
+                return False
+            self._filling.wait()
+        except InterruptedSum:
+            return False
+        return True
+
+    def checksum(self) -> tuple[str, str]:
+        own = digest([self.block.value, *self.block.moments.values()])
+        return own, str(self.block.model_sum())
+
+    def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
+        """Push rows and pull the next batch's while the last buckets are summed; then take the step."""
+        grant = item.grant
+        if self._again and self.survival is not None:
+            self.exchange.push(item, row_gradient, None)
+            self.survival.forward()
+            return
+        if row_gradient is None:
+            self.gradient[:] = 0.0
+            self._filling.flush()
+            self.exchange.take(item)
+        else:
+            self._filling.flush()
+            self.exchange.push(item, row_gradient, None)
+        self.exchange.pull_ahead()
+        if not self._summed():
+            return
+        if due(self.norms_every, grant.token):
+            square = dense_square([(self.gradient, 1.0)], self.block.params, grant.divisor)
+            self.exchange.coordinator.send(GradientNorms(grant.token, square, []))
+        if self.survival is not None:
+            self.survival.take()
+        self.block.apply(self.gradient, grant.divisor, grant.divisor, grant.lr_scale)
+        self.steps.taken = grant.token
+        if self.block.value is not self.flat.vector:
+            self.flat.load(self.block.value)
+
+
+class SyncRecovery:
+    """Recovery of one worker in `sync`. `value`: its dense parameters float32[n], updated in place."""
+
+    def __init__(
+        self,
+        collective: FaultTolerantCollective,
+        exchange: WorkerClient,
+        flat: FlatModel,
+        value: Vector,
+        steps: ReplicatedSteps,
+    ) -> None:
+        self.collective, self.exchange, self.flat, self.value = collective, exchange, flat, value
+        self.steps = steps
+        self._before = value.copy()  # parameters before the last step
+        self._now = value.copy()
+        self._first: int | None = None  # first step of this generation
+        self._token = -1  # current step
+        collective.wanted = self._wanted
+        exchange.on_more = self._more_comes
+
+    def begin(self, item: BatchInProgress) -> bool:
+        """Announce the place that a batch fills.
+
+        False where its step is taken already, and only its rows are missing."""
+        token, place = item.grant.token, self.steps.place(item)
+        if place is None:
+            np.copyto(self._now, self.value)
+            self.flat.load(self._before)
+            return False
+        self._first = token if self._first is None else self._first
+        self._token = token
+        self.collective.deal(token - self._first + 1, place.part, place.parts, token + 1)
+        return True
+
+    def forward(self) -> None:
+        """Load the current parameters again after a batch of an earlier step was computed."""
+        self.flat.load(self._now)
+
+    def more(self) -> bool:
+        """Whether this worker has another batch of the current step."""
+        return self.exchange.core.has_batch_of(self._token)
+
+    def _more_comes(self, step: int) -> None:
+        if step <= self._token:
+            self.collective.interrupt()
+
+    def _wanted(self) -> bool:
+        return self.exchange.over() or self.more()
+
+    def take(self) -> None:
+        """Keep the parameters before the step that is taken now."""
+        np.copyto(self._before, self.value)
+
+    def renew(self, generation: int) -> None:
+        """Begin a new generation, in which all workers have the same parameters."""
+        self._first = None
+        self.collective.renew(generation)
+
+
+class ShardSlices:
+    """Slices of all servers. `cuts`: [low, high) of each shard, in order of shard."""
+
+    def __init__(self, exchange: WorkerClient, cuts: list[Cut]) -> None:
+        self.exchange, self.cuts, self.held = exchange, cuts, held(cuts)
+
+    def fetch(self, block: DenseBlock, still: AbstractContextManager[Any] | None = None) -> None:
+        """Fetch the servers' slices into the whole vector `block`, within the context `still`.
+
+        Raises the error that ended the run."""
+        found = self.exchange.get_dense(self.held)
+        with still or nullcontext():
+            for shard, (state, values) in found.items():
+                block.unpack(*self.held[shard], values, state.step)
+
+    def give(self, block: DenseBlock, how: Callable[[int], PutDense | AddReplica] = PutDense) -> None:
+        """Send the servers the slices of the whole vector `block`, and wait until all have them."""
+        parts = {shard: block.packed(*cut) for shard, cut in self.held.items()}
+        self.exchange.put_dense(how(block.step), parts)

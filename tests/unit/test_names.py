@@ -1,4 +1,4 @@
-"""Names of modes and places stand where they are made: all else asks the registry, or the place (config/engine_capabilities.py)."""
+"""Names of modes and places stand where they are made: all else asks the registry, or the place."""
 
 from __future__ import annotations
 

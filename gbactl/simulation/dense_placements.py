@@ -252,7 +252,7 @@ class ReplicatedDense:
     def checksum(self) -> tuple[str, str]:
         """See DensePlacementState.checksum; computed once per step for all."""
         if self._checksum[0] != self.block.step:
-            own = digest([self.block.value, *self.block.moments.values()])
+            own = digest(self.block.arrays)
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 

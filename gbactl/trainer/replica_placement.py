@@ -160,7 +160,9 @@ class TrainerDense(ComputeThread):
         if isinstance(self.collective, FaultTolerantCollective):
             self.collective.without_the_dead()
         weight = float(self.core.trains)
-        return AveragingRounds(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
+        return AveragingRounds(
+            replica, rule, notes, self.collective, weight=weight, codec=self.codec, item=self.ring_item
+        )
 
     def stepped(self) -> None:
         assert self._drive is not None

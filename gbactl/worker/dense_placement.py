@@ -222,8 +222,7 @@ class ReplicatedDense(DensePlacement):
         return True
 
     def checksum(self) -> tuple[str, str]:
-        own = digest([self.block.value, *self.block.moments.values()])
-        return own, str(self.block.model_sum())
+        return digest(self.block.arrays), str(self.block.model_sum())
 
     def finish(self, item: BatchInProgress, row_gradient: Any) -> None:
         """Push rows and pull the next batch's while the last buckets are summed; then take the step."""

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import click
 import yaml
-from gbactl.config.place import place_of
-from gbactl.data.sources import options_class
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 from gbactl.cli import cli
 from gbactl.config import RunConfig, from_dict
+from gbactl.config.engine_capabilities import place_of
 from gbactl.config_types import default_of, shown
 from gbactl.coordinator import event_log
+from gbactl.data.prepare import options_class
 from gbactl.errors import ConfigError
 from gbactl.faults import fault_plan
 from gbactl.faults.fault_kinds import KINDS, Workers, typed

@@ -8,7 +8,7 @@ import pytest
 
 from gbactl.errors import TrackingError, UsageError
 from gbactl.launch.run_dir import find
-from gbactl.tracking.store import connect, ensure_store
+from gbactl.tracking.mlflow_store import connect, ensure_store
 
 
 def run(folder: Path) -> Path:

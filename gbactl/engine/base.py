@@ -20,7 +20,7 @@ from gbactl.config import RunConfig
 from gbactl.coordinator.journal import NAME as JOURNAL
 from gbactl.coordinator.journal import kept
 from gbactl.data.dataset import Dataset
-from gbactl.engine.fork_server import await_fork_server, start_node, tell, thread_environment
+from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import whole
 from gbactl.nodes.process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
@@ -65,29 +65,6 @@ class Engine(Protocol):
 def engine_of(cfg: RunConfig) -> Engine:
     """Return the engine of a configuration."""
     return cast(Engine, cfg.place)
-
-
-class ProcessHandle(Protocol):
-    """Process on this host (subprocess.Popen) or on another host."""
-
-    @property
-    def pid(self) -> int:
-        """Process id on the process's host."""
-
-    def poll(self) -> int | None:
-        """Return None while the process runs; else its exit code, or minus the signal that killed it."""
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal to the process if it still runs."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process."""
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process has ended and return its exit code."""
 
 
 @dataclass

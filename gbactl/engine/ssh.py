@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig, to_dict
@@ -20,6 +20,7 @@ from gbactl.engine import preflight
 from gbactl.engine.agent import NODE, mark
 from gbactl.engine.agent_connection import AgentConnection, HostAccess, horovod_launcher
 from gbactl.engine.base import ChildProcess, RunProcesses
+from gbactl.engine.fork_server import ProcessHandle
 from gbactl.engine.host_agents import HostAgents
 from gbactl.errors import ClusterError
 from gbactl.wire.startup import Bootstrap
@@ -28,12 +29,14 @@ START_SECONDS, WAIT_SECONDS = 20.0, 2.0
 FAILED = 1  # exit code of a process that could not be started
 
 
-class RemoteProcess:
+class RemoteProcess(ProcessHandle):
     """Process on another host. `name`: that of its log (W3, W3-1), by which its agent knows it."""
+
+    pid: int = 0
 
     def __init__(self, link: AgentConnection, name: str, **asked: Any) -> None:
         """Start the process through its agent; one that cannot be started counts as failed."""
-        self.link, self.name, self.pid = link, name, 0
+        self.link, self.name = link, name
         self.why = ""  # why it could not be started
         self._code: int | None = None
         self._over = threading.Event()
@@ -50,26 +53,17 @@ class RemoteProcess:
             self._over.set()
 
     def poll(self) -> int | None:
-        """See Process.poll. A process whose host is lost counts as killed."""
+        """Return None while the process runs, else its exit code; a process whose host is lost counts as killed."""
         if self._code is None and self.link.gone is not None:
             self.ended(-signal.SIGKILL)
         return self._code
 
     def send_signal(self, sig: int, /) -> None:
-        """See Process.send_signal."""
         if self.poll() is None:
             self.link.tell("signal", name=self.name, number=int(sig))
 
-    def terminate(self) -> None:
-        """See Process.terminate."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """See Process.kill."""
-        self.send_signal(signal.SIGKILL)
-
     def wait(self, timeout: float | None = None) -> int:
-        """See Process.wait. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
+        """Wait for the exit code. Without a `timeout`, a host that does not answer for some seconds counts as lost."""
         if self.poll() is None and not self._over.wait(WAIT_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired(self.name, timeout)
@@ -86,7 +80,7 @@ class StartedRemoteProcess(ChildProcess):
     process: RemoteProcess
 
     def exit_sentence(self) -> str | None:
-        """See ChildProcess.exit_sentence: the loss of its host is named as the cause."""
+        """Describe why the process ended; the loss of its host is named as the cause."""
         process = self.process
         if process.why:
             return f"{self.name} could not be started: {process.why}"
@@ -100,24 +94,10 @@ class StartedRemoteProcess(ChildProcess):
 CHECKPOINTS = "checkpoint=none"
 
 
-class PreparationDisplay(Protocol):
-    """Display of the hosts' preparation; implemented by launch/progress.py."""
-
-    def say(self, text: str) -> None:
-        """Print one line of text."""
-
-    def step(self, text: str, fraction: float) -> None:
-        """Show the progress of a long step, 0 to 1."""
-
-    def hosts(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table of the findings on every host."""
-
-    def clear(self) -> None:
-        """Remove the progress display."""
-
-
 class RemoteRunProcesses(RunProcesses):
-    """Processes of one run on several hosts, started by agents; see base.Children."""
+    """Processes of one run on several hosts, started by agents.
+
+    `show`: the display (launch/progress.py) of the hosts' preparation."""
 
     def __init__(
         self,
@@ -126,7 +106,7 @@ class RemoteRunProcesses(RunProcesses):
         key: bytes,
         dataset: Dataset,
         config: Mapping[str, object],
-        show: PreparationDisplay,
+        show: Any,
     ) -> None:
         super().__init__(cfg, run_dir, key, dataset.path, config)
         cluster = cfg.cluster
@@ -142,12 +122,10 @@ class RemoteRunProcesses(RunProcesses):
 
     @property
     def bind(self) -> str:
-        """See RunProcesses.bind."""
         return self.fleet.bind
 
     @property
     def seats(self) -> list[RankSlot] | None:
-        """See RunProcesses.seats."""
         return self._seats
 
     # -- before anything trains ---------------------------------------------------------------------
@@ -219,7 +197,7 @@ class RemoteRunProcesses(RunProcesses):
             self._start_worker(index)
 
     def succeed(self, name: str, again: bool = False) -> None:
-        """See RunProcesses.succeed. On another host if its own is lost or, with `again`, may not reach all."""
+        """Start a replacement, on another host if its own is lost or, with `again`, may not reach all."""
         live = [host for host, link in self.fleet.links.items() if link.gone is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
@@ -233,7 +211,7 @@ class RemoteRunProcesses(RunProcesses):
         super().succeed(name)
 
     def failure(self) -> tuple[str, bool] | None:
-        """See RunProcesses.failure. A worker that lost the connection to a live server shows a network failure."""
+        """Return the failure that ends the run; a worker that lost a live server shows that the network failed."""
         found = super().failure()
         if found is None or found[1]:
             return found
@@ -292,7 +270,7 @@ class RemoteRunProcesses(RunProcesses):
                 process.ended(code)
 
     def stop(self) -> None:
-        """See RunProcesses.stop; also ends the agents."""
+        """Stop all processes, then the agents."""
         try:
             super().stop()
         finally:

@@ -196,7 +196,7 @@ class LaunchedRun:
         self.show.say(text)
 
     def look_at_signals(self, tell: Callable[[Event], None]) -> None:
-        """See Launch.look_at_signals: the first signal has the run saved; a run with its result goes on to its end."""
+        """Have the run saved at the first signal; a run with its result goes on to its end."""
         if self.result is None:
             self.stop.look(tell)
 
@@ -208,7 +208,6 @@ class LaunchedRun:
             CheckpointFolder(self.run_dir / CHECKPOINTS).sweep()
 
     def follow(self, children: RunProcesses) -> None:
-        """See Launch.follow."""
         try:
             self.injuries, self.successors = FaultInjection(children), Replacements(children, self.show.say)
             children.prepare()
@@ -300,7 +299,6 @@ class LaunchedRun:
         return failure
 
     def on_event(self, event: Event) -> None:
-        """See Launch.on_event."""
         look()
         self.stop.heard(event)
         if switch_known(event, self.switches):

@@ -14,7 +14,7 @@ from gbactl.faults.message_faults import MessageFaultStream
 from gbactl.faults.plan import FaultPlan
 from gbactl.simulation.network import Endpoint, Network, VirtualChannel
 from gbactl.wire.frames import CLOSED, Frame
-from gbactl.wire.reliable import RETRY_SECONDS, weather_of
+from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
 
 
 class LossyChannel(VirtualChannel):
@@ -79,7 +79,7 @@ class LossyNetwork(Network):
         return here
 
     def _end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        weather = weather_of(self.plan, near.peer, far.peer)
+        weather = message_faults_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)
         return LossyChannel(self, near, far, weather, self.on, self.counts)

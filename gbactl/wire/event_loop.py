@@ -26,6 +26,7 @@ from gbactl.wire.listener import (
     address_of,
     dial,
     listen,
+    receive_exactly,
 )
 from gbactl.wire.socket_channel import SILENCE_SECONDS, QueuedBytes, SocketChannel
 from gbactl.wire.tls import TlsContexts
@@ -93,10 +94,10 @@ class SocketHub:
         try:
             if self._tls is not None and sock.family != socket.AF_UNIX:
                 sock = self._tls.dial(sock)
-            hello = _exactly(sock, auth.GREETING.size, deadline)
+            hello = receive_exactly(sock, auth.GREETING.size, deadline)
             mine = auth.nonce()
             sock.sendall(auth.answer(self.key, hello, self.me, mine))
-            proof = _exactly(sock, auth.PROOF_BYTES, deadline)
+            proof = receive_exactly(sock, auth.PROOF_BYTES, deadline)
             return sock, auth.confirm(self.key, hello, mine, proof, peer)
         except BaseException:
             sock.close()
@@ -112,7 +113,6 @@ class SocketHub:
             self._ready.extend(arrived)
 
     def poll(self, timeout: float | None) -> list[tuple[Channel, Frame]]:
-        """See Hub.poll."""
         if self._ready:
             found = list(self._ready)
             self._ready.clear()
@@ -196,7 +196,6 @@ class SocketHub:
         self.on_refused(reason)
 
     def now(self) -> float:
-        """See Hub.now."""
         return time.monotonic()
 
     def drain(self, seconds: float = 1.0) -> None:
@@ -213,15 +212,3 @@ class SocketHub:
         if self.door is not None:
             self.door.close()
         self._selector.close()
-
-
-def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """Read exactly `count` bytes. Raises OSError, also TimeoutError at the deadline."""
-    data = b""
-    while len(data) < count:
-        sock.settimeout(max(1e-3, deadline - time.monotonic()))
-        part = sock.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError
-        data += part
-    return data

@@ -78,6 +78,19 @@ def dial(address: str, timeout: float) -> socket.socket:
     return sock
 
 
+def receive_exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytes:
+    """Read exactly `count` bytes. Raises OSError, also TimeoutError at the deadline, a time of time.monotonic()."""
+    data = b""
+    while len(data) < count:
+        if deadline is not None:
+            sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return data
+
+
 HANDSHAKE_SECONDS = 10.0
 MOST_STRANGERS = 128
 SHUT_SECONDS = 1.0  # pause in accepting connections when the process has no file descriptor left

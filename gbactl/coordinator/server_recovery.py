@@ -117,7 +117,7 @@ class ServerRecovery:
 
         These are the batches that they have leased, and (phase, batch) of those that they have `abandoned`."""
         run, shard = self.run, server.peer.index
-        address, incarnation = run.members.addresses[shard], server.peer.epoch
+        address, incarnation = run.members.addresses[shard], server.peer.incarnation
         for worker, channel in run.members.of("worker").items():
             pairs = list(abandoned.get(worker, ()))
             if run.training is not None:

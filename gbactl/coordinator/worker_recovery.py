@@ -178,7 +178,7 @@ class WorkerRecovery:
         run = self.run
         channel = run.members.admit(worker)
         run.fencing.returned(worker)
-        run.state.ongoing.lives.workers[worker] = channel.peer.epoch
+        run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.note()
         channel.send(MoveDense(home, -1, UNANSWERED))
         if begun is not None:

@@ -120,7 +120,7 @@ class RunProcesses:
         self._environments: list[dict[str, str]] = []
         self._places: list[tuple[int, int, int]] = []
         self._board: BinaryIO | None = None
-        self._epochs: Counter[str] = Counter()
+        self._incarnations: Counter[str] = Counter()
         self._listener: socket.socket | None = None  # the coordinator's
         self._left, self._coordinators = MOST_LIVES, 0
 
@@ -158,11 +158,11 @@ class RunProcesses:
             self._start_worker(index)
 
     def _start_worker(self, index: int) -> None:
-        place, epoch = self._places[index] if self._places else None, self._epochs[f"W{index}"]
-        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, epoch=epoch)
+        place, incarnation = self._places[index] if self._places else None, self._incarnations[f"W{index}"]
+        self._spawn("worker", index, self.cfg.threads, self._environments[index], place=place, incarnation=incarnation)
 
     def _start_server(self, index: int) -> None:
-        self._spawn("server", index, 1, {}, epoch=self._epochs[f"S{index}"])
+        self._spawn("server", index, 1, {}, incarnation=self._incarnations[f"S{index}"])
 
     def bury(self, name: str, kill: bool = False) -> None:
         """Stop watching a failed process, so that its end is no failure of the run.
@@ -189,34 +189,34 @@ class RunProcesses:
         self._left -= 1
         self._coordinators += 1
         missed = (time.monotonic(), failure, sign)
-        self._spawn("coordinator", 0, 1, {}, self._listener, epoch=self._coordinators, missed=missed)
+        self._spawn("coordinator", 0, 1, {}, self._listener, incarnation=self._coordinators, missed=missed)
         self.running.insert(0, self.running.pop())
 
     def revived(self) -> None:
         """Note that the replacement coordinator continues the run."""
         self._left = MOST_LIVES
 
-    def epoch(self, name: str) -> int:
+    def incarnation(self, name: str) -> int:
         """Return the current incarnation of a worker or server."""
-        return self._epochs[name]
+        return self._incarnations[name]
 
     def succeed(self, name: str, again: bool = False) -> None:
         """Start a replacement for a failed worker or server.
 
         `again`: the failed one was a replacement itself, and never became ready."""
-        self._epochs[name] += 1
+        self._incarnations[name] += 1
         start = self._start_server if name[0] == "S" else self._start_worker
         start(int(name[1:]))
 
     def _spawn(
         self, role: str, index: int, threads: int, environment: dict[str, str],
-        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, epoch: int = 0,
+        listener: socket.socket | None = None, place: tuple[int, int, int] | None = None, incarnation: int = 0,
         missed: tuple[float, str, float] = (0.0, "", 0.0),
     ) -> None:  # fmt: skip
         fd = -1 if listener is None else listener.fileno()
         boot = Bootstrap(
             role, index, self.key.hex(), self.coordinator, str(self.run_dir), str(self.dataset),
-            dict(self.config), fd, place, epoch, missed=missed,
+            dict(self.config), fd, place, incarnation, missed=missed,
         )  # fmt: skip
         log = self.run_dir / "logs" / f"{boot.log_name}.log"
         self._begin(boot, {**thread_environment(threads), **environment}, log)

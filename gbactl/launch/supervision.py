@@ -121,7 +121,7 @@ class Replacements:
         self.children.settled |= event.name != "beat"
         name = event.fields.get("process")
         if event.name == "lost" and isinstance(name, str):
-            if event.fields.get("epoch", self.children.epoch(name)) < self.children.epoch(name):
+            if event.fields.get("epoch", self.children.incarnation(name)) < self.children.incarnation(name):
                 return  # repeated by a replacement coordinator
             self.children.bury(name, kill=bool(event.fields.get("shared")))
             if event.fields.get("replaced"):

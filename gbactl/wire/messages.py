@@ -124,14 +124,14 @@ class ClosedReplicas(NamedTuple):
 class EasgdUpdate(NamedTuple):
     """To a server: a replica's slice, payload float32. The EASGD centre moves `alpha` of the way towards it.
 
-    The answer, Centre, has the centre before that."""
+    The answer, EasgdCentre, has the centre before that."""
 
     ticket: Integer
     alpha: float
 
 
 class EasgdCentre(NamedTuple):
-    """Answer to Elastic: a server's slice of the centre before the exchange, payload float32."""
+    """Answer to EasgdUpdate: a server's slice of the centre before the exchange, payload float32."""
 
     ticket: Integer
 
@@ -251,7 +251,7 @@ class PrefetchHint(NamedTuple):
 class Staged(NamedTuple):
     """To the coordinator: a server holds its slice of a gradient, with the worker's report on it (see Push).
 
-    When every shard has sent this, the gradient is announced, which also counts as a Take."""
+    When every shard has sent this, the gradient is announced, which also counts as a TakeBatch."""
 
     shard: Integer
     worker: Integer
@@ -318,12 +318,12 @@ class DropSlice(NamedTuple):
 class Fence(NamedTuple):
     """To a server: reject all messages of a failed worker and discard its slices of these batches.
 
-    Its successor has a later `epoch` than this."""
+    Its successor has a later `incarnation` than this."""
 
     worker: Integer
     phase: Integer
     batches: list[Integer]
-    epoch: Integer = 0
+    incarnation: Integer = 0
 
 
 class Fenced(NamedTuple):
@@ -491,7 +491,7 @@ class Acknowledged(NamedTuple):
 class CheckpointLoaded(NamedTuple):
     """To the coordinator: step of the checkpoint that a replacement server has loaded (-1: there was none).
 
-    Also the answer to Reload."""
+    Also the answer to ReloadCheckpoint."""
 
     shard: Integer
     step: Integer
@@ -521,7 +521,7 @@ class ShardRelocated(NamedTuple):
 
     shard: Integer
     address: str
-    epoch: Integer
+    incarnation: Integer
     batches: list[Integer]
 
 
@@ -539,27 +539,27 @@ class Pong(NamedTuple):
 
 
 class Takeover(NamedTuple):
-    """To a reconnected node: takeover of the run by a new coordinator, of a later `epoch`."""
+    """To a reconnected node: takeover of the run by a new coordinator, of a later `term`."""
 
-    epoch: Integer
+    term: Integer
 
 
 class ServerState(NamedTuple):
-    """A server's answer to Revive: its version and phase. A `Staged` of every staged slice follows."""
+    """A server's answer to Takeover: its version and phase. A `Staged` of every staged slice follows."""
 
     shard: Integer
-    epoch: Integer
+    term: Integer
     version: Integer
     phase: Integer
 
 
 class WorkerState(NamedTuple):
-    """A worker's answer to Revive: its phase, the last batches granted to it, and those that it still holds.
+    """A worker's answer to Takeover: its phase, the last batches granted to it, and those that it still holds.
 
     `granted`: phase, batch, ... `held`, neither pushed nor given back: phase, batch, whether to train on it, ..."""
 
     worker: Integer
-    epoch: Integer
+    term: Integer
     phase: Integer
     granted: list[Integer]
     held: list[Integer]

@@ -99,7 +99,7 @@ class ReconnectingHub(HubWrapper[ReconnectingChannel]):
         """Return whether a frame may be handled: not a Takeover by an outdated coordinator that hung."""
         if frame.kind != KIND[Takeover]:
             return True
-        term = decode(frame).epoch
+        term = decode(frame).term
         if term <= self._term:
             return False
         self._term = term
@@ -149,29 +149,29 @@ class GrantedBatches:
         """Mark a batch as pushed or given back, just before that happens."""
         self._held.pop((grant.phase, grant.batch), None)
 
-    def told(self, worker: int, epoch: int, phase: BeginPhase | None) -> WorkerState:
-        """Build the Holding message that answers a coordinator of incarnation `epoch`."""
+    def worker_state(self, worker: int, term: int, phase: BeginPhase | None) -> WorkerState:
+        """Build the message that answers the coordinator of a term."""
         granted = [number for pair in self._granted for number in pair]
         held = [number for pair, training in list(self._held.items()) for number in (*pair, int(training))]
-        return WorkerState(worker, epoch, 0 if phase is None else phase.number, granted, held)
+        return WorkerState(worker, term, 0 if phase is None else phase.number, granted, held)
 
 
 class StagedGradients:
     """A server's record of the Staged messages that it sent for gradient slices not yet applied."""
 
     def __init__(self) -> None:
-        self._told: dict[int, Staged] = {}
+        self._sent: dict[int, Staged] = {}
 
-    def told(self, message: Staged, shard: Shard) -> None:
+    def sent(self, message: Staged, shard: Shard) -> None:
         """Record a Staged message, sent for a gradient slice."""
-        self._told[message.batch] = message
-        if len(self._told) > MOST:
-            self._told = {each.batch: each for each in self.waiting(shard)}
+        self._sent[message.batch] = message
+        if len(self._sent) > MOST:
+            self._sent = {each.batch: each for each in self.waiting(shard)}
 
     def waiting(self, shard: Shard) -> list[Staged]:
         """Return the Staged messages of slices that are still staged in the shard."""
-        return [self._told[batch] for batch in shard.staged if batch in self._told]
+        return [self._sent[batch] for batch in shard.staged if batch in self._sent]
 
     def clear(self) -> None:
         """Forget all records at the start of a phase, in which batch numbers begin at 0 again."""
-        self._told.clear()
+        self._sent.clear()

@@ -20,12 +20,12 @@ def grant(number: int, batch: int) -> Granted:
 
 def test_what_was_granted_and_what_of_it_is_held() -> None:
     found = GrantedBatches()
-    assert found.told(3, 1, None) == WorkerState(3, 1, 0, [], [])
+    assert found.worker_state(3, 1, None) == WorkerState(3, 1, 0, [], [])
     for batch in range(3):
         found.granted(grant(7, batch), phase(7))
     found.returned(grant(7, 1))
     found.granted(grant(8, 1), phase(8, training=False))
-    told = found.told(3, 2, phase(8))
+    told = found.worker_state(3, 2, phase(8))
     assert told == WorkerState(3, 2, 8, [7, 0, 7, 1, 7, 2, 8, 1], [7, 0, 1, 7, 2, 1, 8, 1, 0])
     found.returned(grant(7, 1))
 
@@ -36,7 +36,7 @@ def test_old_grants_are_forgotten_and_held_ones_never() -> None:
         found.granted(grant(1, batch), phase(1))
         if batch:
             found.returned(grant(1, batch))
-    told = found.told(0, 1, phase(1))
+    told = found.worker_state(0, 1, phase(1))
     last = reconnecting.LAST
     assert told.held == [1, 0, 1] and len(told.granted) == 2 * last and told.granted[1] == last
 
@@ -55,10 +55,10 @@ def staged(batch: int, worker: int = 0) -> Staged:
 def test_parts_that_wait_are_told_again_in_the_order_of_their_arrival() -> None:
     parts, shard = StagedGradients(), cast(Any, Held())
     for batch in (5, 2, 9):
-        parts.told(staged(batch), cast(Shard, shard))
+        parts.sent(staged(batch), cast(Shard, shard))
     shard.staged = (5, 9)
     assert parts.waiting(shard) == [staged(5), staged(9)]
-    parts.told(staged(9, worker=1), shard)
+    parts.sent(staged(9, worker=1), shard)
     assert parts.waiting(shard)[1].worker == 1, "another worker's, since its own died"
     parts.clear()
     assert parts.waiting(shard) == []
@@ -68,6 +68,6 @@ def test_parts_that_were_applied_are_forgotten() -> None:
     parts, shard = StagedGradients(), cast(Any, Held())
     for batch in range(4 * reconnecting.MOST):
         shard.staged = (batch - 1, batch)
-        parts.told(staged(batch), shard)
+        parts.sent(staged(batch), shard)
     assert len(parts._told) <= reconnecting.MOST + 1
     assert [each.batch for each in parts.waiting(shard)] == list(shard.staged)

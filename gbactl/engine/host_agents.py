@@ -264,14 +264,14 @@ def examine(hosts: Sequence[str], reach: HostAccess, bind: str = "auto") -> Host
     """Check hosts and measure their connections. Raises GbactlError."""
     names = [host.name for host in hosts_of([host if ":" in host else f"{host}:1" for host in hosts])]
     with tempfile.TemporaryDirectory(prefix="gbactl-doctor-") as folder:
-        fleet = HostAgents(names, reach, Path(folder), REACH_SECONDS)
+        agents = HostAgents(names, reach, Path(folder), REACH_SECONDS)
         try:
-            fleet.connect()
-            fleet.settle(bind, SILENT_SECONDS)
-            fleet.lines(measure=True)
+            agents.connect()
+            agents.settle(bind, SILENT_SECONDS)
+            agents.lines(measure=True)
         finally:
-            fleet.close()
-    return HostFindings(fleet.found)
+            agents.close()
+    return HostFindings(agents.found)
 
 
 def text(examined: HostFindings) -> str:

@@ -114,7 +114,7 @@ class RemoteRunProcesses(RunProcesses):
         self.hosts = hosts_of(cluster.hosts)
         self.placed = place(self.hosts, cfg.processes, cluster.servers, cluster.placement)
         reach = HostAccess(cluster.ssh, cluster.python)
-        self.fleet = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
+        self.agents = HostAgents([host.name for host in self.hosts], reach, run_dir / "logs", cluster.start_timeout)
         self._logs = threading.Lock()
         self._remote: dict[str, RemoteProcess] = {}
         self._early: dict[str, int] = {}
@@ -122,7 +122,7 @@ class RemoteRunProcesses(RunProcesses):
 
     @property
     def bind(self) -> str:
-        return self.fleet.bind
+        return self.agents.bind
 
     @property
     def seats(self) -> list[RankSlot] | None:
@@ -132,28 +132,28 @@ class RemoteRunProcesses(RunProcesses):
 
     def prepare(self) -> None:
         """Start the agents, check every host, give it the data. Raises ClusterError with a sentence for each fault."""
-        fleet, cluster = self.fleet, self.cfg.cluster
-        fleet.connect()
-        seen = self.run_dir / mark(fleet.token.hex())
+        agents, cluster = self.agents, self.cfg.cluster
+        agents.connect()
+        seen = self.run_dir / mark(agents.token.hex())
         seen.touch()
         try:
             self._settle()
         finally:
             seen.unlink()
-        fleet.lines()
+        agents.lines()
         self._check_memory()
         if self.cfg.collects and len(self.hosts) > 1:
-            for host, found in fleet.found.items():
+            for host, found in agents.found.items():
                 found.faults += preflight.ring(host, found.facts, found.address)
-        fleet.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
+        agents.give_data(self.data.path, self.data.fingerprint, self.cfg.data.get("cache"), self.show.step)
         self.show.clear()
-        self.show.hosts(preflight.HEADINGS, [found.cells() for found in fleet.found.values()])
-        if fleet.faults:
-            raise ClusterError(" ".join(fleet.faults))
-        for host, link in fleet.links.items():
+        self.show.hosts(preflight.HEADINGS, [found.cells() for found in agents.found.values()])
+        if agents.faults:
+            raise ClusterError(" ".join(agents.faults))
+        for host, link in agents.links.items():
             link.told = self._told
             link.on_lost = lambda why, host=host: self.show.say(f"  Host {host} is gone: {why}.")  # type: ignore[misc]
-        interfaces = {host: found.interface for host, found in fleet.found.items()}
+        interfaces = {host: found.interface for host, found in agents.found.items()}
         self._seats = seats(self.hosts, self.cfg.processes, interfaces)
         self._decide(cluster.threads or self._threads())
 
@@ -161,9 +161,9 @@ class RemoteRunProcesses(RunProcesses):
         cfg = self.cfg
         environment = {name: os.environ[name] for name in cfg.cluster.forward if name in os.environ}
         paths = [] if cfg.resume is None else [cfg.resume]
-        answers = self.fleet.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
+        answers = self.agents.settle(cfg.cluster.bind, cfg.cluster.hang_seconds, self.run_dir, paths, environment)
         for host, answer in answers.items():
-            faults = self.fleet.found[host].faults
+            faults = self.agents.found[host].faults
             if cfg.checkpoint.name != "none" and not answer["shared"]:
                 faults.append(preflight.unseen(host, "the run directory", str(self.run_dir), CHECKPOINTS))
             missing = [path for path, there in answer["sees"].items() if not there]
@@ -171,7 +171,7 @@ class RemoteRunProcesses(RunProcesses):
 
     def _check_memory(self) -> None:
         for host, count in preflight.bytes_on(self.cfg, self.data, self.placed).items():
-            found = self.fleet.found[host]
+            found = self.agents.found[host]
             found.needs = count
             if found.facts:
                 found.faults += preflight.memory(host, int(found.facts["memory"]), count)
@@ -179,7 +179,7 @@ class RemoteRunProcesses(RunProcesses):
     def _threads(self) -> int:
         """Return the number of threads a worker, the same for all, from the host with the fewest cores a worker."""
         workers = [host for process, host in self.placed.items() if process[0] == "W"]
-        cores = {host: int(found.facts["cores"]) for host, found in self.fleet.found.items()}
+        cores = {host: int(found.facts["cores"]) for host, found in self.agents.found.items()}
         return max(1, min(cores[host] // (workers.count(host) * self.cfg.lanes) for host in set(workers)))
 
     def _decide(self, threads: int) -> None:
@@ -196,19 +196,19 @@ class RemoteRunProcesses(RunProcesses):
         for index in range(len(environments)):
             self._start_worker(index)
 
-    def succeed(self, name: str, again: bool = False) -> None:
+    def replace(self, name: str, again: bool = False) -> None:
         """Start a replacement, on another host if its own is lost or, with `again`, may not reach all."""
-        live = [host for host, link in self.fleet.links.items() if link.gone is None]
+        live = [host for host, link in self.agents.links.items() if link.gone is None]
         elsewhere = [host for host in live if host != self.placed[name]]
         where = successor(name, self.placed, self.hosts, (again and elsewhere) or live)
         if where is None:
             raise ClusterError("Every host is gone.")
         if again:
-            before = next(child for child in reversed(self.buried) if child.name == name)
+            before = next(child for child in reversed(self.abandoned) if child.name == name)
             told = (before.exit_sentence(), self._cut(before), f"{name} is started again on host {where}.")
             self.show.say(f"  {' '.join(filter(None, told))}")
         self.placed[name] = where
-        super().succeed(name)
+        super().replace(name)
 
     def failure(self) -> tuple[str, bool] | None:
         """Return the failure that ends the run; a worker that lost a live server shows that the network failed."""
@@ -224,7 +224,7 @@ class RemoteRunProcesses(RunProcesses):
 
     def _cut(self, child: ChildProcess, ended: Collection[str] = ()) -> str:
         """Return a sentence on the host that an ended process did not reach; "" where its message names none."""
-        addresses = {found.address: host for host, found in self.fleet.found.items()}
+        addresses = {found.address: host for host, found in self.agents.found.items()}
         places = {name: host for name, host in self.placed.items() if name not in ended}
         return preflight.cut(self.placed.get(child.name, ""), child.exit_sentence() or "", {**addresses, **places})
 
@@ -235,7 +235,7 @@ class RemoteRunProcesses(RunProcesses):
         name = str(boot.peer)
         log.touch()
         process = RemoteProcess(
-            self.fleet.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
+            self.agents.links[self.placed[name]], boot.log_name, boot=dataclasses.asdict(boot), environment=environment,
             seat=self._seat(name),
         )  # fmt: skip
         with self._logs:
@@ -274,7 +274,7 @@ class RemoteRunProcesses(RunProcesses):
         try:
             super().stop()
         finally:
-            self.fleet.close()
+            self.agents.close()
 
 
 def seats(hosts: Sequence[Host], workers: int, interfaces: Mapping[str, str]) -> list[RankSlot]:

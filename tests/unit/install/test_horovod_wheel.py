@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gbactl.install import horovod
-from gbactl.install.steps import InstallError
+from gbactl.install import InstallError, horovod
 
 
 @pytest.fixture

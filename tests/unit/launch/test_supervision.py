@@ -1,4 +1,4 @@
-"""The launcher's part in failures: who is buried, succeeded, hurt and woken, with harmless children."""
+"""The launcher's part in failures: who is abandoned, succeeded, hurt and woken, with harmless children."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Family(RunProcesses):
     code = SLEEPER
     tried_again = 0
 
-    def succeed(self, name: str, again: bool = False) -> None:
+    def replace(self, name: str, again: bool = False) -> None:
         self.tried_again += again
-        super().succeed(name, again)
+        super().replace(name, again)
 
     def start_one(self, name: str, code: str = SLEEPER) -> ChildProcess:
         log = self.run_dir / f"{name}.log"
@@ -54,7 +54,7 @@ def family(tmp_path: Path) -> Iterator[Family]:
     made.start_one("W0")
     yield made
     made.stop()
-    assert all(child.process.poll() is not None for child in (*made.running, *made.buried))
+    assert all(child.process.poll() is not None for child in (*made.running, *made.abandoned))
 
 
 def lost(name: str, replaced: bool = True, shared: bool = False, epoch: int = 0) -> Event:
@@ -86,7 +86,7 @@ def test_a_dead_worker_is_buried_and_succeeded(family: Family) -> None:
     successors.heard(Event("progress", {}))
     assert family.failure() is None
     successors.heard(lost("W0"))
-    assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"])
+    assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"])
     assert family._incarnations["W0"] == 1 and not family.ended()
 
 
@@ -94,7 +94,7 @@ def test_a_loss_that_another_coordinator_tells_again_is_known(family: Family) ->
     successors = Replacements(family, lambda _: None)
     successors.heard(lost("W0"))
     successors.heard(lost("W0"))
-    assert (names(family.running), names(family.buried)) == (["C", "W0"], ["W0"]) and family.incarnation("W0") == 1
+    assert (names(family.running), names(family.abandoned)) == (["C", "W0"], ["W0"]) and family.incarnation("W0") == 1
 
 
 def test_another_failure_is_not_taken_for_that_of_the_buried(family: Family) -> None:
@@ -119,7 +119,7 @@ def test_one_that_hangs_is_killed_where_it_shares_memory(family: Family) -> None
 
 def test_a_dead_server_is_spared_where_there_are_checkpoints(family: Family) -> None:
     server = family.start_one("S0")
-    family.settled = True
+    family.all_ready = True
     server.process.kill()
     server.process.wait()
     assert family.failure() is not None

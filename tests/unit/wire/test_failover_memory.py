@@ -69,5 +69,5 @@ def test_parts_that_were_applied_are_forgotten() -> None:
     for batch in range(4 * reconnecting.MOST):
         shard.staged = (batch - 1, batch)
         parts.sent(staged(batch), shard)
-    assert len(parts._told) <= reconnecting.MOST + 1
+    assert len(parts._sent) <= reconnecting.MOST + 1
     assert [each.batch for each in parts.waiting(shard)] == list(shard.staged)

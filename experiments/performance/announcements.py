@@ -125,7 +125,7 @@ def measure(mode: str, workers: int, servers: int, batches: int) -> tuple[float,
         (Path(folder) / "logs").mkdir()
         boot = Bootstrap("coordinator", 0, key.hex(), "", folder, path, to_dict(compose(overrides)), listener.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid())],
+            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid())],
             stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from gbactl.checkpoint.ledger import CostSeconds, PlsCounter
 from gbactl.checkpoint.plan import JobCosts, SaveSchedule
-from gbactl.faults.injector import FaultInjector
-from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan, FaultsConfig
 
 SAMPLES = 10**12  # in a job: enough to resolve the share of lost ones
 

@@ -151,7 +151,7 @@ def take_over(shard: Shard, other: Shard, with_dense: bool = True) -> None:
     for name, array in here.items():
         np.copyto(array, there[name])
     if with_dense and shard.dense is not None:
-        shard.load_dense(other.dense_state())
+        shard.dense_block().load_state(other.dense_state())
 
 
 def load_newest(shard: Shard, folder: CheckpointFolder, refused: Callable[[str], None]) -> Manifest | None:

@@ -73,7 +73,6 @@ class ExternalFallback(Rendezvous):
         self.size = size
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
         return {"GBACTL_SUM_ELSEWHERE": "1", "GBACTL_RANK": str(rank), "GBACTL_SIZE": str(self.size)}
 
 

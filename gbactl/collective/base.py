@@ -28,10 +28,6 @@ def uncounted(nbytes: int, shared: bool) -> None:
     """Ignore the number of bytes that a collective moves."""
 
 
-class SumHandle(Protocol):
-    """Handle of a started sum; only wait() of the same collective accepts it."""
-
-
 class Collective(Protocol):
     """Sums of float32 vectors over the ranks of one group.
 

@@ -3,7 +3,7 @@
 Every rank also gives its summand to the fallback before the ring takes it: one copy of the vector a step. Once a rank
 has failed, the ring is not used again in this run. On one host the fallback is shared memory (shared_memory.py). There
 the ring's last sum may have reached some ranks only, while the others sum in another order. Workers that hold the same
-dense parameters are therefore made equal again (see coordinator/worker_recovery.py); replicas differ anyway. A summand
+dense parameters are therefore made equal again (see coordinator/failure_recovery.py); replicas differ anyway. A summand
 that the failed rank had already given counts in either case. On several hosts the fallback is the first server
 (worker/all_reduce_on_server.py).
 """
@@ -48,7 +48,6 @@ class CollectiveWithFallback(FaultTolerantCollective):
 
     @property
     def wanted(self) -> Callable[[], bool]:
-        """See FaultTolerantCollective.wanted."""
         return self.under.wanted
 
     @wanted.setter
@@ -67,15 +66,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
             self.ring.moved = moved
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See FaultTolerantCollective.deal."""
         self.under.deal(number, part, parts, after)
 
     def without_the_dead(self) -> None:
-        """See FaultTolerantCollective.without_the_dead."""
         self.under.without_the_dead()
 
     def leave_out(self, rank: int) -> None:
-        """See FaultTolerantCollective.leave_out."""
         self._break(f"rank {rank} is gone")
         self.under.leave_out(rank)
 
@@ -84,15 +80,12 @@ class CollectiveWithFallback(FaultTolerantCollective):
         self._break("another rank's ring is broken")
 
     def interrupt(self) -> None:
-        """See FaultTolerantCollective.interrupt."""
         self.under.interrupt()
 
     def renew(self, generation: int) -> None:
-        """See FaultTolerantCollective.renew."""
         self.under.renew(generation)
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         laid, ring, of_ring = self._laid(name, buffer), self.ring, None
         if ring is not None:
             try:
@@ -155,14 +148,11 @@ class RendezvousWithFallback(Rendezvous):
         self.ring, self.under = ring, under
 
     def turned_away(self) -> int:
-        """See Rendezvous.turned_away."""
         return self.ring.turned_away()
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
         return {**self.under.environment(rank), **self.ring.environment(rank)}
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         self.ring.close()
         self.under.close()

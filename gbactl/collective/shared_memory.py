@@ -121,26 +121,21 @@ class SharedMemoryCollective(RingFallback):
         self._held: int | None = None
 
     def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
         self._dealt, self._spares = None, True
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
         self._dealt = (number, part, parts)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
         self._absent.add(rank)
         self.interrupt()
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
         for bucket in list(self._buckets.values()):
             for line in bucket.lines:
                 _libc.syscall(FUTEX, ctypes.byref(line), FUTEX_WAKE, EVERYONE, None)
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
         self._buckets.clear()
         self._absent.clear()
         self._dealt, self._spares = None, False
@@ -170,7 +165,6 @@ class SharedMemoryCollective(RingFallback):
                 time.sleep(_ROOM_SECONDS)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         slots = handle.bucket.slots[handle.round & 1]
         parts = (slots[part] for part in range(handle.parts) if self._await(handle, part))
         first, second = next(parts), next(parts, None)  # this rank's own is always there
@@ -287,7 +281,6 @@ class SharedMemoryRendezvous(Rendezvous):
             raise _unusable(error.strerror or "") from error
 
     def environment(self, rank: int) -> dict[str, str]:
-        """See Rendezvous.environment."""
         return {
             "GBACTL_COLLECTIVE": "shm",
             "GBACTL_RANK": str(rank),
@@ -296,7 +289,6 @@ class SharedMemoryRendezvous(Rendezvous):
         }
 
     def close(self) -> None:
-        """See Rendezvous.close."""
         held, self._held = self._held, None
         if held is not None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Groups of a run's configuration, as in conf/.
 
-A group that one module uses as a whole is defined beside that module: faults/plan.py, checkpoint/plan.py,
+A group that one module uses as a whole is defined beside that module: faults/fault_plan.py, checkpoint/plan.py,
 models/options.py, store/optimizers.py.
 """
 
@@ -119,9 +119,9 @@ class TrackingConfig:
 
 @dataclass
 class SwitchConfig:
-    """Switches of the mode: by a schedule (`name` none; see switching/schedule.py), or automatic (auto).
+    """Switches of the mode: by a schedule (`name` none; see switching/mode_switches.py), or automatic (auto).
 
-    For auto: `window` to `minimum_stay`, see switching/controller.py; `every`: seconds between two decisions;
+    For auto: `window` to `minimum_stay`, see switching/auto_controller.py; `every`: seconds between two decisions;
     `changes`: keys of the mode that the run does not begin in. `modes`: resolved files of the schedule's modes, or of
     auto's other mode. `prepare`: further modes that the run is started for, servers (all that keep the dense parameters
     there) or all."""

@@ -8,12 +8,12 @@ from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
 from gbactl.config.build import naming, require
 from gbactl.config.run import RunConfig
 from gbactl.errors import ConfigError
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from gbactl.store.shard import ROW_L2_SCOPES
-from gbactl.switching.controller import MODES
-from gbactl.switching.schedule import name
+from gbactl.switching.auto_controller import MODES
+from gbactl.switching.mode_switches import name
 
-LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/heartbeat.py)
+LEAST_PATIENCE = 0.1  # seconds: four heartbeats fit into it (coordinator/membership.py)
 
 
 def choice(key: str, value: str, options: tuple[str, ...]) -> None:

@@ -22,11 +22,11 @@ from gbactl.config.groups import (
 )
 from gbactl.config.place import Place, place_of
 from gbactl.config_types import Processes, Seed, expect
-from gbactl.faults.plan import FaultPlan, FaultsConfig
+from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
-from gbactl.policies.base import PolicyOptions, policy_class
-from gbactl.switching.controller import GBA, MODES, SYNC
-from gbactl.switching.schedule import ScheduleEntry, entries, name
+from gbactl.policies.policy import PolicyOptions, policy_class
+from gbactl.switching.auto_controller import GBA, MODES, SYNC
+from gbactl.switching.mode_switches import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
 

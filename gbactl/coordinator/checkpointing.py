@@ -28,12 +28,12 @@ from gbactl.checkpoint.publishing import Publication, ReplicaMean, fits, unpacke
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.checkpoint.restore import BEGINNING, chain_at
 from gbactl.config import to_dict
-from gbactl.coordinator.context import Flow, RunContext, WaitCondition
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.phase import StagedSlices
-from gbactl.coordinator.schedule import spare_bytes
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.rounds import spare_bytes
+from gbactl.coordinator.run_context import Flow, RunContext, WaitCondition
 from gbactl.coordinator.state import JobPosition, encoded
 from gbactl.coordinator.statistics import ADVICE
+from gbactl.coordinator.training_phase import StagedSlices
 from gbactl.errors import CheckpointError, DivergedError, WireError
 from gbactl.kernels.base import Floats
 from gbactl.models import row_width

@@ -1,6 +1,6 @@
 """Coordinator failover: a new coordinator brings the run to where its predecessor's log ends.
 
-What any other process can know of the failed coordinator's decisions is in its log (see journal.py), so the policy is
+What any other process can know of the failed coordinator's decisions is in its log (see state.py), so the policy is
 driven to the log's end again. Then servers report their state and get the orders that they miss; gradients staged there
 and never announced are announced now. Workers report their grants and get those that they have not received; a worker
 with fewer batches than it asked for waits for one. Nothing is trained twice and nothing is lost; an evaluation begins
@@ -17,15 +17,13 @@ from typing import Any
 from gbactl.checkpoint.ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
-from gbactl.coordinator.context import Flow, WaitCondition
-from gbactl.coordinator.core import CoordinatorCore
+from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_log import AnnounceRecord, InfoRecord
-from gbactl.coordinator.handout import LivePhase
-from gbactl.coordinator.journal import JournalState
-from gbactl.coordinator.phase import ApplyStep, Command, HandOut
-from gbactl.coordinator.phase_log import LoggedPhase
-from gbactl.coordinator.state import EVALUATE, OVER, TRAIN
-from gbactl.coordinator.worker_recovery import UNANSWERED
+from gbactl.coordinator.event_routing import CoordinatorCore
+from gbactl.coordinator.failure_recovery import UNANSWERED
+from gbactl.coordinator.run_context import Flow, WaitCondition
+from gbactl.coordinator.state import EVALUATE, OVER, TRAIN, JournalState
+from gbactl.coordinator.training_phase import ApplyStep, Command, HandOut, LoggedPhase
 from gbactl.errors import ClusterError, PeerGoneError, WireError
 from gbactl.policies import Grant
 from gbactl.wire.auth import Peer

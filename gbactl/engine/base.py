@@ -17,12 +17,11 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from gbactl.collective.rendezvous import RankSlot
 from gbactl.config import RunConfig
-from gbactl.coordinator.journal import NAME as JOURNAL
-from gbactl.coordinator.journal import kept
+from gbactl.coordinator.state import JOURNAL_FILE, kept
 from gbactl.data.dataset import Dataset
 from gbactl.engine.fork_server import ProcessHandle, await_fork_server, start_node, tell, thread_environment
 from gbactl.engine.signals import whole
-from gbactl.nodes.process import FAILED_LINE, NOTICED_LINE
+from gbactl.nodes.child_process import FAILED_LINE, NOTICED_LINE
 from gbactl.processor import available_cores
 from gbactl.wire.listener import address_of, listen, local
 from gbactl.wire.messages import Event
@@ -179,7 +178,7 @@ class RunProcesses:
         """Whether the coordinator was killed and can be replaced."""
         code = self.running[0].process.poll() if self.running else None
         killed = code is not None and code < 0 and self.all_ready
-        return killed and self._coordinator_tries > 0 and kept(self.cfg) and (self.run_dir / JOURNAL).exists()
+        return killed and self._coordinator_tries > 0 and kept(self.cfg) and (self.run_dir / JOURNAL_FILE).exists()
 
     def replace_coordinator(self, failure: str, sign: float) -> None:
         """Start a replacement coordinator on the same listening socket, where nodes may already have dialled again.

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from gbactl.nodes.process import FORK_SERVER, READY
+from gbactl.nodes.child_process import FORK_SERVER, READY
 
 PR_SET_CHILD_SUBREAPER = 36
 FORK_SECONDS = 60.0  # time-out for an answer of the fork server
@@ -100,7 +100,7 @@ class ForkedProcess(ProcessHandle):
 
 
 class ForkServer:
-    """Launcher's end of a process that forks nodes (see nodes/process.py).
+    """Launcher's end of a process that forks nodes (see nodes/child_process.py).
 
     A node is orphaned at once and adopted by this process, its nearest subreaper. It therefore ends with this process,
     is reaped like any child, and survives the end of the fork server."""
@@ -112,7 +112,7 @@ class ForkServer:
         self._line.settimeout(FORK_SECONDS)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gbactl.nodes.process", FORK_SERVER, str(self.owner)],
+                [sys.executable, "-m", "gbactl.nodes.child_process", FORK_SERVER, str(self.owner)],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                 env={**os.environ, **thread_environment(1), **NO_THREAD},
             )  # fmt: skip
@@ -192,7 +192,7 @@ def start_node(environment: Mapping[str, str], log: Path, fds: Sequence[int]) ->
             close_fork_server()
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "gbactl.nodes.process", str(os.getpid()), log.stem],
+            [sys.executable, "-m", "gbactl.nodes.child_process", str(os.getpid()), log.stem],
             stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True,
             env=environment, pass_fds=fds,
         )  # fmt: skip

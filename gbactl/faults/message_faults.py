@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from gbactl.config_types import Bounds, Interval
 from gbactl.errors import ConfigError
-from gbactl.faults.base import NextOccurrence, TimedFault, kind, require
+from gbactl.faults.fault_kinds import NextOccurrence, TimedFault, kind, require
 from gbactl.faults.random_streams import exponential, key_of, uniform
 
 _DIRECTIONS = 4  # separates these random numbers from the plan's others

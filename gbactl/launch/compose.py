@@ -30,8 +30,8 @@ from gbactl.errors import ConfigError, GbactlError, UsageError
 from gbactl.faults.load_trace import with_traces
 from gbactl.launch.resume import group_choices, resumed
 from gbactl.paths import conf_dir
-from gbactl.policies.base import names, policy_class
-from gbactl.switching.controller import GBA, SYNC
+from gbactl.policies.policy import names, policy_class
+from gbactl.switching.auto_controller import GBA, SYNC
 
 ROOT_CONFIG = "train"
 

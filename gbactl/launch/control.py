@@ -21,8 +21,8 @@ from typing import Any
 from gbactl.config.place import place_of
 from gbactl.errors import ConfigError, GbactlError, UsageError, WireError
 from gbactl.launch.run_dir import CONFIG, LOG, RESULT, find, lock
-from gbactl.policies.base import names
-from gbactl.switching import messages
+from gbactl.policies.policy import names
+from gbactl.switching.mode_switches import answer, status
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.channel import Channel
 from gbactl.wire.event_loop import SocketHub
@@ -131,7 +131,7 @@ def ask(run: str, to: str, changes: tuple[str, ...], wait: bool, as_json: bool, 
     machine = as_json or not sys.stdout.isatty()
     if machine:
         print(json.dumps(found), flush=True)
-    print(messages.answer(found), file=sys.stderr if machine else sys.stdout, flush=True)
+    print(answer(found), file=sys.stderr if machine else sys.stdout, flush=True)
 
 
 def tell_status(run: str, as_json: bool, uri: str | None) -> None:
@@ -139,7 +139,7 @@ def tell_status(run: str, as_json: bool, uri: str | None) -> None:
     run_dir = find(run, uri, holding=CONFIG)
     with ControlClient(run_dir) as asking:
         found = asking.status()
-    print(json.dumps(found) if as_json else messages.status(run_dir, found), flush=True)
+    print(json.dumps(found) if as_json else status(run_dir, found), flush=True)
 
 
 class ControlClient:

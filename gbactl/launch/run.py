@@ -17,9 +17,9 @@ from gbactl.checkpoint.folder import NAME as CHECKPOINTS
 from gbactl.checkpoint.folder import CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
-from gbactl.coordinator.auto_switch import NAME as AUTO
-from gbactl.coordinator.schedule import rounds
-from gbactl.coordinator.summary import METRICS, by_round
+from gbactl.coordinator.rounds import rounds
+from gbactl.coordinator.run_record import METRICS, by_round
+from gbactl.coordinator.switch_plan import AUTO_FILE
 from gbactl.data.dataset import Dataset, open_dataset
 from gbactl.data.prepare import prepare
 from gbactl.engine.base import RunProcesses, engine_of
@@ -27,9 +27,8 @@ from gbactl.engine.fork_server import close_fork_server, open_fork_server
 from gbactl.engine.preflight import check_collective, check_memory, too_few
 from gbactl.engine.signals import NOTHING, StopRequest, asked, look, patient, stoppable, whole
 from gbactl.errors import ClusterError, GbactlError, NoRoomError, Stopped, UsageError
-from gbactl.faults import acted
 from gbactl.faults.cpu_hogs import CpuHogs
-from gbactl.faults.observed import fault_metrics
+from gbactl.faults.observed_effects import fault_lines, fault_metrics, with_injected
 from gbactl.launch import run_dir as run_dirs
 from gbactl.launch.control import ControlSocket
 from gbactl.launch.progress import ProgressDisplay, unit_of
@@ -45,9 +44,7 @@ from gbactl.launch.supervision import (
 )
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
-from gbactl.switching.history import legend, listed, mode_id
-from gbactl.switching.messages import answer
-from gbactl.switching.schedule import located
+from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
 from gbactl.tracking.run import TrackedRun
 from gbactl.tracking.store import tracking_uri
 from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
@@ -427,8 +424,8 @@ class LaunchedRun:
         if "refused" in result:
             self._count_refused(result)
         if "faults" in result:
-            result["faults"] = acted.with_injected(result["faults"], self.injected)
-            for line in acted.lines(result):
+            result["faults"] = with_injected(result["faults"], self.injected)
+            for line in fault_lines(result):
                 self.show.say(f"  {line}")
         if self.lost:
             result["lost_workers"] = self.lost
@@ -492,7 +489,7 @@ class LaunchedRun:
             if result.get("warnings"):
                 self.tracked.tag(gbactl_warnings=" ".join(result["warnings"]))
         plots = self._plots(result) if status == "FINISHED" else []
-        more = [path for name in (run_dirs.FAULTS, AUTO) for path in self.run_dir.glob(name)]
+        more = [path for name in (run_dirs.FAULTS, AUTO_FILE) for path in self.run_dir.glob(name)]
         own = [path for name in (run_dirs.RESULT, run_dirs.CONFIG) if (path := self.run_dir / name).exists()]
         for artifact in (*own, *plots, *more):
             self.tracked.artifact(artifact)

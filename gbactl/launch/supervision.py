@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gbactl.coordinator.journal import kept
+from gbactl.coordinator.state import kept
 from gbactl.engine.base import ChildProcess, RunProcesses
 from gbactl.errors import ClusterError, WireError
 from gbactl.wire.event_loop import SocketHub

@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 
 from gbactl.config_types import Natural
 from gbactl.errors import ConfigError
-from gbactl.policies.base import Policy, PolicyOptions, register
+from gbactl.policies.policy import Policy, PolicyOptions, register
 from gbactl.policies.records import Decision, Grant, Member, Step
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gbactl.errors import UsageError
-from gbactl.policies.base import names
+from gbactl.policies.policy import names
 from gbactl.report.columns import AUC, CLOCKS, REPLICAS, STANDARD, Column, column_of
 from gbactl.report.configurations import TAGS, Configuration, configuration, differing, is_modelled, mixed, value_of
 from gbactl.report.failures import FailureLine, SlowdownLine, failures, slowdowns

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.config.place import place_of
 from gbactl.errors import ConfigError
-from gbactl.policies.base import names, policy_class
-from gbactl.switching.history import each_mode, from_listed
+from gbactl.policies.policy import names, policy_class
+from gbactl.switching.mode_switches import each_mode, from_listed
 from gbactl.tracking.runs import Run
 
 TAGS = "tags."

@@ -1,43 +1,45 @@
 """Worker as a chain of events around the worker's core: what worker/client.py and worker/loop.py do with threads.
 
 The core decides when it takes, prefetches, pulls and computes, as in a real worker. Computing is a job on the host's
-cores, and the fault plan's slowdown is a delay after it; DensePlacementState hides what is computed, and where dense
-gradients go. Costs about 0.1 ms a batch beside the gradient.
+cores, and the fault plan's slowdown is a delay after it; DensePlacement hides what is computed, and where dense
+gradients go. A worker can die or hang: its events are dropped, or deferred until it wakes up. Costs about 0.1 ms a
+batch beside the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.kernels.base import Floats
 from gbactl.kernels.half_precision import Codec
-from gbactl.simulation.clock import EventQueue
-from gbactl.simulation.compute import SharedCompute
 from gbactl.simulation.cost_model import CostModel
-from gbactl.simulation.dense_transfer import DenseTransfers
+from gbactl.simulation.discrete_events import EventQueue
 from gbactl.simulation.network import Host, VirtualChannel
-from gbactl.simulation.process import VirtualProcess
+from gbactl.simulation.shared_compute import SharedCompute
 from gbactl.wire.auth import Peer
-from gbactl.wire.frames import CLOSED, Frame
+from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import (
     Ack,
+    AddReplica,
     BeginPhase,
     CloseReplicas,
     DenseMoved,
     DenseSaved,
     DenseState,
     EasgdCentre,
+    GetDense,
     Granted,
     Inspect,
     Inspected,
     MoveDense,
     OpenReplicas,
     Predictions,
+    PutDense,
     Rows,
     SaveDense,
     SaveReplica,
@@ -49,6 +51,7 @@ from gbactl.worker.core import (
     BatchInProgress,
     Command,
     ComputeNext,
+    DenseTransfer,
     PullRows,
     Question,
     ReleaseFrames,
@@ -56,6 +59,94 @@ from gbactl.worker.core import (
     Told,
     WorkerCore,
 )
+
+
+class VirtualProcess:
+    """Virtual process. `connections`: its channels, which break when it dies."""
+
+    def __init__(self) -> None:
+        self.connections: list[VirtualChannel] = []
+        self._stopped = self._frozen = False
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process is dead."""
+        return self._stopped
+
+    def die(self) -> None:
+        """Kill the process: its pending events are dropped; what it has sent arrives."""
+        self._stopped = True
+        for each in self.connections:
+            each.close()
+
+    def freeze(self) -> None:
+        """Stop the process: its events wait for `wake`."""
+        self._frozen = True
+
+    def wake(self) -> None:
+        """Resume the process with its deferred events."""
+        self._frozen = False
+        held, self._held = self._held, []
+        for call, args in held:
+            call(*args)
+
+    def holds(self, call: Callable[..., None], *args: Any) -> bool:
+        """Whether a call must not be made now: the process is dead, or makes it when it wakes up."""
+        if self._frozen:
+            self._held.append((call, args))
+        return self._frozen or self._stopped
+
+
+State = tuple[int, Floats]
+
+
+class DenseTransfers:
+    """Transfer of (optimizer steps, float32) of every shard that has a slice, in shard order.
+
+    `servers`: their channels."""
+
+    def __init__(self, servers: Mapping[int, VirtualChannel]) -> None:
+        self.servers = servers
+        self._transfer = DenseTransfer()
+        self._then: Callable[[], None] = lambda: None
+
+    def fetch(self, then: Callable[[list[State]], None]) -> None:
+        """Fetch the state of all shards; call `then` with it."""
+
+        def all_here() -> None:
+            found = self._transfer.taken().values()
+            then([(state.step, frame.payload.view(np.float32)) for state, frame in found])
+
+        self._begin({shard: (GetDense(), None) for shard in self.servers}, all_here)
+
+    def give(
+        self, states: list[State], then: Callable[[], None], how: Callable[[int], PutDense | AddReplica] = PutDense
+    ) -> None:
+        """Give each shard its state (or nothing, if empty); call `then` when all have it."""
+        each = zip(self.servers, states, strict=False)
+        self._begin({shard: (how(step), values.view(np.uint8)) for shard, (step, values) in each}, then)
+        if not states:
+            then()
+
+    def _begin(self, asked: dict[int, tuple[Any, Bytes | None]], then: Callable[[], None]) -> None:
+        self._then = then
+        self._transfer.begin(asked)
+        for shard, told in asked.items():
+            self.servers[shard].send(*told)
+
+    def came(self, shard: int, message: DenseState, frame: Frame) -> None:
+        """Take a server's state."""
+        self._answered(shard, (message, frame))
+
+    def acked(self, shard: int) -> None:
+        """Record that a server has what it was given."""
+        self._answered(shard, None)
+
+    def _answered(self, shard: int, state: tuple[DenseState, Frame] | None) -> None:
+        self._transfer.answered(shard, state)
+        if self._transfer.done:
+            self._then()
 
 
 @dataclass(frozen=True)

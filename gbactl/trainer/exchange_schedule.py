@@ -46,7 +46,6 @@ class ForegroundDriver:
         self._answers: ShadowDriver | None = None
 
     def stepped(self, iterations: int) -> None:
-        """See ExchangeDriver.stepped."""
         with self._lock:
             if self._answers is not None:
                 self._answers.stepped(iterations)
@@ -65,7 +64,6 @@ class ForegroundDriver:
             self._answers = ShadowDriver(self.meeting, IDLE_SECONDS)
 
     def close(self) -> None:
-        """See ExchangeDriver.close."""
         if self._answers is not None:
             self._answers.close()
             return
@@ -94,7 +92,6 @@ class ShadowDriver:
             self._error = error
 
     def stepped(self, iterations: int) -> None:
-        """See ExchangeDriver.stepped."""
         if self._error is not None:
             raise self._error
 
@@ -102,7 +99,6 @@ class ShadowDriver:
         """See ExchangeDriver.idle: nothing changes."""
 
     def close(self) -> None:
-        """See ExchangeDriver.close."""
         self._leaving.set()
         self._thread.join()
         self.stepped(0)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.faults.message_faults import MessageFaultStream
-from gbactl.faults.plan import FaultPlan
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel, ChannelWrapper, Hub, HubWrapper

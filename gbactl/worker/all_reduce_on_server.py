@@ -4,7 +4,7 @@ While the ring works, every rank keeps a copy of its part of a round and of the 
 step, and nothing is sent. Once it breaks, every rank sends the server both, so that a sum which reached some ranks
 reaches all. What a failed rank had contributed to a sum that reached no other rank is lost. From then on a round costs
 the vector to that server and back, over the existing connections. The server's successor is sent both again.
-gradient_sums.py has the server's side.
+server/allreduce_fallback.py has the server's side.
 """
 
 from __future__ import annotations
@@ -66,26 +66,21 @@ class ServerSums(RingFallback):
     # -- methods of Surviving -----------------------------------------------------------------------
 
     def without_the_dead(self) -> None:
-        """See Surviving.without_the_dead."""
         self._dealt = None
 
     def deal(self, number: int, part: int | None, parts: int, after: int) -> None:
-        """See Surviving.deal."""
         self._dealt = (number, part, parts, after)
 
     def leave_out(self, rank: int) -> None:
-        """See Surviving.leave_out."""
         with self._lock:
             self._absent.add(rank)
             for name, each in self._now.items() if self._fallen else ():
                 self._ask(name, each)
 
     def interrupt(self) -> None:
-        """See Surviving.interrupt."""
         self.exchange.look()
 
     def renew(self, generation: int) -> None:
-        """See Surviving.renew."""
         with self._lock:
             self._generation, self._dealt = generation, None
             self._absent.clear()
@@ -94,7 +89,6 @@ class ServerSums(RingFallback):
             self._free.clear()
 
     def fall(self) -> None:
-        """See RingFallback.fall."""
         with self._lock:
             if not self._fallen:
                 self._fallen = True
@@ -103,7 +97,6 @@ class ServerSums(RingFallback):
     # -- sums ---------------------------------------------------------------------------------------
 
     def start(self, name: str, buffer: Any) -> _Handle:
-        """See Collective.start."""
         array = as_array(buffer)
         with self._lock:
             now = self._now.get(name)
@@ -117,7 +110,6 @@ class ServerSums(RingFallback):
         return _Handle(name, now, array)
 
     def wait(self, handle: _Handle) -> None:
-        """See Collective.wait."""
         self.fall()
         each = handle.round
         self.exchange.until(lambda: each.total is not None or (self._dealt is not None and self.wanted()))

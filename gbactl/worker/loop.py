@@ -65,12 +65,10 @@ class MappedBatchSource:
         self._ranges: Ranges = ()
 
     def begin(self, phase: BeginPhase) -> None:
-        """See Source.begin."""
         self.phase, self.split = phase, self.dataset.splits[phase.split]
         self._ranges = of_phase(phase.first_sample, phase.samples, phase.ranges)
 
     def prepare(self, grant: Granted | PrefetchHint) -> tuple[Batch, DistinctRows]:
-        """See Source.prepare."""
         assert self.phase is not None and self.split is not None
         where = pieces(self._ranges, grant.start, grant.samples) or [(0, 0)]
         if self.shuffle and self.phase.training:

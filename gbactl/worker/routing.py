@@ -32,11 +32,9 @@ class ParkedConnection:
         self._then: Channel | None = None
 
     def reserve(self, nbytes: int) -> Bytes:
-        """See Channel.reserve."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, message: object, payload: Bytes | None = None) -> None:
-        """See Channel.send."""
         if not isinstance(message, Push):
             return
         with self._lock:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gbactl.errors import WireError
-from gbactl.server.core import Server
+from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gbactl.policies.base import PolicyOptions, register
+from gbactl.policies.policy import PolicyOptions, register
 from gbactl.policies.buffered import BufferedPolicy
 
 

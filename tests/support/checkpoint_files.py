@@ -50,7 +50,7 @@ def fill(shard: Shard, seed: int = 0) -> None:
     state["value"] = vector[low : low + len(state["value"])].copy()
     for name in (name for name in state if name.startswith("moment.")):
         state[name] = (vector * 3)[low : low + len(state[name])].copy()
-    shard.load_dense({**state, "step": np.array([4], np.int64)})
+    shard.dense_block().load_state({**state, "step": np.array([4], np.int64)})
 
 
 def tensors_of(shard: Shard, index: np.ndarray | None = None) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gbactl.coordinator import journal
-from gbactl.coordinator.handout import LivePhase
-from gbactl.server.core import Server
+from gbactl.coordinator.batch_dispatch import LivePhase
+from gbactl.coordinator.state import JOURNAL_FILE
+from gbactl.server.shard_server import Server
 from gbactl.wire.messages import KIND
 from gbactl.worker.client import WorkerClient
 from tests.support.in_memory import MemoryChannel
@@ -77,7 +77,7 @@ class Death:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_dir: Path, *turns: int, of: Any = object) -> None:
         self.turns, self.deaths = list(turns), 0
-        plain, seen, note = MemoryChannel.send, Counter[int](), run_dir / journal.NAME
+        plain, seen, note = MemoryChannel.send, Counter[int](), run_dir / JOURNAL_FILE
 
         def send(this: Any, message: Any, payload: Any = None) -> None:
             me = this._hub.me

@@ -18,11 +18,11 @@ from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, OrderRecord
 from gbactl.data.dataset import open_dataset
 from gbactl.data.prepare import prepare
-from gbactl.nodes.roles import header
+from gbactl.nodes.node_setup import header
 from gbactl.policies import Drop, Grant, Phase, Policy, make
-from gbactl.policies.base import Decision
-from gbactl.replay.fold import store_order
-from gbactl.replay.worker import GradientRecomputer, PulledBatch
+from gbactl.policies.policy import Decision
+from gbactl.replay.gradient_recomputation import GradientRecomputer, PulledBatch
+from gbactl.replay.replayer import store_order
 from gbactl.store.gradient_slice import StepOrder
 from gbactl.store.optimizers import factor
 from gbactl.wire.messages import BeginPhase

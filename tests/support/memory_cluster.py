@@ -12,13 +12,13 @@ from typing import Any
 
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig, to_dict
-from gbactl.coordinator.journal import JournalState
-from gbactl.coordinator.shell import Coordinator
+from gbactl.coordinator.message_loop import Coordinator
+from gbactl.coordinator.state import JournalState
 from gbactl.data.dataset import open_dataset
 from gbactl.errors import PeerGoneError, WireError
-from gbactl.nodes.roles import dressed, header, serve
-from gbactl.nodes.worker import work
-from gbactl.server.core import Server
+from gbactl.nodes.node_setup import dressed, header, serve
+from gbactl.nodes.worker_process import work
+from gbactl.server.shard_server import Server
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Hub
 from gbactl.wire.frames import CLOSED

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gbactl.server.core import Server
+from gbactl.server.shard_server import Server
 from gbactl.store.dense import DenseSpec
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import Shard, ShardSpec

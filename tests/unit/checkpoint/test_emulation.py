@@ -12,8 +12,7 @@ from gbactl.checkpoint.emulation import Emulation, by_distribution, emulate
 from gbactl.checkpoint.plan import JobCosts, SaveSchedule, bases, expected_pls, full, partial
 from gbactl.config import FaultsConfig
 from gbactl.errors import ConfigError
-from gbactl.faults.injector import FaultInjector
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultInjector, FaultPlan
 
 COSTS = JobCosts(job=100.0, between_failures=50.0, servers=4, save=2.0, load=4.0, reschedule=1.0)
 

@@ -194,7 +194,7 @@ def test_a_base_and_what_came_after_it_are_merged(tmp_path: Path) -> None:
         fill(shard, 1)
         for name, values in tensors(both).items():
             values[[1, 3]] = tensors(shard)[name][[1, 3]]
-        both.load_dense(shard.dense_state())
+        both.dense_block().load_state(shard.dense_state())
     save(tmp_path, shards, 2, base=["cut-000001"], index=[np.array([1, 3], np.int32)] * 2)
     for shard in expected:
         loaded = Shard(spec(shard.spec.shard, 2))

@@ -17,8 +17,8 @@ from gbactl.checkpoint.publishing import ReplicaMean
 from gbactl.checkpoint.restore import dense_state
 from gbactl.config import CheckpointConfig, RunConfig, mode_values
 from gbactl.coordinator.checkpointing import Checkpointing
+from gbactl.coordinator.run_record import RunSummary
 from gbactl.coordinator.state import JobPosition, RunState
-from gbactl.coordinator.summary import RunSummary
 from gbactl.errors import CheckpointError, DivergedError
 from gbactl.wire.messages import DenseSaved, Save, Saved, SaveDense, SaveReplica
 from tests.support.checkpoint_files import save, shards_of

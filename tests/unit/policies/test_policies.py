@@ -25,7 +25,7 @@ from gbactl.policies import (
     Step,
     make,
 )
-from gbactl.policies.base import policy_class
+from gbactl.policies.policy import policy_class
 from tests.support.modes import EVERY, REPLICAS, SERVED
 from tests.support.policy_driver import Driver, phase, run
 

@@ -126,7 +126,7 @@ def test_trainers_part_after_the_same_round_whenever_they_were_told() -> None:
     def trainer(rank: int) -> None:
         weight, busy = (0.0, 0) if rank == 3 else (1.0, 1 + 4 * rank)
         meeting = AveragingRounds(
-            replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), group.member(rank), weight
+            replicas[rank], make("ma", SIZE, {}), ExchangeStatistics(), group.member(rank), weight=weight
         )
         while not meeting.once(rounds[rank] >= busy):
             rounds[rank] += 1

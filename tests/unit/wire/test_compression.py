@@ -12,8 +12,8 @@ import pytest
 from gbactl.config import CollectiveConfig, RunConfig, TransportConfig, check
 from gbactl.errors import ConfigError
 from gbactl.kernels.half_precision import CODECS, rounded
-from gbactl.nodes.roles import dressed
-from gbactl.replay.command import replay, sentence
+from gbactl.nodes.node_setup import dressed
+from gbactl.replay.replay_run import replay, sentence
 from gbactl.wire import frames
 from gbactl.wire.auth import Peer
 from gbactl.wire.compression import HalfPrecisionHub, narrowed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gbactl.config import FaultsConfig
-from gbactl.faults.plan import FaultPlan
+from gbactl.faults.fault_plan import FaultPlan
 from gbactl.wire.auth import Peer
 from gbactl.wire.channel import Channel
 from gbactl.wire.frames import CLOSED

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder
-from gbactl.checkpoint.manifest import FileEntry, Manifest
+from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, FileEntry, Manifest
 from gbactl.checkpoint.publishing import DENSE
 from gbactl.checkpoint.tensor_file import HALVED, PIECE, widened, write_tensors
 from gbactl.errors import CheckpointError

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase

@@ -1,7 +1,7 @@
 """Base of the engines: interfaces of an engine and a process, and the child processes of a local run.
 
-To add an engine: engine/NAME.py with its PLACE (config/place.py), which has a method `train`, conf/cluster/NAME.yaml,
-one test. tests/integration/test_additions.py does it.
+To add an engine: engine/NAME.py with its PLACE (config/engine_capabilities.py), which has a method `train`,
+conf/cluster/NAME.yaml, one test. tests/integration/test_additions.py does it.
 """
 
 from __future__ import annotations

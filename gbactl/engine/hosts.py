@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gbactl.config.build import require
+from gbactl.config.engine_capabilities import Place
 from gbactl.config.groups import ClusterConfig
-from gbactl.config.place import Place
 from gbactl.config.placement import hosts_of, place, slots
+from gbactl.errors import require
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext

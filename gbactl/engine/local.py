@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gbactl.config.place import Place
+from gbactl.config.engine_capabilities import Place
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext

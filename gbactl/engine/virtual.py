@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from gbactl.config.engine_capabilities import Place
 from gbactl.config.groups import ClusterConfig
-from gbactl.config.place import Place
 
 if TYPE_CHECKING:
     from gbactl.engine.base import LaunchContext

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gbactl import shared_memory_names
-from gbactl.checkpoint.folder import NAME as CHECKPOINTS
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from gbactl.collective.rendezvous import Rendezvous
 from gbactl.config import RunConfig, flatten, to_dict
 from gbactl.coordinator.rounds import rounds
@@ -45,9 +44,9 @@ from gbactl.launch.supervision import (
 from gbactl.paths import room_needed
 from gbactl.processor import SLOW_BF16, lacks_bf16
 from gbactl.switching.mode_switches import answer, legend, listed, located, mode_id
-from gbactl.tracking.run import TrackedRun
-from gbactl.tracking.store import tracking_uri
+from gbactl.tracking.mlflow_store import tracking_uri
 from gbactl.tracking.summary import failed_in_short, failure_metrics, metrics_of, replica_metrics, tags_of, useless
+from gbactl.tracking.tracked_run import TrackedRun
 from gbactl.wire.auth import Peer, new_key
 from gbactl.wire.event_loop import SocketHub
 from gbactl.wire.messages import Event, unpack
@@ -469,8 +468,7 @@ class LaunchedRun:
         return {"clock": self.cfg.place.clock, "virtual_seconds": None}
 
     def _plots(self, result: dict[str, Any]) -> list[Path]:
-        from gbactl.report.curves import curves_of
-        from gbactl.report.plots import plot
+        from gbactl.report.plots import curves_of, plot
 
         curves = [curves_of(result["mode"], str(result["seed"]), result)]
         try:

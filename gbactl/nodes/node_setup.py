@@ -8,8 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint.manifest import identity
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.shards import shard_spec
@@ -150,7 +149,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Chec
     spec = shard_spec(cfg, dataset, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
     resumed = None if cfg.resume is None else Path(cfg.resume)
-    own = folders.CheckpointFolder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
+    own = CheckpointFolder(run_dir / CHECKPOINTS, identity(to_dict(cfg), dataset.fingerprint))
     return shard, CheckpointLoaded(boot.index, load_last(shard, own, resumed))
 
 

@@ -50,7 +50,7 @@ class BeginPhase(NamedTuple):
     """Start of a phase (training or evaluation); `number` stands in every later message of it.
 
     It covers `samples` of the split from `first_sample` on; batches and their samples are numbered from there. A
-    non-empty `ranges` (see checkpoint/ranges.py) replaces that interval."""
+    non-empty `ranges` (see checkpoint/sample_ranges.py) replaces that interval."""
 
     number: Integer
     training: bool

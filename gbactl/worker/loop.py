@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint.ranges import Ranges, of_phase, pieces
+from gbactl.checkpoint.sample_ranges import Ranges, of_phase, pieces
 from gbactl.data.dataset import Batch, Dataset, Split, permuted
 from gbactl.faults.slowdown import WorkerSlowdown
 from gbactl.kernels.base import DistinctRows, Kernels

@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gbactl.config.place import Place, PlaceOptions
+from gbactl.config.engine_capabilities import Place, PlaceOptions
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
-from gbactl.checkpoint.manifest import FileEntry, Manifest
+from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, Manifest, write_manifest
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.store.optimizers import OptimizerSpec
 from gbactl.store.shard import DenseSpec, Shard, ShardSpec
@@ -84,7 +82,7 @@ def save(
         POSITION, {}, SCHEMA, "same", base or [],
     )  # fmt: skip
     made = dataclasses.replace(made, **more)
-    manifests.write(path, made)
+    write_manifest(path, made)
     return made
 
 

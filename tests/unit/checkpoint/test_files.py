@@ -16,10 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from gbactl.checkpoint import manifest as manifests
 from gbactl.checkpoint import tensor_file
-from gbactl.checkpoint.folder import CheckpointFolder, check
-from gbactl.checkpoint.manifest import FileEntry
+from gbactl.checkpoint.folder import CheckpointFolder, FileEntry, _sum, check, write_manifest
 from gbactl.checkpoint.publishing import DENSE, Publication
 from gbactl.checkpoint.restore import load_newest, load_shard
 from gbactl.checkpoint.tensor_file import TensorFile, write_tensors
@@ -295,7 +293,7 @@ def test_no_name_in_a_manifest_leads_out_of_its_folder(two: Path, name: str) -> 
         values.pop("sum")
         values["files"][0]["name"] = change.get("files", "S0.safetensors")
         values["base"] = change.get("base", [])
-        (two / "cut-000002" / "manifest.json").write_text(json.dumps({**values, "sum": manifests._sum(values)}))
+        (two / "cut-000002" / "manifest.json").write_text(json.dumps({**values, "sum": _sum(values)}))
         with pytest.raises(CheckpointError, match=r"manifest\.json is damaged \(it names"):
             CheckpointFolder(two).chain("cut-000002")
 
@@ -330,7 +328,7 @@ def test_a_recovering_server_takes_no_damaged_dense_part(two: Path) -> None:
     made, path = save(two, shards_of(2), 3), two / "cut-000003"
     written = write_tensors(path / DENSE, {"dense.step": TENSORS["step"]}, {})
     files = [*made.files, FileEntry(DENSE, -1, written.bytes, 0, written.sums)]
-    manifests.write(path, dataclasses.replace(made, home="workers", files=files))
+    write_manifest(path, dataclasses.replace(made, home="workers", files=files))
     (path / DENSE).write_bytes(bytes(written.bytes))
     told: list[str] = []
     found = load_newest(Shard(spec(0, 2)), CheckpointFolder(two), told.append)

@@ -1,13 +1,17 @@
-"""Rules between fields of a configuration and for requests to a running job, each with a sentence on what to type."""
+"""Configuration built from plain containers and checked; requests to a running job are checked by the same rules.
+
+Each rule that holds between several fields has a sentence on what to type."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gbactl.checkpoint.plan import SAVED_DTYPES, VARIANTS
-from gbactl.config.build import naming, require
-from gbactl.config.run import RunConfig
-from gbactl.errors import ConfigError
+from gbactl.config.engine_capabilities import place_of
+from gbactl.config.groups import WITH_OPTIONS, own_keys
+from gbactl.config.run_config import RunConfig, naming
+from gbactl.config_types import build
+from gbactl.errors import ConfigError, require
 from gbactl.policies.policy import policy_class
 from gbactl.store.shard import ROW_L2_SCOPES
 from gbactl.switching.auto_controller import MODES
@@ -185,3 +189,28 @@ def check(cfg: RunConfig) -> RunConfig:
     check_transport(cfg)
     cfg.cost.check()
     return cfg
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """Build and check a run's configuration from plain containers. Raises ConfigError."""
+    cfg = build(RunConfig, _with_workers(_with_options(values)), "")
+    return check(cfg)
+
+
+def _with_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Gather the mode's own keys, and the place's, under `options`."""
+    found = {group: own_keys(kind, values[group]) for group, kind in WITH_OPTIONS.items() if _is_dict(values, group)}
+    return {**values, **found}
+
+
+def _is_dict(values: dict[str, Any], group: str) -> bool:
+    return isinstance(values.get(group), dict)
+
+
+def _with_workers(values: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the place's number of workers where none is given."""
+    cluster = values.get("cluster")
+    if not isinstance(cluster, dict) or cluster.get("workers", 0) is not None:
+        return values
+    place = place_of(str(cluster.get("name")))
+    return {**values, "cluster": {**cluster, "workers": place.workers(cluster)}}

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gbactl.config.build import build, require
 from gbactl.config.groups import ClusterConfig
+from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.paths import conf_dir
 
@@ -57,12 +57,13 @@ class Place:
 
     def options(self, cluster: ClusterConfig) -> PlaceOptions:
         """Build the place's own keys. Raises ConfigError for an unknown key or a bad value."""
-        common, own = ([f.name for f in dataclasses.fields(kind)] for kind in (ClusterConfig, self.Options))
-        strange = sorted(set(cluster.options) - set(own))
-        keys = [*(key for key in common if key != "options"), *own]
-        require(not strange, f"cluster={cluster.name} has no key {', '.join(strange)}; keys are: {', '.join(keys)}.")
-        made: PlaceOptions = build(self.Options, cluster.options, "cluster.")
-        return made
+        common = [f.name for f in dataclasses.fields(ClusterConfig) if f.name != "options"]
+
+        def unknown(strange: list[str], own: list[str]) -> str:
+            keys = ", ".join([*common, *own])
+            return f"cluster={cluster.name} has no key {', '.join(strange)}; keys are: {keys}."
+
+        return build(self.Options, cluster.options, "cluster.", unknown)
 
     def check(self, cluster: ClusterConfig, workers: int) -> None:
         """Raise ConfigError, with the key to type, on keys that cannot work with so many workers."""

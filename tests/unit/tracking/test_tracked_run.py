@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from gbactl.errors import TrackingError
-from gbactl.tracking.backlog import FILE_NAME, Backlog
-from gbactl.tracking.run import TrackedRun
-from gbactl.tracking.send import send_backlog
+from gbactl.tracking.delivery import FILE_NAME, Backlog, send_backlog
+from gbactl.tracking.tracked_run import TrackedRun
 
 
 class MemoryStore:

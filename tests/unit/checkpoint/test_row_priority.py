@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.checkpoint import priority
-from gbactl.checkpoint.priority import Mfu, Scar, Ssu
+from gbactl.checkpoint import row_priority
+from gbactl.checkpoint.row_priority import Mfu, Scar, Ssu
 from gbactl.errors import ConfigError
 
 ROWS = 40
@@ -88,7 +88,7 @@ def test_a_full_set_of_ssu_lets_new_rows_in_and_stays_full() -> None:
 @pytest.mark.parametrize("name", ["scar", "mfu", "ssu"])
 def test_a_whole_save_forgets_what_was_noted(name: str) -> None:
     table = np.zeros((ROWS, 2), np.float32)
-    order = priority.make(name, table, SPANS, 0.5, 0)
+    order = row_priority.make(name, table, SPANS, 0.5, 0)
     table[2:8] += 1
     order.touched(np.arange(2, 8, dtype=np.int32))
     order.saved(table)
@@ -99,21 +99,21 @@ def test_a_whole_save_forgets_what_was_noted(name: str) -> None:
 @pytest.mark.parametrize("name", ["scar", "mfu", "ssu"])
 def test_a_shard_without_large_tables_chooses_nothing(name: str) -> None:
     table = np.zeros((3, 2), np.float32)
-    order = priority.make(name, table, [], 0.5, 0)
+    order = row_priority.make(name, table, [], 0.5, 0)
     order.touched(ints([0, 1]))
     assert len(order.choose(3, table)) == 0
 
 
 def test_unknown_priorities_are_told() -> None:
     with pytest.raises(ConfigError, match="scar, mfu and ssu"):
-        priority.make("lru", np.zeros((1, 1), np.float32), [], 0.5, 0)
+        row_priority.make("lru", np.zeros((1, 1), np.float32), [], 0.5, 0)
 
 
 def test_the_largest_tables_that_hold_a_share() -> None:
     tables = [(0, 10), (10, 500), (500, 510), (510, 1000)]
-    assert priority.largest_tables(tables, 0.9) == [(10, 500), (510, 1000)]
-    assert priority.largest_tables(tables, 0.4) == [(10, 500)]
-    assert priority.largest_tables(tables, 1.0) == tables
+    assert row_priority.largest_tables(tables, 0.9) == [(10, 500), (510, 1000)]
+    assert row_priority.largest_tables(tables, 0.4) == [(10, 500)]
+    assert row_priority.largest_tables(tables, 1.0) == tables
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 30), min_size=1, max_size=6))
@@ -121,7 +121,7 @@ def test_local_spans_are_the_rows_that_lie_there(shards: int, sizes: list[int]) 
     edges = np.cumsum([0, *sizes]).tolist()
     tables = [(low, high) for low, high in itertools.pairwise(edges)][::2]
     for shard in range(shards):
-        spans = priority.local_spans(tables, shard, shards)
+        spans = row_priority.local_spans(tables, shard, shards)
         local = [row for low, high in spans for row in range(low, high)]
         expected = [row // shards for low, high in tables for row in range(low, high) if row % shards == shard]
         assert local == expected

@@ -1,16 +1,19 @@
-"""Configuration of a whole run, and values derived from it."""
+"""Configuration of a whole run, values derived from it, and its plain containers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gbactl.checkpoint.plan import CheckpointConfig
-from gbactl.config.build import build, naming, own_keys, require
 from gbactl.config.cost import CostConfig
+from gbactl.config.engine_capabilities import Place, place_of
 from gbactl.config.groups import (
+    WITH_OPTIONS,
     ClusterConfig,
     CollectiveConfig,
     ModeConfig,
@@ -19,9 +22,10 @@ from gbactl.config.groups import (
     TrackingConfig,
     TrainConfig,
     TransportConfig,
+    own_keys,
 )
-from gbactl.config.place import Place, place_of
-from gbactl.config_types import Processes, Seed, expect
+from gbactl.config_types import Processes, Seed, build, expect
+from gbactl.errors import ConfigError
 from gbactl.faults.fault_plan import FaultPlan, FaultsConfig
 from gbactl.models.options import ModelConfig
 from gbactl.policies.policy import PolicyOptions, policy_class
@@ -29,6 +33,15 @@ from gbactl.switching.auto_controller import GBA, MODES, SYNC
 from gbactl.switching.mode_switches import ScheduleEntry, entries, name
 
 CYCLE_MS, CYCLE_BATCH = 3.0, 1024
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Prefix configuration errors inside this context with `where`, such as an entry of the switch schedule."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 @dataclass
@@ -115,7 +128,7 @@ class RunConfig:
         workers = values.get("workers", self.cluster.workers)
         expect("workers", workers, Processes)
         own = {key: value for key, value in values.items() if key != "workers"}
-        mode: ModeConfig = build(ModeConfig, own_keys(ModeConfig, own), "mode.")
+        mode = build(ModeConfig, own_keys(ModeConfig, own), "mode.")
         cluster = dataclasses.replace(self.cluster, workers=workers)
         return dataclasses.replace(self, mode=mode, cluster=cluster, switch=SwitchConfig())
 
@@ -157,12 +170,12 @@ class RunConfig:
 
     def policy_options(self) -> PolicyOptions:
         """Build the options of the mode's policy. Raises ConfigError for an unknown key or a bad value."""
-        kind = policy_class(self.mode.name).Options
-        known = [f.name for f in dataclasses.fields(kind)]
-        strange = sorted(set(self.mode.options) - set(known))
-        own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
-        require(not strange, f"mode={self.mode.name} has no key {', '.join(strange)}; {own}.")
-        options: PolicyOptions = build(kind, self.mode.options, "mode.")
+
+        def unknown(strange: list[str], known: list[str]) -> str:
+            own = f"its own keys are: {', '.join(known)}" if known else "it has none of its own"
+            return f"mode={self.mode.name} has no key {', '.join(strange)}; {own}."
+
+        options = build(policy_class(self.mode.name).Options, self.mode.options, "mode.", unknown)
         options.check()
         return options
 
@@ -184,3 +197,25 @@ class RunConfig:
     def lanes(self) -> int:
         """Largest number of compute threads (Hogwild) that a worker has in any phase."""
         return max(1, *(int(phase.mode.options.get("hogwild_threads", 1)) for phase in self.possible))
+
+
+def to_dict(cfg: RunConfig) -> dict[str, Any]:
+    """Convert to plain containers, for the resolved file and for MLflow's params."""
+    values = dataclasses.asdict(cfg)
+    for group in WITH_OPTIONS:
+        values[group].update(values[group].pop("options"))
+    return values
+
+
+def mode_values(cfg: RunConfig) -> dict[str, Any]:
+    """Return all keys of the mode as in conf/mode/, and its number of workers."""
+    return {**to_dict(cfg)["mode"], "workers": cfg.cluster.workers}
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten {'a': {'b': 1}} to {'a.b': 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return flat

@@ -10,8 +10,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.data import files
-from gbactl.data.files import find, read_blocks
+from gbactl.data import text_files
+from gbactl.data.text_files import find, read_blocks
 from gbactl.errors import ConfigError, DataError
 
 TEXT = b"".join(b"line %d, some words\n" % i for i in range(5000))
@@ -79,9 +79,9 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
 def test_a_file_without_lines_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BLOCK", 1000)
-    monkeypatch.setattr(files, "PIECE", 500)
-    monkeypatch.setattr(files, "LONGEST_LINE", 100)
+    monkeypatch.setattr(text_files, "BLOCK", 1000)
+    monkeypatch.setattr(text_files, "PIECE", 500)
+    monkeypatch.setattr(text_files, "LONGEST_LINE", 100)
     (tmp_path / "f").write_bytes(b"a\nb\n" + b"x" * 5000)
     with pytest.raises(DataError, match="f, line 3: longer"):
         read(tmp_path / "f")
@@ -96,8 +96,8 @@ def test_blocks_are_whole_lines_with_true_numbers(
     path.write_bytes(b"-" + text)
     expected = (b"-" + text).removesuffix(b"\n").split(b"\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK", 40)
-        patch.setattr(files, "PIECE", 7)
+        patch.setattr(text_files, "BLOCK", 40)
+        patch.setattr(text_files, "PIECE", 7)
         seen = [block for _, block in read_blocks(path)]
     numbered = [(b.first_line + i, line) for b in seen for i, line in enumerate(b.data.split(b"\n")[:-1])]
     assert numbered == list(enumerate(expected, 1))

@@ -1,32 +1,35 @@
-"""Sender of one run to an MLflow store, and delivery of its backlog records in order.
+"""Delivery of a run's records to its MLflow store, from a backlog file, during the run or afterwards.
 
-Every call of a sender may be repeated without harm; a delivery records its progress on disk. Used during a run
-and by `gbactl report --send` afterwards.
+Every call of a sender may be repeated without harm. Records are on disk before they are sent; the backlog has one JSON
+object a line. Kinds: run (first), metrics, tags, artifact, reopen, finish; between them `opened` (the store's run id)
+and `sent` (how many records the store has accepted). The file is removed when all records were accepted;
+`gbactl report --send RUN_DIR` sends what is left, and may be repeated.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from filelock import FileLock, Timeout
+
 from gbactl.errors import TrackingError
-from gbactl.tracking.backlog import Backlog, Record
-from gbactl.tracking.store import connect, ensure_store, experiment_id, sqlite_path
+from gbactl.tracking.mlflow_store import absolute, connect, ensure_store, experiment_id, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-
+LOCK_NAME = ".tracking.lock"
 LOCAL_ID_TAG = "gbactl.local_id"
-MetricRow = tuple[str, float, int, int]
-BATCH = 1000
-
-
-"""name, value, milliseconds since the epoch, step"""
+MetricRow = tuple[str, float, int, int]  # name, value, milliseconds since the epoch, step
+BATCH = 1000  # rows of metrics that a store takes at once
 
 
 class Sender(Protocol):
@@ -244,3 +247,136 @@ class Delivery:
 def _parts(rows: list[MetricRow]) -> Iterator[list[MetricRow]]:
     for low in range(0, len(rows), BATCH):
         yield rows[low : low + BATCH]
+
+
+FILE_NAME = "tracking_backlog.jsonl"
+Record = dict[str, Any]
+
+
+@dataclass
+class BacklogContents:
+    """Contents of a backlog file: all records, the store's run id if known, the number of records accepted."""
+
+    records: list[Record] = field(default_factory=list)
+    run_id: str | None = None
+    sent: int = 0
+
+
+class Backlog:
+    """Append-only backlog file of a run directory.
+
+    It survives the process, not a power cut (no fsync). Write errors (a full disk) are ignored.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / FILE_NAME
+
+    def _write(self, records: list[Record]) -> None:
+        with suppress(OSError), self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+
+    def append(self, records: list[Record]) -> None:
+        """Append records that are to be sent."""
+        if records:
+            self._write(records)
+
+    def opened(self, run_id: str) -> None:
+        """Record the store's id of the run; records accepted under another id no longer count as sent."""
+        self._write([{"kind": "opened", "run_id": run_id}])
+
+    def sent(self, count: int) -> None:
+        """Record that the store has accepted the first `count` records."""
+        self._write([{"kind": "sent", "count": count}])
+
+    def remove(self) -> None:
+        """Remove the file, after everything was accepted."""
+        self.path.unlink(missing_ok=True)
+
+    def read(self) -> BacklogContents:
+        """Read the whole file. A truncated last line is ignored; any other damage raises TrackingError."""
+        contents = BacklogContents()
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise TrackingError(f"{self.path}, line {number}, is damaged; remove that line.") from error
+            _take(contents, record)
+        return contents
+
+
+def _take(contents: BacklogContents, record: Record) -> None:
+    if record["kind"] == "opened":
+        if contents.run_id not in (None, record["run_id"]):
+            contents.sent = 0
+        contents.run_id = record["run_id"]
+    elif record["kind"] == "sent":
+        contents.sent = record["count"]
+    else:
+        contents.records.append(record)
+
+
+@dataclass(frozen=True)
+class SendResult:
+    """Result of sending a backlog: store, run id, number of records."""
+
+    uri: str
+    run_id: str
+    records: int
+
+
+def send_backlog(run_dir: Path, uri: str | None = None, sender: Sender | None = None) -> SendResult | None:
+    """Send a run's backlog to the store it was meant for, or to `uri`; None if nothing is left.
+
+    Raises TrackingError if there is no such run, it is still running, or the store does not answer.
+    """
+    if not run_dir.is_dir():
+        raise TrackingError(f"There is no run directory {run_dir}.")
+    backlog = Backlog(run_dir)
+    if not backlog.path.exists():
+        return None
+    try:
+        with FileLock(run_dir / LOCK_NAME, timeout=0):
+            return _send(backlog, run_dir, uri, sender)
+    except Timeout as error:
+        raise TrackingError(f"The run in {run_dir} still goes on; send its backlog when it has ended.") from error
+
+
+def _send(backlog: Backlog, run_dir: Path, uri: str | None, sender: Sender | None) -> SendResult:
+    contents = backlog.read()
+    if not contents.records or contents.records[0]["kind"] != "run":
+        raise TrackingError(f"{backlog.path} does not begin with a run; it cannot be sent.")
+    _complete(backlog, contents, run_dir)
+    where = absolute(uri or contents.records[0]["uri"])
+    delivery = Delivery(sender or MlflowSender(where), backlog, contents.records)
+    delivery.resume(contents.run_id, contents.sent)
+    try:
+        delivery.push()
+    except Exception as error:
+        raise TrackingError(f"{where} did not take the run ({error}); it is kept, type the same again.") from error
+    return SendResult(where, str(delivery.run_id), len(contents.records) - contents.sent)
+
+
+def _complete(backlog: Backlog, contents: BacklogContents, run_dir: Path) -> None:
+    """Add the `finish` record that a killed launcher could not write."""
+    if contents.records[-1]["kind"] == "finish":
+        return
+    last: Record = {"kind": "finish", "status": status_of(run_dir), "end_ms": _last_ms(contents)}
+    backlog.append([last])
+    contents.records.append(last)
+
+
+def status_of(run_dir: Path) -> str:
+    """Status of a run according to its result.json; KILLED where there is none."""
+    try:
+        status = json.loads((run_dir / "result.json").read_text(encoding="utf-8")).get("status")
+    except (OSError, ValueError):
+        return "KILLED"
+    return status if status in ("FINISHED", "FAILED", "KILLED") else "KILLED"
+
+
+def _last_ms(contents: BacklogContents) -> int:
+    times: list[int] = [row[2] for record in contents.records if record["kind"] == "metrics" for row in record["rows"]]
+    return max([int(contents.records[0]["start_ms"]), *times])

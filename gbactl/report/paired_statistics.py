@@ -1,21 +1,62 @@
-"""Pairing of runs for comparison: same seed, and different only in the keys that make the groups. Pure.
+"""Statistics over seeds (mean, deviation, paired t interval), and the pairing of runs that are compared. Pure.
 
-Grouped by a parameter, a pair may differ in that parameter; grouped by `mode`, in all of mode.*. Grouped by a tag,
-which says nothing of the configuration, it may differ in mode.*, switch.*, collective.* and every parameter that has
-one value in each group. Runs of one seed in several configurations depend on each other: they are averaged per seed
-first.
+A pair has the same seed, and differs only in the keys that make the groups. Grouped by a parameter, a pair may differ
+in that parameter; grouped by `mode`, in all of mode.*. Grouped by a tag, which says nothing of the configuration, it
+may differ in mode.*, switch.*, collective.* and every parameter that has one value in each group. Runs of one seed in
+several configurations depend on each other: they are averaged per seed first.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from gbactl.report.configurations import OF_THE_MODE, TAGS, Configuration, configuration
-from gbactl.report.stats import Stat, stat
-from gbactl.tracking.runs import Run
+from gbactl.tracking.mlflow_store import Run
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean over n runs; sd is the sample standard deviation, None for one run."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of n paired differences; `half` is half the 95 % interval's width, None for one pair."""
+
+    mean: float
+    half: float | None
+    n: int
+
+
+def stat(values: Sequence[float]) -> Stat | None:
+    """Compute mean and sample deviation; None for no values."""
+    if not values:
+        return None
+    return Stat(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def paired(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Difference | None:
+    """Compute the mean of second minus first with a Student's t interval over the pairs; None for no pairs."""
+    if not pairs:
+        return None
+    differences = [second - first for first, second in pairs]
+    mean, n = statistics.fmean(differences), len(differences)
+    if n == 1:
+        return Difference(mean, None, 1)
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    quantile = float(t.ppf(0.5 + confidence / 2, n - 1))
+    return Difference(mean, quantile * statistics.stdev(differences) / math.sqrt(n), n)
+
 
 Key = tuple[str, ...]
 

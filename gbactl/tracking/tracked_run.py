@@ -17,10 +17,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from gbactl.tracking.backlog import Backlog, BacklogContents, Record
-from gbactl.tracking.sender import Delivery, MlflowSender, Sender
+from gbactl.tracking.delivery import LOCK_NAME, Backlog, BacklogContents, Delivery, MlflowSender, Record, Sender
 
-LOCK_NAME = ".tracking.lock"
 _FLUSH_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. /]")

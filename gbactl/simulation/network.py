@@ -165,9 +165,13 @@ class Network:
 
     def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Connect two nodes; returns the near end."""
-        here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
+        here, there = self.end(near, far), self.end(far, near)
         here.other, there.other = there, here
         return here
+
+    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """Make one end of a connection."""
+        return VirtualChannel(self, near, far)
 
     def wire(self, source: Host, target: Host) -> LinkDirection:
         """Make one direction of a new connection, which keeps the order of messages."""
@@ -271,13 +275,8 @@ class LossyNetwork(Network):
     on: Callable[[], frozenset[int]]
     counts: Counter[str]
 
-    def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """See Network.connect."""
-        here, there = self._end(near, far), self._end(far, near)
-        here.other, there.other = there, here
-        return here
-
-    def _end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """Make one end of a connection, lossy where the plan says so."""
         weather = message_faults_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)

@@ -58,9 +58,9 @@ def work(
     life = WorkerProcess(hub, coordinator, boot, cfg, dataset)
     if cfg.collects:
         sums = functools.partial(ServerSums, life.exchange)
-        collective = collective or connect(boot.epoch > 0, sums, life.ring_item)
+        collective = collective or connect(boot.incarnation > 0, sums, life.ring_item)
     placements, trainer = life.placements(collective)
-    if boot.epoch > 0:
+    if boot.incarnation > 0:
         warm_up(life.computer, dataset, cfg)
     coordinator.send(Ready("worker", boot.index))
     life.share_core()
@@ -104,7 +104,7 @@ class WorkerProcess:
             return hub.connect(address, sizes[peer.index] if near(address, boot.host) else (0, 0), peer)
 
         servers = [dial(each, Peer("server", shard)) for shard, each in enumerate(addresses)]
-        if served and boot.index == 0 and boot.epoch == 0:
+        if served and boot.index == 0 and boot.incarnation == 0:
             install_dense(hub, servers, cuts, flat.params, flat.buffers, flat.initial())
         source = MappedBatchSource(dataset, self.kernels, len(servers), cfg.seed, cfg.train.shuffle)
         self.exchange = WorkerClient(hub, coordinator, servers, boot.index, source)
@@ -148,7 +148,7 @@ class WorkerProcess:
     def _replica(self) -> DenseBlock:
         """Make a trainer's replica: initial values, or those of the checkpoint that a run of trainers resumes from."""
         cfg, block = self.cfg, self._block(copied(self.flat.initial()))
-        if cfg.resume is not None and cfg.home == "replicas" and self.boot.epoch == 0:
+        if cfg.resume is not None and cfg.home == "replicas" and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
         return block
 
@@ -162,7 +162,7 @@ class WorkerProcess:
         placement = ReplicatedDense(
             flat, self.slices, collective, block, cfg.collective.buckets, steps, norms_every, recovery, self.codec
         )
-        if cfg.resume is not None and self.boot.epoch == 0:
+        if cfg.resume is not None and self.boot.incarnation == 0:
             load_dense(block, dense_state(chain_at(Path(cfg.resume))))
             placement.restored()
         return placement

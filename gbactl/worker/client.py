@@ -330,7 +330,7 @@ class WorkerClient:
         if shard < 0:
             self.core.forget_dense(shard)
             return
-        if self.routes.serves(shard, message.epoch):  # repeated by a new coordinator
+        if self.routes.serves(shard, message.incarnation):  # repeated by a new coordinator
             return
         self.core.forget_dense(shard)
         self._forsaken(shard)  # given up with a server that hung and is still connected

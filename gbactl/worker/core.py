@@ -194,7 +194,7 @@ class WorkerCore:
 
         OpenReplicas is kept: batches that came after the start of their phase wait for it."""
         self.questions = deque(each for each in self.questions if isinstance(each[0], OpenReplicas))
-        return [TellCoordinator(self._holdings.told(self.index, message.epoch, self.phase))]
+        return [TellCoordinator(self._holdings.worker_state(self.index, message.term, self.phase))]
 
     def _abandon(self, phase: int) -> list[Command]:
         """Give up the batches of a phase that are not begun, and ask for others.

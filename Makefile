@@ -35,7 +35,7 @@ check: install docs ## ruff, mypy --strict, import-linter (which package may imp
 docs: install ## build the documentation site into build/site; a broken link or an unknown page is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: install ## the speed ratios of the README, measured here (1.5 hours; the machine should do nothing else)
+bench: install ## the ratios of docs/studies/performance.md, measured here (1.5 hours; the machine should do nothing else)
 	$(BIN)/python experiments/performance/run.py --out experiments/performance
 
 fuzz: install ## COUNT=1000000 mutated frames against everything that reads them (a minute or two; SEED=0)

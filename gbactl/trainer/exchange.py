@@ -200,8 +200,8 @@ class EasgdExchange:
     def __init__(self, exchange: WorkerClient, cuts: Mapping[int, Cut], size: int) -> None:
         self.exchange, self.cuts = exchange, cuts
         self._slices = CentreSlices(self.cuts, size)
-        self.exchange.more[EasgdCentre] = self._arrived
-        self.exchange.on_lost = self._lost
+        self.exchange.handlers[EasgdCentre] = self._arrived
+        self.exchange.on_server_lost = self._lost
 
     def __call__(self, replica: Floats, alpha: float) -> Floats | None:
         """Exchange f32[size] with the servers: returns the centre before it moved by `alpha` towards the replica.
@@ -209,7 +209,7 @@ class EasgdExchange:
         The result is valid until the next call. It has the replica's own values where a server does not answer, and is
         None where none does. Raises GbactlError when the run is over, or a server is gone for good."""
         self.exchange.until(self._anybody, AWAY_SECONDS)
-        with self.exchange.steady() as served:
+        with self.exchange.connected() as served:
             asked = [(served[shard], told, part) for shard, told, part in self._slices.ask(replica, alpha, served)]
         for channel, told, part in asked:
             out = channel.reserve(part.nbytes)
@@ -221,7 +221,7 @@ class EasgdExchange:
         return self._slices.centre if asked else None
 
     def _anybody(self) -> bool:
-        with self.exchange.steady() as there:
+        with self.exchange.connected() as there:
             return not self.cuts.keys().isdisjoint(there)
 
     def _arrived(self, shard: int, message: EasgdCentre, frame: Frame) -> None:

@@ -1,6 +1,6 @@
-"""Check of a configuration value against the type and bounds of a dataclass field's annotation.
+"""Dataclasses built from plain values, each checked against the type and bounds of its field's annotation.
 
-Bounds are given in the annotation: Annotated[float, Within(at_least=0, below=1)], or one of the names below. None of
+Bounds are given in the annotation: Annotated[float, Bounds(at_least=0, below=1)], or one of the names below. None of
 them accepts NaN, and only at_most=math.inf accepts infinity.
 """
 
@@ -9,10 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gbactl.errors import ConfigError
+from gbactl.errors import ConfigError, require
+
+T = TypeVar("T")
+Unknown = Callable[[list[str], list[str]], str]
 
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -56,6 +60,31 @@ NumberOrInfinity = Annotated[float, Bounds(at_least=0, at_most=math.inf)]
 Share = Annotated[float, Bounds(at_least=0, at_most=1)]
 SomeShare = Annotated[float, Bounds(above=0, at_most=1)]
 ShareBelowOne = Annotated[float, Bounds(at_least=0, below=1)]
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str, unknown: Unknown | None = None) -> T:
+    """Build a dataclass from a group's keys, checked by type and bounds; groups within it are built likewise.
+
+    `path`: prefix of the keys, such as "mode.". `unknown(strange, known)`: sentence on keys that the class does not
+    have. Raises ConfigError that names the key."""
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    strange = sorted(set(values) - set(known))
+    if strange:
+        raise ConfigError((unknown or _unknown_keys(path))(strange, list(known)))
+    hints, made = get_type_hints(cls, include_extras=True), dict[str, Any]()
+    for key, value in values.items():
+        if dataclasses.is_dataclass(hints[key]):
+            require(isinstance(value, dict), f"{path}{key} is a group of keys, not {value!r}.")
+            made[key] = build(hints[key], value, f"{path}{key}.")
+        else:
+            expect(f"{path}{key}", value, hints[key], default_of(known[key]))
+            made[key] = value
+    return cls(**made)
+
+
+def _unknown_keys(path: str) -> Unknown:
+    where = path.rstrip(".") or "The configuration"
+    return lambda strange, known: f"{where} has no key {', '.join(strange)}; keys are: {', '.join(known)}."
 
 
 def expect(key: str, value: Any, hint: Any, default: Any = dataclasses.MISSING) -> None:

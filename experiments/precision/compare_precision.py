@@ -20,7 +20,7 @@ import study  # noqa: E402
 from done import Done, seeds, size  # noqa: E402
 from figures import written  # noqa: E402
 
-from gbactl.report.stats import Difference, paired  # noqa: E402
+from gbactl.report.paired_statistics import Difference, paired  # noqa: E402
 
 SWEEP = HERE / "sweep.yaml"
 TARGET = 0.0003  # AUC

@@ -8,29 +8,28 @@ counted, so a busy machine disturbs little. Each takes `seconds`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import dense_cuts, shard_spec
+from gbactl.config.shards import shard_spec
 from gbactl.data.dataset import Dataset
-from gbactl.kernels import load
 from gbactl.kernels.base import Ints
 from gbactl.kernels.native import flushed
-from gbactl.models import build, row_width
-from gbactl.simulation.server import PullAnswer
-from gbactl.simulation.shared_compute import SharedCompute
+from gbactl.simulation.shared_compute import SharedCompute, set_answer
 from gbactl.store.gradient_slice import GradientSlice, StepOrder
 from gbactl.store.shard import Shard
-from gbactl.wire.messages import BeginPhase, Granted, Rows
+from gbactl.wire.messages import BeginPhase, Granted
 from gbactl.worker.core import BatchInProgress
 from gbactl.worker.loop import MappedBatchSource
 
-LEAST = 5  # measurements of each batch size
-LEAST_SERVED = 5
+LEAST = 5  # measurements of each job
+Key = TypeVar("Key")
 PARTS = 4  # gradients of the larger dense step
 
 
@@ -38,16 +37,8 @@ class SingleProcess:
     """Worker without a cluster, on the first split of the data."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        from gbactl.models.gradient_computer import GradientComputer
-
-        schema = dataset.schema
-        self.dataset, self.servers = dataset, cfg.cluster.servers
-        model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
-        computer = GradientComputer(model, precision=cfg.precision)
-        self.compute = SharedCompute(
-            computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed
-        )
-        self.source = MappedBatchSource(dataset, self.compute.kernels, self.servers, cfg.seed, False)
+        self.dataset, self.compute = dataset, SharedCompute.of(cfg, dataset.schema)
+        self.source = MappedBatchSource(dataset, self.compute.kernels, cfg.cluster.servers, cfg.seed, False)
         self.phase = BeginPhase(1, True, cfg.mode.name, 0, 0, dataset.splits[0].rows, 1, 0, True, False)
         self.source.begin(self.phase)
         self._dense = np.empty(self.compute.flat.size, np.float32)
@@ -61,11 +52,10 @@ class SingleProcess:
         item = BatchInProgress(grant, self.phase, *self.source.prepare(grant))
         for shard, low, high in item.unique.shares():
             rows = self._random.uniform(-self._scale, self._scale, (high - low, self.compute.width))
-            answer = PullAnswer(0, b"", np.empty(0, np.uint8), None, None, rows.astype(np.float32))
-            item.answers[shard] = (Rows(0, 0, high - low, 0), answer)
+            set_answer(item, shard, rows.astype(np.float32))
         return item
 
-    def gradient(self, number: int, samples: int) -> float:
+    def gradient(self, samples: int, number: int) -> float:
         """Measure the CPU seconds of one batch: find distinct rows, forward, backward, copy gradients out."""
         item = self.item(number, samples)
         began = time.thread_time()
@@ -74,7 +64,7 @@ class SingleProcess:
         self.compute.flat.gradient_into(self._dense)
         return time.thread_time() - began
 
-    def predict(self, number: int, samples: int) -> float:
+    def predict(self, samples: int, number: int) -> float:
         """Measure the CPU seconds of one evaluation batch."""
         item = self.item(number, samples)
         began = time.thread_time()
@@ -105,25 +95,24 @@ def measure_worker(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
     torch.set_num_threads(1)
     alone = SingleProcess(cfg, dataset)
     with flushed():
-        taken = _repeated(alone.gradient, sizes(cfg, dataset), 0.8 * seconds)
+        taken = _medians({size: partial(alone.gradient, size) for size in sizes(cfg, dataset)}, 0.8 * seconds)
         evaluation = min(cfg.train.eval_batch, dataset.splits[0].rows)
-        judged = _repeated(alone.predict, [evaluation], 0.2 * seconds)
+        judged = _medians({evaluation: partial(alone.predict, evaluation)}, 0.2 * seconds)
     base, each = line(taken)
     return {"batch_us": 1e6 * base, "sample_us": 1e6 * each, "predict_us": 1e6 * judged[evaluation] / evaluation}
 
 
-def _repeated(job: Callable[[int, int], float], counts: list[int], seconds: float) -> dict[int, float]:
-    """Measure the median seconds of each batch size, in alternation until `seconds` are over.
+def _medians(jobs: Mapping[Key, Callable[[int], float]], seconds: float) -> dict[Key, float]:
+    """Measure the median seconds of each job in alternation until `seconds` are over; jobs get the round's number.
 
-    The first round warms up.
-    """
-    found: dict[int, list[float]] = {count: [] for count in counts}
+    The first round warms up."""
+    found: dict[Key, list[float]] = {name: [] for name in jobs}
     until, number = time.monotonic() + seconds, 0
     while number <= LEAST or time.monotonic() < until:
-        for count in counts:
-            found[count].append(job(number, count))
+        for name, job in jobs.items():
+            found[name].append(job(number))
         number += 1
-    return {count: median(each[1:]) for count, each in found.items()}
+    return {name: median(times[1:]) for name, times in found.items()}
 
 
 class SingleShard:
@@ -190,9 +179,10 @@ def _timed(job: Callable[[], object]) -> float:
 def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str, float]:
     """Measure the cost model's server keys, except the cost of a message."""
     serving = SingleShard(SingleProcess(cfg, dataset), cfg, dataset)
-    jobs: dict[str, Callable[[], float]] = {
-        "row_pull_ns": serving.pull, "row_apply_ns": serving.apply, "dense_pull_ns": serving.dense_pull,
-        "one": lambda: serving.dense_step(1), "many": lambda: serving.dense_step(PARTS),
+    jobs: dict[str, Callable[[int], float]] = {
+        "row_pull_ns": lambda _: serving.pull(), "row_apply_ns": lambda _: serving.apply(),
+        "dense_pull_ns": lambda _: serving.dense_pull(),
+        "one": lambda _: serving.dense_step(1), "many": lambda _: serving.dense_step(PARTS),
     }  # fmt: skip
     with flushed():
         found = _medians(jobs, seconds)
@@ -200,13 +190,3 @@ def measure_server(cfg: RunConfig, dataset: Dataset, seconds: float) -> dict[str
     told = {key: found[key] for key in ("row_pull_ns", "row_apply_ns", "dense_pull_ns")}
     times = {**told, "dense_apply_ns": each, "dense_step_ns": max(0.0, found["one"] - each)}
     return {key: 1e9 * value for key, value in times.items()}
-
-
-def _medians(jobs: dict[str, Callable[[], float]], seconds: float) -> dict[str, float]:
-    found: dict[str, list[float]] = {name: [] for name in jobs}
-    until, rounds = time.monotonic() + seconds, 0
-    while rounds <= LEAST_SERVED or time.monotonic() < until:
-        for name, job in jobs.items():
-            found[name].append(job())
-        rounds += 1
-    return {name: median(times[1:]) for name, times in found.items()}

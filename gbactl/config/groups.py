@@ -6,6 +6,7 @@ models/options.py, store/optimizers.py.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -138,3 +139,13 @@ class SwitchConfig:
     margin: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
     hysteresis: Annotated[float, Bounds(at_least=0, at_most=1000)] = 0.1
     minimum_stay: Seconds = 30.0
+
+
+WITH_OPTIONS: dict[str, type[Any]] = {"mode": ModeConfig, "cluster": ClusterConfig}
+
+
+def own_keys(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Gather the keys of a mode or a place that its group `kind` does not have under `options`."""
+    common = {f.name for f in dataclasses.fields(kind)} - {"options"}
+    own = {key: value for key, value in values.items() if key not in common}
+    return {**{key: value for key, value in values.items() if key in common}, "options": own}

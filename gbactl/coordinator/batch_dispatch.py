@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gbactl.checkpoint.ranges import FinishedBatches, Ranges
+from gbactl.checkpoint.sample_ranges import FinishedBatches, Ranges
 from gbactl.coordinator.event_log import (
     AnnounceRecord,
     DropRecord,

@@ -130,8 +130,8 @@ class CoordinatorCore:
         batches = [] if run.training is None else run.training.leaving(worker)
         if self.switch.auto is not None:
             self.switch.auto.controller.gone(worker)
-        run.fencing.fence(worker, run.phase_number, batches, peer.epoch)
-        run.state.ongoing.lives.workers[worker] = peer.epoch
+        run.fencing.fence(worker, run.phase_number, batches, peer.incarnation)
+        run.state.ongoing.lives.workers[worker] = peer.incarnation
         run.log_note()
         run.members.tell("worker", WorkerFailed(worker))
         self.checkpoints.worker_lost(worker)
@@ -143,8 +143,8 @@ class CoordinatorCore:
     def tell_lost(self, peer: Peer, batches: int) -> None:
         """Report a worker failure to the launcher, with the number of batches that it had."""
         run = self.run
-        told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now, "epoch": peer.epoch}
-        run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told})
+        told = {"step": run.step_now, "batches": batches, "shared": run.current.collective_now}
+        run.tell("lost", {"process": str(peer), "replaced": self.workers.replaces, **told, "epoch": peer.incarnation})
 
     def summed(self, message: SummandsLost | RingBroken) -> None:
         """Handle a message of a server's all-reduce fallback: gradients are missing, or a ring is broken."""

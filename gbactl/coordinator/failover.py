@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import mode_values
 from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase
@@ -92,9 +92,9 @@ class Failover:
     def hello(self, channel: Channel, hello: Hello) -> None:
         """Let a node reconnect. Raises WireError for one that the journal does not know."""
         incarnation = self.incarnations.get(hello.number, 0)
-        if hello.role == "worker" and (hello.number not in self.known or channel.peer.epoch != incarnation):
+        if hello.role == "worker" and (hello.number not in self.known or channel.peer.incarnation != incarnation):
             raise WireError(f"{channel.peer} is not who was there before.")
-        if hello.role == "server" and channel.peer.epoch != self.servers.get(hello.number, 0):
+        if hello.role == "server" and channel.peer.incarnation != self.servers.get(hello.number, 0):
             raise WireError(f"{channel.peer} is not who served there before.")
         self.run.members.hello(channel, hello)
         self.run.members.ready.add((hello.role, hello.number))
@@ -130,12 +130,12 @@ class Failover:
 
     def server_state(self, message: ServerState) -> None:
         """Record a server's state; ignore answers to an earlier coordinator."""
-        if message.epoch == self.found.term:
+        if message.term == self.found.term:
             self._standing[message.shard] = message
 
     def worker_state(self, message: WorkerState) -> None:
         """Record a worker's state; ignore answers to an earlier coordinator."""
-        if message.epoch == self.found.term:
+        if message.term == self.found.term:
             self._holding[message.worker] = message
 
     # -- restoring the run --------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Failover:
                     core.staged(staged)
             yield from core.requests.barrier(training.policy.step)
         for channel in run.members.of("server").values():
-            if channel.peer.epoch:
+            if channel.peer.incarnation:
                 core.tell_workers_of(channel)
         for worker, holding in sorted(self._holding.items()):
             if worker in run.members.of("worker"):

@@ -188,7 +188,7 @@ class WorkerRecovery:
         run = self.run
         channel = run.members.admit(worker)
         run.fencing.returned(worker)
-        run.state.ongoing.lives.workers[worker] = channel.peer.epoch
+        run.state.ongoing.lives.workers[worker] = channel.peer.incarnation
         run.log_note()
         channel.send(MoveDense(home, -1, UNANSWERED))
         if begun is not None:
@@ -302,7 +302,7 @@ class ServerRecovery:
 
         These are the batches that they have leased, and (phase, batch) of those that they have `abandoned`."""
         run, shard = self.run, server.peer.index
-        address, incarnation = run.members.addresses[shard], server.peer.epoch
+        address, incarnation = run.members.addresses[shard], server.peer.incarnation
         for worker, channel in run.members.of("worker").items():
             pairs = list(abandoned.get(worker, ()))
             if run.training is not None:

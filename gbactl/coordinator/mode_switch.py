@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gbactl.config import RunConfig, mode_values
-from gbactl.config.rules import obstacle, wished
+from gbactl.config.validation import obstacle, wished
 from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.node_requests import DenseMigration, NodeRequests

@@ -170,7 +170,7 @@ class RunContext:
     def _update(self) -> None:
         """Copy into the state what other objects keep."""
         servers = self.members.of("server").items()
-        self.state.ongoing.lives.servers = {shard: channel.peer.epoch for shard, channel in servers}
+        self.state.ongoing.lives.servers = {shard: channel.peer.incarnation for shard, channel in servers}
         self.state.ongoing.acted = self.record.statistics.acted
 
     def _log_failure(self, number: int, failed: FailureRecord) -> None:

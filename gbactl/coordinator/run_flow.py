@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gbactl.checkpoint.ranges import Ranges, after, flat, total
+from gbactl.checkpoint.sample_ranges import Ranges, after, flat, total
 from gbactl.coordinator import event_log
 from gbactl.coordinator.batch_dispatch import LivePhase
 from gbactl.coordinator.event_routing import CoordinatorCore

@@ -21,7 +21,7 @@ import numpy as np
 
 from gbactl.checkpoint.folder import CheckpointChain
 from gbactl.checkpoint.ledger import PlsCounter, ServerFailureLoss, UnsavedWork, UpdateCounter
-from gbactl.checkpoint.ranges import Ranges
+from gbactl.checkpoint.sample_ranges import Ranges
 from gbactl.config import RunConfig
 from gbactl.coordinator import event_log
 from gbactl.coordinator.event_log import EventLog, InfoRecord, Record

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gbactl.config_types import Bounds, Days, Seed
-from gbactl.data.dataset import Batch, Schema
-from gbactl.data.files import Progress
+from gbactl.data.dataset import Batch, Progress, Schema
 from gbactl.data.writer import WrittenArrays, allocate
 from gbactl.hashing import GOLDEN, mix, mix_int
 

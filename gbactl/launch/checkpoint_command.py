@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder
-from gbactl.checkpoint.manifest import Manifest
+from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, Manifest, read_manifest
 from gbactl.checkpoint.restore import arrays_of, dense_state, load_shard
 from gbactl.checkpoint.tensor_file import write_tensors
 from gbactl.config import RunConfig, from_dict
@@ -32,7 +30,7 @@ def show_list(run: str, as_json: bool) -> None:
     names = folder.names()
     for name in names:
         try:
-            told = row(manifests.read(folder.path / name))
+            told = row(read_manifest(folder.path / name))
         except CheckpointError as error:
             told = {"name": name, "error": str(error)}
         print(json.dumps(told) if as_json else line(told))

@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointChain, CheckpointFolder, number_of
-from gbactl.checkpoint.manifest import CUT
+from gbactl.checkpoint.folder import (
+    CHECKPOINTS,
+    CUT,
+    CheckpointChain,
+    CheckpointFolder,
+    identity,
+    number_of,
+    shared_values,
+)
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.groups import ClusterConfig
 from gbactl.coordinator.state import JobPosition, config_at
@@ -63,7 +68,7 @@ def identity_of(run: Path) -> str:
         try:
             told = next(iter(event_log.read(path)))
             if isinstance(told, event_log.InfoRecord) and told.kind == event_log.HEADER:
-                return manifests.identity(told.fields["config"], told.fields["data"])
+                return identity(told.fields["config"], told.fields["data"])
         except (EventLogError, KeyError, TypeError, StopIteration):  # a session without a first step
             continue
     return ""
@@ -72,9 +77,9 @@ def identity_of(run: Path) -> str:
 def folder_of(name: str) -> Path:
     """Return the checkpoint folder of a run. Raises UsageError."""
     path = Path(name)
-    if path.name == folders.NAME and path.is_dir():
+    if path.name == CHECKPOINTS and path.is_dir():
         return path.resolve()
-    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / folders.NAME
+    return run_dirs.find(name, holding=run_dirs.CONFIG).resolve() / CHECKPOINTS
 
 
 def named(arguments: Iterable[str]) -> str | None:
@@ -152,9 +157,9 @@ def _take_over(stored: dict[str, Any], values: Mapping[str, Any], path: Sequence
 def check(chain: CheckpointChain, config: Mapping[str, Any], data: str, rounds: int) -> None:
     """Raise CheckpointError unless a run of `config` on `data` (its fingerprint), of `rounds` rounds, can resume."""
     name, last = chain.folder / chain.last.name, chain.last
-    now, then = manifests.shared(config, data), manifests.shared(last.config, data)
+    now, then = shared_values(config, data), shared_values(last.config, data)
     changed = [key for key in now if now[key] != then[key]]
-    if manifests.identity(config, data) != last.identity:
+    if identity(config, data) != last.identity:
         what = " and ".join(changed or ["set of data"])
         raise CheckpointError(f"{name} is that of another {what}; leave it as it was.")
     position = JobPosition.read(last.position)

@@ -21,12 +21,11 @@ from filelock import FileLock, Timeout
 from gbactl.config import RunConfig, to_dict
 from gbactl.errors import TrackingError, UsageError
 from gbactl.paths import room_needed, take_room
-from gbactl.tracking.backlog import Backlog
-from gbactl.tracking.send import send_backlog, status_of
-from gbactl.tracking.store import connect, tracking_uri
+from gbactl.tracking.delivery import Backlog, send_backlog, status_of
+from gbactl.tracking.mlflow_store import connect, tracking_uri
 
 if TYPE_CHECKING:
-    from gbactl.tracking.store import MlflowClient
+    from gbactl.tracking.mlflow_store import MlflowClient
 
 RESULT = "result.json"
 CONFIG = "config.yaml"

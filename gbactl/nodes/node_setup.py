@@ -8,8 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint.manifest import identity
+from gbactl.checkpoint.folder import CHECKPOINTS, CheckpointFolder, identity
 from gbactl.checkpoint.restore import chain_at, keep_initial, load_initial, load_shard
 from gbactl.config import RunConfig, to_dict
 from gbactl.config.shards import shard_spec
@@ -71,7 +70,7 @@ def run_coordinator(boot: Bootstrap) -> None:
     import sklearn.metrics  # noqa: F401  (takes a second: now, while the workers import torch)
 
     run_dir = Path(boot.run_dir)
-    found = JournalState.of(run_dir, boot.epoch, *boot.missed) if boot.epoch else None
+    found = JournalState.of(run_dir, boot.incarnation, *boot.missed) if boot.incarnation else None
     coordinator = Coordinator(hub, boot.cfg, dataset, run_dir, header(boot.cfg, dataset), found)
     if coordinator.context.journal.on:
         beat(lambda: coordinator.context.tell("beat", {}), min(BEAT_SECONDS, boot.cfg.cluster.hang_seconds / 4))
@@ -91,7 +90,7 @@ def lasting(hub: Hub, cfg: RunConfig, epoch: int = 0) -> Hub:
 
 def dressed(hub: Hub, cfg: RunConfig, me: Peer) -> Hub:
     """Wrap a server's or worker's hub with all that its configuration does to messages."""
-    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.epoch)
+    return lasting(narrowed(exposed(hub, me, cfg.fault_plan()), cfg.transport.wire_dtype), cfg, me.incarnation)
 
 
 def run_server(boot: Bootstrap) -> None:
@@ -114,7 +113,7 @@ def serve(hub: Hub, coordinator: Channel, boot: Bootstrap, dataset: Dataset, ser
     cfg = boot.cfg
     flush()
     coordinator.send(Hello("server", boot.index, hub.address, os.getpid()))
-    found = _first_shard(hub, coordinator, boot, dataset) if boot.epoch == 0 else _shard_again(boot, dataset)
+    found = _first_shard(hub, coordinator, boot, dataset) if boot.incarnation == 0 else _shard_again(boot, dataset)
     if found is None:
         return
     shard, ready = found
@@ -150,7 +149,7 @@ def _shard_again(boot: Bootstrap, dataset: Dataset) -> tuple[Shard, Ready | Chec
     spec = shard_spec(cfg, dataset, boot.index)
     shard = Shard(load_initial(run_dir, spec, cfg.model.batch_norm_momentum))
     resumed = None if cfg.resume is None else Path(cfg.resume)
-    own = folders.CheckpointFolder(run_dir / folders.NAME, identity(to_dict(cfg), dataset.fingerprint))
+    own = CheckpointFolder(run_dir / CHECKPOINTS, identity(to_dict(cfg), dataset.fingerprint))
     return shard, CheckpointLoaded(boot.index, load_last(shard, own, resumed))
 
 

@@ -6,60 +6,39 @@ a dense vector with its moments, and one more vector for each gradient of a step
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from gbactl.config import RunConfig
-from gbactl.config.shards import dense_cuts, optimizer, shard_spec
-from gbactl.data.dataset import Batch, Dataset
-from gbactl.kernels import codec_of, load
-from gbactl.kernels.base import DistinctRows, Floats, Ints
+from gbactl.config.shards import optimizer, shard_spec
+from gbactl.data.dataset import Dataset
+from gbactl.kernels import codec_of
+from gbactl.kernels.base import Floats, Ints
 from gbactl.kernels.half_precision import round_here, rounded
-from gbactl.models import build, row_width
-from gbactl.models.gradient_computer import GradientComputer
 from gbactl.policies import Step
-from gbactl.store.dense import DenseBlock, held
+from gbactl.simulation.shared_compute import SharedCompute, set_answer
+from gbactl.store.dense import DenseBlock
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
 from gbactl.wire.messages import BeginPhase, Granted
-from gbactl.worker.loop import MappedBatchSource, dropout_key
-
-
-@dataclass(slots=True)
-class PulledBatch:
-    """Batch with the values pulled for it so far: each shard's rows and dense slice."""
-
-    number: int
-    batch: Batch
-    unique: DistinctRows
-    rows: list[Floats | None]
-    dense: list[Floats | None]
-
-    def index(self, shard: int) -> Ints:
-        """Local rows int32[n] of a shard among the batch's distinct rows."""
-        return next(self.unique.index[low:high] for s, low, high in self.unique.shares() if s == shard)
+from gbactl.worker.core import BatchInProgress
+from gbactl.worker.loop import MappedBatchSource
 
 
 class GradientRecomputer:
     """Computer of the same gradients that the run's workers computed."""
 
     def __init__(self, cfg: RunConfig, dataset: Dataset) -> None:
-        self.cfg, self.dataset, self.kernels = cfg, dataset, load()
-        self.servers, self.width = cfg.cluster.servers, row_width(cfg.model)
-        self.source = MappedBatchSource(dataset, self.kernels, self.servers, cfg.seed, cfg.train.shuffle)
-        model = build(cfg.model, dataset.schema.numeric, dataset.schema.fields, cfg.seed)
-        self.computer = GradientComputer(model, precision=cfg.precision)
-        self.flat = self.computer.flat
+        self.cfg, self.dataset, self.model = cfg, dataset, SharedCompute.of(cfg, dataset.schema)
+        self.flat, self.width, self.held = self.model.flat, self.model.width, self.model.held
+        self.source = MappedBatchSource(dataset, self.model.kernels, cfg.cluster.servers, cfg.seed, cfg.train.shuffle)
         self.codec = codec_of(cfg.transport.wire_dtype)
-        self.cuts = dense_cuts(cfg, self.flat.size)
-        self.held = held(self.cuts)
 
     def shards(self) -> list[Shard]:
         """Make the servers' shards in their state before the first step."""
         initial, made = self.flat.initial(), []
-        for shard, (low, high) in enumerate(self.cuts):
+        for shard, (low, high) in enumerate(self.model.cuts):
             spec = shard_spec(self.cfg, self.dataset, shard)
             made.append(Shard(replace(spec, dense=self.flat.dense_spec, dense_init=initial[low:high].copy())))
         return made
@@ -69,49 +48,40 @@ class GradientRecomputer:
         self.phase = phase
         self.source.begin(phase)
 
-    def prepare(self, batch: int) -> PulledBatch:
+    def prepare(self, batch: int) -> BatchInProgress:
         """Prepare the data of a batch, with no values pulled yet."""
         size, phase = self.phase.local_batch, self.phase
         start = batch * size
         samples = min(size, phase.samples - start)
         grant = Granted(phase.number, batch, 0, start, samples, 0, 0.0, 0.0)
-        data, unique = self.source.prepare(grant)
-        return PulledBatch(batch, data, unique, [None] * self.servers, [None] * self.servers)
+        item = BatchInProgress(grant, phase, *self.source.prepare(grant))
+        for shard in range(self.model.servers):
+            set_answer(item, shard)
+        return item
 
     def arrived(self, values: Floats) -> Floats:
         """Round values as the wire between worker and server does."""
         return rounded(self.codec, values)
 
-    def compute(self, pulled: PulledBatch) -> list[GradientSlice]:
+    def compute(self, item: BatchInProgress) -> list[GradientSlice]:
         """Compute a batch's gradient slices, one per shard, each with its own memory."""
-        sums, dense = self._compute(pulled)
-        sums = self.arrived(sums)
+        self.model.load(item)
+        sums, dense = self.arrived(self.model.gradient(item)), np.empty(self.flat.size, np.float32)
+        self.flat.gradient_into(dense)
         if self.phase.served_dense:
             dense = self.arrived(dense)
-        index = pulled.unique.index
+        index = item.unique.index
         return [
             GradientSlice(
                 index[low:high], sums[low:high], dense[slice(*self.held[shard])] if shard in self.held else None
             )
-            for shard, low, high in pulled.unique.shares()
+            for shard, low, high in item.unique.shares()
         ]
 
-    def _compute(self, pulled: PulledBatch) -> tuple[Any, Any]:
-        batch, phase = pulled.batch, self.phase
-        for (low, _), values in zip(self.cuts, pulled.dense, strict=True):
-            assert values is not None
-            self.flat.load_slice(low, values)
-        rows = [values for values in pulled.rows if values is not None]
-        emb = np.empty((batch.ids.size, self.width), np.float32)
-        self.kernels.gather(rows[0] if len(rows) == 1 else np.concatenate(rows), pulled.unique.inverse, emb)
-        key = dropout_key(self.cfg.seed, phase, pulled.number)
-        shaped = emb.reshape(*batch.ids.shape, self.width)
-        _, gradient = self.computer.gradient(batch.numeric, batch.labels, shaped, key)
-        sums = np.empty((len(pulled.unique.index), self.width), np.float32)
-        self.kernels.segment_sum(gradient, pulled.unique.inverse, sums)
-        dense = np.empty(self.flat.size, np.float32)
-        self.flat.gradient_into(dense)
-        return sums, dense
+
+def index_of(item: BatchInProgress, shard: int) -> Ints:
+    """Local rows int32[n] of a shard among a batch's distinct rows."""
+    return next(item.unique.index[low:high] for s, low, high in item.unique.shares() if s == shard)
 
 
 class ReplayedReplica:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from gbactl.coordinator.event_log import AnnounceRecord
 from gbactl.kernels.base import Floats
-from gbactl.replay.gradient_recomputation import GradientRecomputer, PulledBatch
+from gbactl.replay.gradient_recomputation import GradientRecomputer, index_of
+from gbactl.simulation.shared_compute import answer_of
 from gbactl.store.gradient_slice import GradientSlice
 from gbactl.store.shard import Shard
+from gbactl.worker.core import BatchInProgress
 
 
 class PulledVersions:
@@ -92,7 +94,7 @@ class CapturedValues:
         """Capture from `shards`, and dense values from `replica` where the shards do not hold the dense vector."""
         self.gradients, self.shards, self.pulls, self.replica = gradients, shards, pulls, replica
         self.version = version
-        self._held: dict[int, PulledBatch] = {}
+        self._held: dict[int, BatchInProgress] = {}
         self._dense: dict[int, Floats] = {}
         self._computed: set[int] = set()  # at the current version
 
@@ -109,9 +111,10 @@ class CapturedValues:
         """Compute an announced batch's gradient slices; values that it pulled at the current version are read now."""
         pulled = self._pulled(record.batch)
         for shard in range(len(self.shards)):
-            if pulled.rows[shard] is None:
+            answer = answer_of(pulled, shard)
+            if answer.rows is None:
                 self._take(pulled, shard, False)
-            if pulled.dense[shard] is None:
+            if answer.dense is None:
                 self._take(pulled, shard, True)
         del self._held[record.batch]
         self._computed.add(record.batch)
@@ -121,20 +124,20 @@ class CapturedValues:
         """Forget a gradient that is never computed."""
         self._held.pop(batch, None)
 
-    def _pulled(self, batch: int) -> PulledBatch:
+    def _pulled(self, batch: int) -> BatchInProgress:
         if batch not in self._held:
             self._held[batch] = self.gradients.prepare(batch)
         return self._held[batch]
 
-    def _take(self, pulled: PulledBatch, shard: int, dense: bool) -> None:
+    def _take(self, pulled: BatchInProgress, shard: int, dense: bool) -> None:
         if dense:
-            pulled.dense[shard] = self._slice(shard)
+            answer_of(pulled, shard).dense = self._slice(shard)
             return
-        index = pulled.index(shard)
+        index = index_of(pulled, shard)
         rows = np.empty((len(index), self.gradients.width), np.float32)
         self.shards[shard].pull_rows(index, rows)
-        self.shards[shard].note_pull(pulled.number, index)
-        pulled.rows[shard] = self.gradients.arrived(rows)
+        self.shards[shard].note_pull(pulled.grant.batch, index)
+        answer_of(pulled, shard).rows = self.gradients.arrived(rows)
 
     def _slice(self, shard: int) -> Floats:
         if shard not in self._dense:

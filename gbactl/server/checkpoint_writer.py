@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gbactl.checkpoint import folder as folders
-from gbactl.checkpoint import priority
+from gbactl.checkpoint import row_priority
+from gbactl.checkpoint.folder import CHECKPOINTS, CUT
 from gbactl.checkpoint.ledger import RowUpdates
-from gbactl.checkpoint.manifest import CUT
 from gbactl.checkpoint.plan import rhythm_of
-from gbactl.checkpoint.priority import RowPriority
 from gbactl.checkpoint.restore import arrays_of
+from gbactl.checkpoint.row_priority import RowPriority
 from gbactl.checkpoint.tensor_file import FileWriter, Layout, halved, layout_of
 from gbactl.config import RunConfig
 from gbactl.data.dataset import Schema
@@ -68,12 +67,12 @@ class RowChooser:
         if kind == "whole":
             self.order.saved(self.table)
             return None
-        chosen = self.order.choose(round(self.share * priority.size(self.spans)), self.table)
+        chosen = self.order.choose(round(self.share * row_priority.size(self.spans)), self.table)
         return chosen if kind == "chosen" else np.union1d(chosen, self._small()).astype(np.int32)
 
     def part(self, kind: str) -> float:
         """Largest fraction of the rows that a save of a kind has."""
-        large = priority.size(self.spans)
+        large = row_priority.size(self.spans)
         if self.order is None or kind == "whole" or not len(self.table):
             return 1.0
         small = 0 if kind == "chosen" else len(self.table) - large
@@ -227,12 +226,12 @@ def saver_of(
     c = cfg.checkpoint
     chooser = RowChooser(shard, None, (), c.share)
     if rhythm_of(c, cfg.cluster.servers).parts > 1:
-        large = priority.largest_tables(tables(schema), c.large_tables)
-        spans = priority.local_spans(large, shard.spec.shard, shard.spec.shards)
+        large = row_priority.largest_tables(tables(schema), c.large_tables)
+        spans = row_priority.local_spans(large, shard.spec.shard, shard.spec.shards)
         name, seed = c.name.removeprefix("cpr_"), cfg.seed * 1009 + shard.spec.shard
-        order = priority.make(name, shard.rows.table, spans, c.share, seed)
+        order = row_priority.make(name, shard.rows.table, spans, c.share, seed)
         chooser = RowChooser(shard, order, spans, c.share)
-    return ShardSaver(shard, run_dir / folders.NAME, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
+    return ShardSaver(shard, run_dir / CHECKPOINTS, chooser, c.memory_mb << 20, tell, inline, c.dtype, spare)
 
 
 def tables(schema: Schema) -> list[tuple[int, int]]:

@@ -124,7 +124,7 @@ class Server:
         if frame.kind == frames.CLOSED:
             self.stopped |= channel is self.coordinator
             return
-        if channel.peer.role == "worker" and channel.peer.epoch <= self._fenced.get(channel.peer.index, -1):
+        if channel.peer.role == "worker" and channel.peer.incarnation <= self._fenced.get(channel.peer.index, -1):
             frame.release()
             self.fenced_frames += 1
             channel.close()  # a live one learns that it is excluded
@@ -184,7 +184,7 @@ class Server:
         # one of an earlier phase was given up at a switch: it is reported nevertheless, since its worker wants a batch
         staged = Staged(self.index, channel.peer.index, push.phase, push.batch, *push[4:], push.rows)
         if push.phase == self.phase:
-            self._parts.told(staged, self.shard)
+            self._parts.sent(staged, self.shard)
         self.coordinator.send(staged)
 
     def _stage(self, channel: Channel, push: Push, frame: Frame) -> None:
@@ -247,7 +247,7 @@ class Server:
 
     def _fence(self, _: Channel, fence: Fence, frame: Frame) -> None:
         """Refuse a worker that the coordinator has given up: its messages on the way are too late."""
-        self._fenced[fence.worker] = fence.epoch
+        self._fenced[fence.worker] = fence.incarnation
         self._waiting = [entry for entry in self._waiting if entry[0].peer.index != fence.worker]
         if fence.phase == self.phase:
             for batch in fence.batches:
@@ -322,7 +322,7 @@ class Server:
     def _revive(self, _: Channel, revive: Takeover, frame: Frame) -> None:
         """Answer a new coordinator with the server's state; questions of its predecessor are dropped."""
         self._barriers.clear()
-        self.coordinator.send(ServerState(self.index, revive.epoch, self.shard.version, self.phase))
+        self.coordinator.send(ServerState(self.index, revive.term, self.shard.version, self.phase))
         self._sums.revive()
         for part in self._parts.waiting(self.shard):
             self.coordinator.send(part)

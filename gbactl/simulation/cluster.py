@@ -15,13 +15,12 @@ import numpy as np
 from gbactl.checkpoint.restore import chain_at, dense_state, load_dense, load_shard
 from gbactl.collective.base import ring_item
 from gbactl.config import RunConfig
-from gbactl.config.shards import dense_cuts, optimizer, shard_spec
+from gbactl.config.shards import optimizer, shard_spec
 from gbactl.coordinator.rounds import samples_of, spare_bytes
 from gbactl.data.dataset import Dataset
 from gbactl.faults.slowdown import ServerSlowdown
-from gbactl.kernels import codec_of, load
+from gbactl.kernels import codec_of
 from gbactl.kernels.native import flushed
-from gbactl.models import build, row_width
 from gbactl.nodes.node_setup import header
 from gbactl.server.checkpoint_writer import ShardSaver, saver_of
 from gbactl.simulation.all_reduce import TICK, RingRounds, SimulatedRing
@@ -157,12 +156,7 @@ class VirtualCluster:
         worker.connect(self.network.connect(worker, self.hub), servers)
 
     def _compute(self) -> SharedCompute:
-        from gbactl.models.gradient_computer import GradientComputer
-
-        cfg, schema = self.cfg, self.dataset.schema
-        model = build(cfg.model, schema.numeric, schema.fields, cfg.seed)
-        computer = GradientComputer(model, precision=cfg.precision)
-        return SharedCompute(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
+        return SharedCompute.of(self.cfg, self.dataset.schema)
 
     def _server(self, shard: int) -> VirtualServer:
         host, norms = self.hosts.servers[shard], self.cfg.train.norms_every

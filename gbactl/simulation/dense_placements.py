@@ -9,7 +9,7 @@ order are held. A trainer's gradients are computed at a batch's start and applie
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,9 @@ def _room(item: BatchInProgress, low: int, high: int, width: int, dense: int) ->
     return out, push_views(out, item.unique.index[low:high], width)[0]
 
 
-def computed(compute: SharedCompute, item: BatchInProgress, sizes: list[int]) -> Payloads:
-    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `sizes` of its dense slices."""
+def computed(compute: SharedCompute, item: BatchInProgress, dense: Sequence[int] = ()) -> Payloads:
+    """Compute an item's gradient: (shard, payload, rows, dense values) of every shard; `dense`: values of its slice."""
+    sizes = dense or [0] * compute.servers
     shares = list(item.unique.shares())
     rooms = [_room(item, low, high, compute.width, sizes[shard]) for shard, low, high in shares]
     if len(rooms) == 1:
@@ -49,6 +50,14 @@ def computed(compute: SharedCompute, item: BatchInProgress, sizes: list[int]) ->
     return [(shard, out, high - low, sizes[shard]) for (shard, low, high), (out, _) in zip(shares, rooms, strict=True)]
 
 
+def computed_apart(compute: SharedCompute, item: BatchInProgress, gradient: Floats) -> Payloads:
+    """Compute an item's gradient: payloads of the rows alone, and the weighted dense one in `gradient`."""
+    payloads = computed(compute, item)
+    compute.flat.gradient_into(gradient)
+    weigh(gradient, item.weight)
+    return payloads
+
+
 def push(worker: VirtualWorker, item: BatchInProgress, payloads: Payloads) -> None:
     """Push every shard its gradient slice."""
     worker.core.pushed(item)
@@ -56,19 +65,16 @@ def push(worker: VirtualWorker, item: BatchInProgress, payloads: Payloads) -> No
         worker.servers[shard].send(item.push(shard, rows, dense), out)
 
 
-class ServedDense:
+class ServedDense(DensePlacement):
     """Placement on the servers: dense parameters are pulled with the rows, and pushed with their gradients."""
 
     def __init__(self, compute: SharedCompute) -> None:
-        self.compute, self.flat = compute, compute.flat
+        super().__init__(compute)
         self.sizes = [high - low for low, high in compute.cuts]
         self._whole = np.empty(self.flat.size if len(compute.held) > 1 else 0, np.float32)
 
-    def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """See DensePlacementState.begin."""
-
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """See DensePlacementState.finish."""
+        """Compute the gradient from what was pulled, and push it."""
         if item.grant.samples == 0:
             worker.take(item)
         else:
@@ -87,21 +93,6 @@ class ServedDense:
         self.flat.gradient_into(self._whole)
         for part, (low, high) in zip(parts, self.compute.cuts, strict=True):
             part[:] = self._whole[low:high]
-
-    def resume(self, worker: VirtualWorker) -> None:
-        """See DensePlacementState.resume: no worker waits here."""
-
-    def checksum(self) -> tuple[str, str]:
-        """See DensePlacementState.checksum."""
-        return "", ""
-
-    def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacementState.packed: nothing is held here."""
-        return NOT_HERE
-
-    def leave(self) -> None:
-        """See DensePlacementState.leave."""
-        self.compute.come_home()
 
 
 class OrderedSum:
@@ -140,7 +131,7 @@ class OrderedSum:
         return self.total
 
 
-class ReplicatedDense:
+class ReplicatedDense(DensePlacement):
     """Replicated placement: gradients are summed by an all-reduce, and all workers apply the same step.
 
     Failed workers are not waited for: others are dealt their batches, as by SyncRecovery (worker/dense_placement.py).
@@ -150,9 +141,9 @@ class ReplicatedDense:
         self, compute: SharedCompute, block: DenseBlock, ring: SimulatedRing, global_batch: int, norms_every: int = 0,
         codec: Codec | None = None,
     ) -> None:  # fmt: skip
-        self.compute, self.flat, self.block = compute, compute.flat, block
+        super().__init__(compute)
+        self.block = block
         self.ring, self.norms_every, self.codec = ring, norms_every, codec
-        self._none = [0] * compute.servers
         self._sum, self.steps = OrderedSum(self.flat.size), ReplicatedSteps(global_batch)
         self.members = set(range(len(ring.hosts)))
         self._before = block.value.copy()  # parameters before the last step
@@ -172,9 +163,7 @@ class ReplicatedDense:
         self._parts = place.parts
         if place.part is None:
             return
-        self._payloads[worker.index] = computed(self.compute, item, self._none)
-        self.flat.gradient_into(gradient)
-        weigh(gradient, item.weight)
+        self._payloads[worker.index] = computed_apart(self.compute, item, gradient)
         round_here(self.codec, gradient)
         self._sum.add(place.part, gradient)
 
@@ -182,7 +171,7 @@ class ReplicatedDense:
         """Compute a failed worker's batch of a step that is already taken, for its rows."""
         now = self.block.value.copy()
         self.flat.load(self._before)
-        self._payloads[worker.index] = computed(self.compute, item, self._none)
+        self._payloads[worker.index] = computed(self.compute, item)
         self.flat.load(now)
         self._again.add(worker.index)
 
@@ -210,7 +199,7 @@ class ReplicatedDense:
             self.ring.sum(self.flat.size, sorted(self._there), item.seconds, functools.partial(self._step, item))
 
     def resume(self, worker: VirtualWorker) -> None:
-        """See DensePlacementState.resume: a worker goes on if it waits for a step of which it has another batch now."""
+        """Let a worker go on that waits for a step of which it has another batch now."""
         _, item = self._there.get(worker.index, (worker, None))
         if item is not None and not self._stepping and worker.core.has_batch_of(item.grant.token):
             del self._there[worker.index]
@@ -243,30 +232,29 @@ class ReplicatedDense:
             worker.host.cores.run(seconds, worker.free)
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See DensePlacementState.packed."""
+        """Dense state after a step, if it is that of now."""
         there = self.steps.at(after)
         if not there:
             return None if there is None else NOT_HERE
         return self.block.step, self.block.params, self.block.packed(0, self.flat.size)
 
     def checksum(self) -> tuple[str, str]:
-        """See DensePlacementState.checksum; computed once per step for all."""
+        """Compute the checksum and model sum of the one replica, once per step for all."""
         if self._checksum[0] != self.block.step:
-            own = digest([self.block.value, *self.block.moments.values()])
+            own = digest(self.block.arrays)
             self._checksum = (self.block.step, (own, str(self.block.model_sum())))
         return self._checksum[1]
 
     def leave(self) -> None:
-        """See DensePlacementState.leave."""
+        """Keep the vector: the model computes with the replica itself."""
 
 
-class TrainerDense:
+class TrainerDense(DensePlacement):
     """Placement with a replica per worker: gradients are computed at a batch's start and applied at its end."""
 
     def __init__(self, compute: SharedCompute, make_block: Callable[[], DenseBlock], rounds: RingRounds) -> None:
-        self.compute, self.flat = compute, compute.flat
+        super().__init__(compute)
         self._make_block, self._rounds = make_block, rounds
-        self._none = [0] * compute.servers
         self._trainers: dict[int, VirtualTrainer] = {}
         self._computed: dict[tuple[int, int], tuple[Payloads, Floats]] = {}
 
@@ -283,16 +271,14 @@ class TrainerDense:
         self._rounds.left(index)
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
-        """See DensePlacementState.begin."""
+        """Compute with the worker's replica as it is now."""
         value = self.trainer(worker).replica.value
         if self.flat.buffers:
             self.flat.load(value)
         else:
             self.flat.use(value)
-        payloads, gradient = computed(self.compute, item, self._none), np.empty(self.flat.size, np.float32)
-        self.flat.gradient_into(gradient)
-        weigh(gradient, item.weight)
-        self._computed[worker.index, item.grant.batch] = (payloads, gradient)
+        gradient = np.empty(self.flat.size, np.float32)
+        self._computed[worker.index, item.grant.batch] = (computed_apart(self.compute, item, gradient), gradient)
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push the rows; then take the local step, which takes its time."""
@@ -301,21 +287,6 @@ class TrainerDense:
         push(worker, item, payloads)
         seconds = worker.shared.cost.replica_step(self.flat.size)
         worker.host.cores.run(seconds, self.trainer(worker).step, gradient, grant.divisor, grant.lr_scale)
-
-    def resume(self, worker: VirtualWorker) -> None:
-        """See DensePlacementState.resume: no worker waits for others."""
-
-    def checksum(self) -> tuple[str, str]:
-        """Return empty checksums: replicas differ, and the servers' parameters are evaluated."""
-        return "", ""
-
-    def packed(self, after: int) -> tuple[int, int, Floats] | None:
-        """See ComputeThread.packed in trainer/replica_placement.py."""
-        return NOT_HERE
-
-    def leave(self) -> None:
-        """See DensePlacementState.leave."""
-        self.compute.come_home()
 
 
 class Placements:

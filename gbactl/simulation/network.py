@@ -29,7 +29,7 @@ from gbactl.wire.channel import NO_BYTES
 from gbactl.wire.compression import VALUES, ids_of, narrowed_bytes
 from gbactl.wire.frames import CLOSED, Bytes, Frame
 from gbactl.wire.messages import kind_of
-from gbactl.wire.reliable import RETRY_SECONDS, weather_of
+from gbactl.wire.reliable import RETRY_SECONDS, message_faults_of
 from gbactl.wire.traffic import TrafficCounter
 
 PACKET_BYTES = 1500
@@ -165,9 +165,13 @@ class Network:
 
     def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
         """Connect two nodes; returns the near end."""
-        here, there = VirtualChannel(self, near, far), VirtualChannel(self, far, near)
+        here, there = self.end(near, far), self.end(far, near)
         here.other, there.other = there, here
         return here
+
+    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """Make one end of a connection."""
+        return VirtualChannel(self, near, far)
 
     def wire(self, source: Host, target: Host) -> LinkDirection:
         """Make one direction of a new connection, which keeps the order of messages."""
@@ -271,14 +275,9 @@ class LossyNetwork(Network):
     on: Callable[[], frozenset[int]]
     counts: Counter[str]
 
-    def connect(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        """See Network.connect."""
-        here, there = self._end(near, far), self._end(far, near)
-        here.other, there.other = there, here
-        return here
-
-    def _end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
-        weather = weather_of(self.plan, near.peer, far.peer)
+    def end(self, near: Endpoint, far: Endpoint) -> VirtualChannel:
+        """Make one end of a connection, lossy where the plan says so."""
+        weather = message_faults_of(self.plan, near.peer, far.peer)
         if weather is None:
             return VirtualChannel(self, near, far)
         return LossyChannel(self, near, far, weather, self.on, self.counts)

@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from gbactl.config import RunConfig
+from gbactl.config.shards import dense_cuts
+from gbactl.data.dataset import Schema
+from gbactl.kernels import load
 from gbactl.kernels.base import Floats, Kernels
+from gbactl.models import build, row_width
 from gbactl.models.gradient_computer import GradientComputer
 from gbactl.simulation.server import PullAnswer
 from gbactl.store.dense import Cut, held
+from gbactl.wire.channel import NO_BYTES
+from gbactl.wire.messages import Rows
 from gbactl.worker.core import BatchInProgress
 from gbactl.worker.loop import dropout_key
 
@@ -23,6 +30,11 @@ def answer_of(item: BatchInProgress, shard: int) -> PullAnswer:
     frame = item.answers[shard][1]
     assert isinstance(frame, PullAnswer)
     return frame
+
+
+def set_answer(item: BatchInProgress, shard: int, rows: Floats | None = None) -> None:
+    """Give an item a server's answer without a message: `rows` float32[n, width], and no dense slice yet."""
+    item.answers[shard] = (Rows(0, 0, 0, 0), PullAnswer(0, b"", NO_BYTES, None, None, rows))
 
 
 class SharedCompute:
@@ -37,6 +49,12 @@ class SharedCompute:
         self._loaded: list[Any] = [None] * self.servers
         self._rows = np.empty((0, width), np.float32)
         self._emb = np.empty((0, width), np.float32)
+
+    @classmethod
+    def of(cls, cfg: RunConfig, schema: Schema) -> SharedCompute:
+        """Build a run's model on its initial parameters."""
+        computer = GradientComputer(build(cfg.model, schema.numeric, schema.fields, cfg.seed), precision=cfg.precision)
+        return cls(computer, load(), row_width(cfg.model), dense_cuts(cfg, computer.flat.size), cfg.seed)
 
     def load(self, item: BatchInProgress) -> None:
         """Load the pulled dense vector into the model."""

@@ -51,52 +51,15 @@ from gbactl.worker.core import (
     BatchInProgress,
     Command,
     ComputeNext,
+    CoordinatorMessage,
     DenseTransfer,
     PullRows,
     Question,
     ReleaseFrames,
     TellCoordinator,
-    Told,
     WorkerCore,
 )
-
-
-class VirtualProcess:
-    """Virtual process. `connections`: its channels, which break when it dies."""
-
-    def __init__(self) -> None:
-        self.connections: list[VirtualChannel] = []
-        self._stopped = self._frozen = False
-        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-
-    @property
-    def dead(self) -> bool:
-        """Whether the process is dead."""
-        return self._stopped
-
-    def die(self) -> None:
-        """Kill the process: its pending events are dropped; what it has sent arrives."""
-        self._stopped = True
-        for each in self.connections:
-            each.close()
-
-    def freeze(self) -> None:
-        """Stop the process: its events wait for `wake`."""
-        self._frozen = True
-
-    def wake(self) -> None:
-        """Resume the process with its deferred events."""
-        self._frozen = False
-        held, self._held = self._held, []
-        for call, args in held:
-            call(*args)
-
-    def holds(self, call: Callable[..., None], *args: Any) -> bool:
-        """Whether a call must not be made now: the process is dead, or makes it when it wakes up."""
-        if self._frozen:
-            self._held.append((call, args))
-        return self._frozen or self._stopped
-
+from gbactl.worker.dense_placement import NOT_HERE
 
 State = tuple[int, Floats]
 
@@ -162,26 +125,33 @@ class ClusterShared:
     codec: Codec | None = None
 
 
-class DensePlacement(Protocol):
-    """Compute backend for one placement of the dense parameters (see dense_params.py)."""
+class DensePlacement:
+    """Compute backend for one placement of the dense parameters (see dense_placements.py)."""
+
+    def __init__(self, compute: SharedCompute) -> None:
+        self.compute, self.flat = compute, compute.flat
 
     def begin(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Begin a worker's computation of a batch."""
 
     def finish(self, worker: VirtualWorker, item: BatchInProgress) -> None:
         """Push a computed gradient, and free the worker when it may go on."""
+        raise NotImplementedError
 
     def resume(self, worker: VirtualWorker) -> None:
         """Let a waiting worker go on if it has another batch of the same step."""
 
     def checksum(self) -> tuple[str, str]:
-        """Compute (checksum, model sum) of the parameters that a worker holds."""
+        """Compute (checksum, model sum) of the parameters that all workers hold; empty where they hold none."""
+        return "", ""
 
     def packed(self, after: int) -> tuple[int, int, Floats] | None:
         """See DensePlacementState.packed in worker/dense_placement.py."""
+        return NOT_HERE
 
     def leave(self) -> None:
         """Release the dense vector, which moves elsewhere."""
+        self.compute.come_home()
 
 
 class Placements(Protocol):
@@ -191,13 +161,13 @@ class Placements(Protocol):
     def now(self) -> DensePlacement:
         """Current placement."""
 
-    def move(self, home: str, index: int) -> list[tuple[int, Floats]]:
+    def move(self, home: str, index: int) -> list[State]:
         """Move worker `index` to another placement, while nothing is in flight.
 
         The first call returns what that worker has to give to the servers: (optimizer steps, float32) for every shard;
         nothing where they have it, or were given it."""
 
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+    def take_over(self, states: list[State]) -> None:
         """Load (optimizer steps, float32) of every shard, fetched from the servers."""
 
     def trainer(self, worker: VirtualWorker) -> Trainer:
@@ -226,16 +196,15 @@ class Trainer(Protocol):
     def centre(self, shard: int, message: EasgdCentre, frame: Frame) -> None:
         """Take a server's slice of the centre."""
 
-    def take_over(self, states: list[tuple[int, Floats]]) -> None:
+    def take_over(self, states: list[State]) -> None:
         """Begin with what the servers hold."""
 
 
-class VirtualWorker(VirtualProcess):
-    """Virtual worker; a Node of the network."""
+class VirtualWorker:
+    """Virtual worker; an Endpoint of the network. `dead`: killed, or told to stop."""
 
     def __init__(self, index: int, host: Host, shared: ClusterShared, epoch: int = 0) -> None:
         self.index, self.peer, self.host, self.shared = index, Peer("worker", index, epoch), host, shared
-        super().__init__()
         self.core = WorkerCore(index, 0)
         self.coordinator: VirtualChannel
         self.servers: list[VirtualChannel] = []
@@ -243,13 +212,14 @@ class VirtualWorker(VirtualProcess):
         self._shard: dict[int, int] = {}
         self._batches = 0  # number of computed batches
         self._first: float | None = None
+        self.dead = self._frozen = False
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def connect(self, coordinator: VirtualChannel, servers: list[VirtualChannel]) -> None:
         """Set the channels to the coordinator and, in shard order, to the servers."""
         self.coordinator, self.servers = coordinator, servers
         self.core = WorkerCore(self.index, len(servers))
         self.moves = DenseTransfers({shard: servers[shard] for shard in self.shared.compute.held})
-        self.connections = [*servers, coordinator]
         self._shard = {id(channel): shard for shard, channel in enumerate(servers)}
 
     def start(self, ahead: int) -> None:
@@ -265,6 +235,31 @@ class VirtualWorker(VirtualProcess):
         """Trainer of this worker."""
         return self.shared.placements.trainer(self)
 
+    # -- failures -----------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Kill the worker: its pending events are dropped; what it has sent arrives."""
+        self.dead = True
+        for channel in (*self.servers, self.coordinator):
+            channel.close()
+
+    def freeze(self) -> None:
+        """Stop the worker: its events wait for `wake`."""
+        self._frozen = True
+
+    def wake(self) -> None:
+        """Resume the worker with its deferred events."""
+        self._frozen = False
+        held, self._held = self._held, []
+        for call, args in held:
+            call(*args)
+
+    def holds(self, call: Callable[..., None], *args: Any) -> bool:
+        """Whether a call must not be made now: the worker is dead, or makes it when it wakes up."""
+        if self._frozen:
+            self._held.append((call, args))
+        return self._frozen or self.dead
+
     # -- messages -----------------------------------------------------------------------------------
 
     def receive(self, channel: VirtualChannel, frame: Frame) -> None:
@@ -278,7 +273,7 @@ class VirtualWorker(VirtualProcess):
             self._granted(message)
         elif isinstance(message, Stop) or frame.kind == CLOSED:
             self.die()
-        elif isinstance(message, Told):
+        elif isinstance(message, CoordinatorMessage):
             self._told(message)
         elif isinstance(message, EasgdCentre):
             self.trainer.centre(self._shard[id(channel)], message, frame)
@@ -293,11 +288,11 @@ class VirtualWorker(VirtualProcess):
         data = self.core.data_of(grant) or self.shared.source.prepare(grant)
         self._carry_out(self.core.granted(grant, *data))
 
-    def _told(self, message: Told) -> None:
+    def _told(self, message: CoordinatorMessage) -> None:
         source = self.shared.source
         if isinstance(message, BeginPhase):
             source.begin(message)
-        self._carry_out(self.core.told(message))
+        self._carry_out(self.core.handle(message))
         early = self.core.to_prepare
         if early is not None:  # preparing takes no virtual time
             self.core.prepared(early, *source.prepare(early))
@@ -386,7 +381,7 @@ class VirtualWorker(VirtualProcess):
             self.coordinator.send(DenseMoved(self.index, question.turn))
             self.answered()
 
-        def taken(states: list[tuple[int, Floats]]) -> None:
+        def taken(states: list[State]) -> None:
             if question.home == "workers":
                 placements.take_over(states)
             else:

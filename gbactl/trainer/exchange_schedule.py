@@ -58,7 +58,7 @@ class ForegroundDriver:
             self.meeting.notes.foreground += time.perf_counter() - began
 
     def idle(self) -> None:
-        """See ExchangeDriver.idle; later exchanges do not count as sync gaps."""
+        """Answer the others in a thread; later exchanges do not count as sync gaps."""
         if self._answers is None and not math.isinf(self.k):
             self.meeting.notes.idle = True
             self._answers = ShadowDriver(self.meeting, IDLE_SECONDS)
@@ -96,7 +96,7 @@ class ShadowDriver:
             raise self._error
 
     def idle(self) -> None:
-        """See ExchangeDriver.idle: nothing changes."""
+        """Do nothing, as the thread goes on."""
 
     def close(self) -> None:
         self._leaving.set()

@@ -103,14 +103,14 @@ class TrainerDense(ComputeThread):
         self._elastic: EasgdExchange | None = None
         self._drive: ExchangeDriver | None = None
         self._evaluating = False
-        self.exchange.on_save = self._save
+        self.exchange.notices[SaveReplica] = self._save
 
     @property
     def replica(self) -> Replica:
         """Dense replica of this trainer."""
         return self.core.replica
 
-    def hear(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
+    def handle(self, message: OpenReplicas | CloseReplicas) -> ClosedReplicas | None:
         """Open or close a phase. Raises GbactlError when those that it waits for are gone."""
         if isinstance(message, OpenReplicas):
             if message.turn != self.core.opened:  # a new coordinator repeats what it has no record of
@@ -158,9 +158,11 @@ class TrainerDense(ComputeThread):
         if self.collective is None:
             raise ClusterError("This worker is in no group that could average replicas; please report this.")
         if isinstance(self.collective, FaultTolerantCollective):
-            self.collective.without_the_dead()
+            self.collective.sum_live_ranks()
         weight = float(self.core.trains)
-        return AveragingRounds(replica, rule, notes, self.collective, weight, codec=self.codec, item=self.ring_item)
+        return AveragingRounds(
+            replica, rule, notes, self.collective, weight=weight, codec=self.codec, item=self.ring_item
+        )
 
     def stepped(self) -> None:
         assert self._drive is not None

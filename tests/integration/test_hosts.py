@@ -19,8 +19,8 @@ import pytest
 from gbactl.coordinator import event_log
 from gbactl.engine import host_agents
 from tests.support.netns import LAUNCHER, NAMESPACES, Hosts, hosts
+from tests.support.pages import commands
 from tests.support.processes import Launched, alive, collective, wait_for
-from tests.support.readme import commands
 from tests.support.site import LONG, NAMES, OBSTACLE, Site
 from tests.support.slow import slow
 
@@ -300,7 +300,7 @@ def _round_trip(at: Hosts, source: str, target: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_commands_of_the_readme(site_of: Callable[..., Site]) -> None:
+def test_the_commands_of_the_tutorial(site_of: Callable[..., Site]) -> None:
     site = site_of()
     small = ["data.days=2", "data.rows_per_day=8000", "model.dim=4", "model.hidden=[8]", "train.max_eval_samples=1000"]
     extra = {
@@ -308,7 +308,7 @@ def test_the_commands_of_the_readme(site_of: Callable[..., Site]) -> None:
         "train": [f"cluster.ssh='{site.machines.ssh}'", "cluster.forward=[GBACTL_CACHE]", *small],
         "calibrate": ["--workers", "2,4", "--seconds", "2", f"collective={collective()}", *small[2:4]],
     }
-    lines = commands("text", "Several machines")
+    lines = commands("docs/tutorials/several-machines.md", "hosts")
     assert [line.split()[:2] for line in lines] == [["gbactl", name] for name in extra]
     for line in lines:
         words = shlex.split(line)[1:]

@@ -53,10 +53,10 @@ class Orphaned:
         plain, seen, one = MemoryChannel.send, [-1], threading.Lock()
 
         def due(me: Any, message: Any) -> bool:
-            if me.role != "coordinator" or not me.epoch == self.deaths < len(later):
+            if me.role != "coordinator" or not me.incarnation == self.deaths < len(later):
                 return False
-            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.epoch > 0
-            if seen[0] != later[me.epoch]:
+            seen[0] += isinstance(message, kind) or seen[0] >= 0 or me.incarnation > 0
+            if seen[0] != later[me.incarnation]:
                 return False
             self.deaths, seen[0] = self.deaths + 1, -1
             return True
@@ -81,9 +81,9 @@ class Death:
 
         def send(this: Any, message: Any, payload: Any = None) -> None:
             me = this._hub.me
-            if me.role == "coordinator" and me.epoch == self.deaths < len(self.turns):
-                seen[me.epoch] += isinstance(message, of) and note.exists()
-                if seen[me.epoch] == self.turns[me.epoch]:
+            if me.role == "coordinator" and me.incarnation == self.deaths < len(self.turns):
+                seen[me.incarnation] += isinstance(message, of) and note.exists()
+                if seen[me.incarnation] == self.turns[me.incarnation]:
                     self.deaths += 1
                     raise Killed
             plain(this, message, payload)

@@ -1,4 +1,4 @@
-"""Names of modes and places stand where they are made: all else asks the registry, or the place (config/place.py)."""
+"""Names of modes and places stand where they are made: all else asks the registry, or the place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gbactl
-from gbactl.config.place import place_of
+from gbactl.config.engine_capabilities import place_of
 from gbactl.paths import conf_dir
 from gbactl.policies.policy import names
 

@@ -13,8 +13,7 @@ import pytest
 from gbactl.checkpoint.plan import VARIANTS
 from gbactl.config import RunConfig, from_dict
 from gbactl.data.dataset import open_dataset
-from gbactl.data.prepare import prepare
-from gbactl.data.sources import SOURCES, make_source, options_class
+from gbactl.data.prepare import SOURCES, make_source, options_class, prepare
 from gbactl.errors import ConfigError, DivergedError
 from gbactl.faults.fault_kinds import KINDS, typed
 from gbactl.policies.policy import names, policy_class

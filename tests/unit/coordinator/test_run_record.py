@@ -11,7 +11,7 @@ import pytest
 from gbactl.coordinator.run_record import RecoveryTimes
 from gbactl.report.compare import compare
 from gbactl.report.render import FORMATS, render
-from gbactl.tracking.runs import Run
+from gbactl.tracking.mlflow_store import Run
 from gbactl.tracking.summary import failed_in_short, failure_metrics
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CheckpointFolder, read_manifest, write_manifest
 from gbactl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -277,7 +276,7 @@ def test_a_damaged_or_foreign_checkpoint_costs_more(
     def load_last(shard: Any, folder: CheckpointFolder, resumed: Path | None) -> int:
         newest = folder.path / folder.names()[-1]
         if foreign:
-            manifests.write(newest, dataclasses.replace(manifests.read(newest), identity="of another seed"))
+            write_manifest(newest, dataclasses.replace(read_manifest(newest), identity="of another seed"))
             return plain(shard, folder, resumed)
         (path,) = newest.glob("S0.*")
         content = bytearray(path.read_bytes())

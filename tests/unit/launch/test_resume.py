@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gbactl.checkpoint import manifest as manifests
-from gbactl.checkpoint.folder import CheckpointFolder
+from gbactl.checkpoint.folder import CheckpointFolder, write_manifest
 from gbactl.config import CheckpointConfig, RunConfig, from_dict, to_dict
 from gbactl.coordinator.state import JobPosition, config_at
 from gbactl.data.prepare import prepare
@@ -224,7 +223,7 @@ def test_one_of_another_run_is_not_gone_on_with(
     folder = CheckpointFolder(run_dir / "checkpoints")
     newest = folder.newest().last
     foreign = Path(shutil.copytree(folder.path / newest.name, folder.path / "cut-000999"))
-    manifests.write(foreign, dataclasses.replace(newest, number=999, identity="of another seed"))
+    write_manifest(foreign, dataclasses.replace(newest, number=999, identity="of another seed"))
     assert resuming.find(str(folder.path)).last == newest
     assert "cut-000999 is of another run" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="are not good"):

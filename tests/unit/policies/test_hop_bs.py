@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gbactl.config.build import build
+from gbactl.config_types import build
 from gbactl.errors import ConfigError
 from gbactl.policies import HopBsOptions, make
 from gbactl.policies.hop_bs import WorkerClocks

@@ -138,9 +138,8 @@ def test_an_answer_of_a_wrong_size_ends_the_trainer() -> None:
 
     from gbactl.trainer.exchange import EasgdExchange
     from gbactl.wire.frames import Frame
-    from gbactl.worker.dense_placement import ShardSlices
 
-    exchange: Any = SimpleNamespace(servers=[None], more={})
-    EasgdExchange(ShardSlices(exchange, [(0, SIZE)]), SIZE)
+    exchange: Any = SimpleNamespace(servers=[None], handlers={})
+    EasgdExchange(exchange, {0: (0, SIZE)}, SIZE)
     with pytest.raises(WireError, match="answered an exchange with 4 bytes"):
-        exchange.more[EasgdCentre](0, EasgdCentre(0), Frame(0, b"", np.zeros(4, np.uint8)))
+        exchange.handlers[EasgdCentre](0, EasgdCentre(0), Frame(0, b"", np.zeros(4, np.uint8)))

@@ -17,13 +17,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import equations  # noqa: E402
 import overhead_table  # noqa: E402
 import priorities  # noqa: E402
 import real_table  # noqa: E402
 import study  # noqa: E402
-from done import Done, seeds, size  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
+from study_results import Done, seeds, size  # noqa: E402
 
 SWEEP, OUT = HERE / "sweep.yaml", HERE / "results.md"
 COUNTS = {"tiny": (200, 20)}  # failures in a long job, number of short jobs

@@ -15,10 +15,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import done as of_any  # noqa: E402  (scripts of the parent folder, not a package)
 import study  # noqa: E402
-from done import Done, seeds, size  # noqa: E402
-from figures import written  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of the parent folder, not a package)
+from report_tables import written  # noqa: E402
+from study_results import Done, seeds, size  # noqa: E402
 
 from gbactl.report.stats import Difference, paired  # noqa: E402
 

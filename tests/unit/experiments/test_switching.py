@@ -18,7 +18,9 @@ FOLDER = Path(__file__).resolve().parents[3] / "experiments" / "switching"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, ModuleType]:
     sys.path.insert(0, str(FOLDER))
-    return {name: importlib.import_module(name) for name in ("carry", "busy_day", "pauses", "write_up")}
+    return {
+        name: importlib.import_module(name) for name in ("state_carry_over", "busy_day", "pauses", "write_switching")
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +38,8 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["pauses"].study.read_study(FOLDER / "sweep.yaml", size)}
     assert set(parts) == {"carry", "carry_frappe", "day", "pauses", "restarts"}
     options, seeds = scripts["pauses"].done.options, scripts["pauses"].done.seeds
-    assert len(seeds(parts["carry"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
-    lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
+    assert len(seeds(parts["state_carry_over"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
+    lines = {options(cell.overrides)["line"] for cell in parts["state_carry_over"].cells}
     for mode in SERVED:
         assert {f"{way}-{mode}{how}" for way in ("to", "from") for how in ("", "-anew")} <= lines
     by_hand, here = ([scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells]
@@ -56,7 +58,7 @@ def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.Monke
 def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scripts["pauses"].study, "STUDIES", tmp_path)
     with pytest.raises(SystemExit, match=r"has no result in .*; type: make switching"):
-        scripts["write_up"].cells("day")
+        scripts["write_switching"].cells("day")
     with pytest.raises(SystemExit, match="was not measured; type: make switching"):
         scripts["pauses"].measured()
 
@@ -79,7 +81,7 @@ def carried(scripts: Any) -> list[Any]:
 
 
 def test_aucs_after_a_switch_are_paired_by_seed(scripts: Any) -> None:
-    carry = scripts["carry"]
+    carry = scripts["state_carry_over"]
     found = carry.by_line(carried(scripts))
     assert carry.modes(found) == ["gba"]
     text = carry.table(found)

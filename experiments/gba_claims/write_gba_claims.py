@@ -1,6 +1,6 @@
 """Write results.md: the tables of `gbactl report` and of the scripts in this folder, each with its origin.
 
-    .venv/bin/python experiments/gba_claims/results.py
+    .venv/bin/python experiments/gba_claims/write_gba_claims.py
 
 Costs 3 seconds a table; reads the tracking store and runs/studies/. Part of `make gba-claims`.
 """
@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import best
-import norms
+import choose_best
+import gradient_norms
 import speedups
 import study
 from cells import CHOSEN, HERE, SWEEP, done, options, part, seeds, size
@@ -81,7 +81,7 @@ def taking_over(name: str, at: str, metrics: str) -> list[str]:
 def _rates() -> str:
     """Sentence on these cells' learning rate, and on sync's best one."""
     rate = options(part("tuning_free_fast").cells[0].overrides)["optim.lr"]
-    return f"Rate {rate}; sync's best in part 0 is {best.sync_rate(done('rate'))}.\n"
+    return f"Rate {rate}; sync's best in part 0 is {choose_best.sync_rate(done('rate'))}.\n"
 
 
 def frappe() -> list[str]:
@@ -97,8 +97,8 @@ def derived() -> list[str]:
     by_workers = ("--by", "mode,cluster.workers", "--baseline", "gba")
     by_tag = ("--by", "tags.derived", "--baseline", "gba")
     return [
-        f"Chosen on seed {', '.join(seeds(part(best.GRIDS[0]).cells))}, which is not reported:\n",
-        best.fragment(best.settings()),
+        f"Chosen on seed {', '.join(seeds(part(choose_best.GRIDS[0]).cells))}, which is not reported:\n",
+        choose_best.fragment(choose_best.settings()),
         origin("derived", CHOSEN),
         shown(Table("Each at its best, gba at sync's rate", "derived", by_tag)),
         origin("region"),
@@ -118,7 +118,7 @@ def sections() -> list[tuple[str, list[str]]]:
         ("2. Against derived asynchronous modes", derived()),
         ("3. Speed under strained resources", [*map(origin, SPEED), speedups.fragment(SPEED, HERE / "speedups.png")]),
         ("4. Ablations", [origin("ablation"), shown(by_option)]),
-        ("5. The obstacle", [origin("norms"), norms.fragment("norms", HERE / "norms.png")]),
+        ("5. The obstacle", [origin("norms"), gradient_norms.fragment("norms", HERE / "norms.png")]),
     ]
 
 

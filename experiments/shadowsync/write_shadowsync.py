@@ -1,6 +1,6 @@
 """Write results.md: the tables of this study. Costs half a minute; reads runs/studies/. Part of `make shadowsync`.
 
-.venv/bin/python experiments/shadowsync/results.py [--part NAME]
+.venv/bin/python experiments/shadowsync/write_shadowsync.py [--part NAME]
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import done as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import study  # noqa: E402
+import study_results as of_any  # noqa: E402  (scripts of this folder and its parent, not a package)
 import tables  # noqa: E402
 import traffic  # noqa: E402
-from done import Done, seeds, size  # noqa: E402
+from study_results import Done, seeds, size  # noqa: E402
 
 SWEEP, HOGWILD = HERE / "sweep.yaml", HERE / "hogwild.md"
 

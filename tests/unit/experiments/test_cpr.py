@@ -161,8 +161,8 @@ def test_what_has_not_run_with_this_version_stays_as_it_is(
     assert write_cpr.beside(*asked) == "## 1. A\n\nabstract: not run.\n"
     out.write_text("# Results\n\n## 1. A\n\nabstract: code version 0\n\n| 1 |\n\n### More\n\nx\n\n## 2. B\n\nlast\n")
     assert write_cpr.beside(*asked) == "## 1. A\n\nabstract: code version 0\n\n| 1 |\n"
-    assert write_cpr.section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
-    assert write_cpr.section(out.read_text(), "## 2.") == ""
+    assert scripts["study_results"].section(out.read_text(), "## 2. B") == "## 2. B\n\nlast\n"
+    assert scripts["study_results"].section(out.read_text(), "## 2.") == ""
 
 
 def test_an_unfinished_study_says_what_to_type(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -82,10 +82,8 @@ def test_a_sync_server_that_has_no_time_left_is_told(scripts: Any) -> None:
 
 def test_results_of_one_part_leave_the_others_as_they_are(scripts: Any) -> None:
     speed, elp = "## 1. A\n\nspeed: seeds 1; 2 runs.\n\n| a |\n\n", "## 3. B\n\nelp: seeds 1.\n\n| b |\n\n"
-    assert scripts["write_shadowsync"].kept(f"# Results\n\nx\n\n{speed}{elp}## T\n\nt\n") == {
-        "speed": speed,
-        "elp": elp,
-    }
+    text, section = f"# Results\n\nx\n\n{speed}{elp}## T\n\nt\n", scripts["study_results"].section
+    assert [section(text, heading) for heading in ("## 1. A", "## 3. B", "## 2. C")] == [speed[:-1], elp[:-1], ""]
 
 
 def test_quality_is_in_percent_and_against_the_foreground(scripts: Any) -> None:
@@ -164,7 +162,7 @@ def test_what_is_counted_from_the_log_is_what_went_through_the_network(
         seen.see(self.near.peer, self.far.peer, frame.message, nbytes)
         plain(self, frame, nbytes)
 
-    monkeypatch.setattr(VirtualChannel, "state_carry_over", carry)
+    monkeypatch.setattr(VirtualChannel, "carry", carry)
     options: dict[str, Any] = {"options": {"k": 3}, "local_batch": 32} if mode == "fr_easgd" else {}
     cfg = check(RunConfig(
         mode=ModeConfig(name=mode, **options), model=ModelConfig(dim=4, hidden=[8]),

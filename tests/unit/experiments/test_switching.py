@@ -29,7 +29,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
-    done = scripts["pauses"].done
+    done = scripts["pauses"].study_results
     return done.Done(done.options(overrides), result, Path())
 
 
@@ -37,9 +37,9 @@ def finished(scripts: Any, *overrides: str, **result: Any) -> Any:
 def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
     parts = {part.name: part for part in scripts["pauses"].study.read_study(FOLDER / "sweep.yaml", size)}
     assert set(parts) == {"carry", "carry_frappe", "day", "pauses", "restarts"}
-    options, seeds = scripts["pauses"].done.options, scripts["pauses"].done.seeds
-    assert len(seeds(parts["state_carry_over"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
-    lines = {options(cell.overrides)["line"] for cell in parts["state_carry_over"].cells}
+    options, seeds = scripts["pauses"].study_results.options, scripts["pauses"].study_results.seeds
+    assert len(seeds(parts["carry"].cells)) >= 5 and parts["pauses"].jobs == parts["restarts"].jobs == 1
+    lines = {options(cell.overrides)["line"] for cell in parts["carry"].cells}
     for mode in SERVED:
         assert {f"{way}-{mode}{how}" for way in ("to", "from") for how in ("", "-anew")} <= lines
     by_hand, here = ([scripts["pauses"].key_of(options(c.overrides)) for c in parts[name].cells]
@@ -49,7 +49,7 @@ def test_the_sweep_holds_every_study(scripts: Any, size: str) -> None:
 
 def test_one_cell_of_every_kind_composes(scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GBACTL_DATA", str(tmp_path))
-    study, options = scripts["pauses"].study, scripts["pauses"].done.options
+    study, options = scripts["pauses"].study, scripts["pauses"].study_results.options
     cells = [cell for part in study.read_study(FOLDER / "sweep.yaml") for cell in part.cells]
     last = {(cell.part, options(cell.overrides).get("line", "")[-4:]): cell for cell in cells}
     assert len({study.key_of(cell, "v") for cell in last.values()}) == len(last)
@@ -170,5 +170,5 @@ def test_steps_are_counted_in_a_log_that_is_being_written(scripts: Any, tmp_path
 def test_a_checkpoint_is_seen_from_its_beginning_on(scripts: Any, tmp_path: Path) -> None:
     pauses = scripts["pauses"]
     assert not pauses.begun(tmp_path)
-    pauses.folders.Folder(tmp_path / pauses.folders.NAME).begin(1)
-    assert pauses.begun(tmp_path) and not pauses.folders.Folder(tmp_path / pauses.folders.NAME).names()
+    pauses.folders.CheckpointFolder(tmp_path / pauses.folders.NAME).begin(1)
+    assert pauses.begun(tmp_path) and not pauses.folders.CheckpointFolder(tmp_path / pauses.folders.NAME).names()
